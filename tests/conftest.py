@@ -1,0 +1,13 @@
+"""Settings for all tests. The broker fixtures come from the package's own pytest plugin, as they do for users."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadlines: on two shared cores they measure the neighbours. CI draws the same examples each time, so that a
+# change of ours, not a throw of dice, turns it red; at home each run looks elsewhere.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
