@@ -1,0 +1,157 @@
+"""What a record says, and whether it is well formed: E1, E2, L3 and E6 up to the routing check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from tests.rationalizer.oracle.msgpack_by_hand import NotMsgpackError, parse
+
+LARGEST_OFFSET = 2**63 - 1
+LARGEST_PARTITION = 2**31 - 1
+
+# Anything that the parser gives: the checks are here to find out what it is.
+Check = Callable[[Any], bool]
+
+
+def is_int(item: Any) -> bool:
+    """Whether `item` is an int; booleans are none (E2)."""
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def int_between(low: int, high: int) -> Check:
+    """The check that an item is an int in low … high, both included."""
+
+    return lambda item: is_int(item) and low <= item <= high
+
+
+def text_up_to(most_bytes: int) -> Check:
+    """The check for ids and topics: 1 … most_bytes of UTF-8, and no control characters (E2)."""
+
+    def check(item: Any) -> bool:
+        if not isinstance(item, str) or not 1 <= len(item.encode("utf-8")) <= most_bytes:
+            return False
+        return not any(ord(char) <= 0x1F or 0x7F <= ord(char) <= 0x9F for char in item)
+
+    return check
+
+
+def or_nil(check: Check) -> Check:
+    """`check`, or nil."""
+    return lambda item: item is None or check(item)
+
+
+an_id = text_up_to(255)
+a_topic = text_up_to(249)
+a_partition = int_between(0, LARGEST_PARTITION)
+an_offset = int_between(0, LARGEST_OFFSET)
+an_epoch = int_between(0, LARGEST_OFFSET)
+a_time = int_between(0, LARGEST_OFFSET)
+a_last_offset = int_between(-1, LARGEST_OFFSET)
+an_interval = int_between(100, 600_000)
+a_level = int_between(1, 2**31 - 1)
+
+
+def some_entries(item: Any) -> bool:
+    """One or more [topic, partition, epoch, last_offset or nil] (type 6)."""
+    checks = [a_topic, a_partition, an_epoch, or_nil(a_last_offset)]
+    return isinstance(item, list) and len(item) >= 1 and all(_fits(entry, checks) for entry in item)
+
+
+def some_ranges(item: Any) -> bool:
+    """1 … 10,000 of [first, last] with first ≤ last (type 7)."""
+    if not isinstance(item, list) or not 1 <= len(item) <= 10_000:
+        return False
+    return all(_fits(pair, [an_offset, an_offset]) and pair[0] <= pair[1] for pair in item)
+
+
+def _fits(item: Any, checks: list[Check]) -> bool:
+    if not isinstance(item, list) or len(item) != len(checks):
+        return False
+    return all(check(part) for check, part in zip(checks, item, strict=True))
+
+
+TYPES: dict[int, tuple[str, list[Check]]] = {
+    1: ("Heartbeat", [a_topic, a_partition, or_nil(an_epoch), or_nil(a_last_offset)]),
+    2: ("ClaimingPartition", [a_topic, a_partition, an_interval]),
+    3: ("ReleasingPartition", [a_topic, a_partition, an_epoch, or_nil(a_last_offset)]),
+    4: ("ClaimingMessages", [a_topic, a_partition, an_epoch, an_offset]),
+    5: ("ReleaseGroup", [a_time]),
+    6: ("HeartbeatBatch", [some_entries]),
+    7: ("CommitRanges", [a_topic, a_partition, an_epoch, some_ranges]),
+    8: ("ForgetGroup", []),
+    32: ("Tick", []),
+    33: ("Upgrade", [a_level]),
+}
+NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How far a value got through E6, up to and including routing.
+
+    code: None where it passed all of these, else the outcome. type: the record's name, once that is known.
+    instance, client, group, fields: once the fields were found well formed.
+    """
+
+    code: str | None
+    type: str | None = None
+    instance: str = ""
+    client: str = ""
+    group: str = ""
+    fields: tuple[Any, ...] = ()
+
+    @property
+    def well_formed(self) -> bool:
+        """Whether the record passed the check of its own fields."""
+        return self.code in (None, "WRONG_PARTITION")
+
+    @property
+    def lease_key(self) -> tuple[str, str, int] | None:
+        """The one lease that the record names, if it names exactly one and was not turned away before."""
+        if self.code is not None or self.type not in NAMES_ONE_LEASE:
+            return None
+        return (self.group, self.fields[0], self.fields[1])
+
+
+def home_of_lease(topic: str, partition: int, partitions: int) -> int:
+    """L3: the CP of a partition-plane record."""
+    return xxhash.xxh64_intdigest(topic.encode() + b"\0" + str(partition).encode(), 0) % partitions
+
+
+def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
+    """E6 as far as the routing check, for a record in CP `cp` of `partitions`, at `level`."""
+    if value is None:
+        return Judged("MALFORMED")
+    try:
+        tree: list[Any] = list(parse(value))
+    except NotMsgpackError:
+        return Judged("MALFORMED")
+    if len(tree) < 5:
+        return Judged("MALFORMED")
+    version, kind, instance, client, group = tree[:5]
+    if not is_int(version) or not is_int(kind) or version < 1:
+        return Judged("MALFORMED")
+    if not (an_id(instance) and an_id(client) and an_id(group)):
+        return Judged("MALFORMED")
+    if version > level:
+        return Judged("UNSUPPORTED_VERSION")
+    if kind not in TYPES:
+        return Judged("UNKNOWN_TYPE")
+    name, checks = TYPES[kind]
+    fields = tree[5:]
+    if not _fits(fields, checks):
+        return Judged("MALFORMED", name)
+    code = None if _at_home(name, fields, cp, partitions) else "WRONG_PARTITION"
+    return Judged(code, name, instance, client, group, tuple(fields))
+
+
+def _at_home(name: str, fields: list[Any], cp: int, partitions: int) -> bool:
+    if name in NAMES_ONE_LEASE:
+        return home_of_lease(fields[0], fields[1], partitions) == cp
+    if name == "HeartbeatBatch":
+        return all(home_of_lease(entry[0], entry[1], partitions) == cp for entry in fields[0])
+    return True

@@ -1,0 +1,339 @@
+"""The oracle's world: everything that was ever accepted, and answers worked out from it anew each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import xxhash
+
+from tests.rationalizer.oracle.layout import Judged, judge
+from tests.rationalizer.oracle.msgpack_by_hand import shortest
+from tests.rationalizer.oracle.progress import LARGEST_HASH, OracleProgress, Step, merged, progress_from
+
+LeaseKey: TypeAlias = tuple[str, str, int]
+Who: TypeAlias = tuple[str, str]  # client_id, instance_id
+
+MOST_INTERVALS = 60_000  # P5, for leases
+HIGHEST_LEVEL = 1
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One accepted change of one lease: `kind` is claimed, took_over, beat, released or one of progress's."""
+
+    kind: str
+    offset: int
+    time: int
+    who: Who
+    what: Any = None
+
+
+@dataclass(frozen=True)
+class OracleLease:
+    """A lease as the facts about it tell it."""
+
+    key: LeaseKey
+    holder: Who | None
+    epoch: int
+    heartbeat_interval_ms: int
+    last_beat: int
+    progress: OracleProgress
+
+    def freshness(self, now: int) -> str:
+        """C1, and "free" without a holder."""
+        age = now - self.last_beat
+        if self.holder is None:
+            return "free"
+        if age < self.heartbeat_interval_ms:
+            return "fresh"
+        return "unknown" if age <= 2 * self.heartbeat_interval_ms else "stale"
+
+    def canonical(self) -> list[Any]:
+        """S1."""
+        client, instance = self.holder or (None, None)
+        head = [*self.key, client, instance, self.epoch, self.heartbeat_interval_ms, self.last_beat]
+        done = [[0, LARGEST_HASH, self.progress.stable]]
+        return [*head, done, [list(span) for span in self.progress.ranges], self.progress.granted]
+
+
+@dataclass(frozen=True)
+class OraclePause:
+    """A pause in force."""
+
+    group: str
+    client: str
+    expires: int
+
+
+@dataclass(frozen=True)
+class OracleOutcome:
+    """What D2 prints of one record, and `stopped` where the world stands before an Upgrade (E4)."""
+
+    accepted: bool
+    code: str
+    type: str | None
+    epoch: int | None
+    log_time: int
+    entries: tuple[str, ...] | None = None
+    stopped: bool = False
+
+
+class OracleWorld:
+    """One CP of the coordination topic."""
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.partition = partition
+        self.partitions = partitions
+        self.stamps: list[int] = [0]
+        self.offsets: list[int] = [-1]
+        self.facts: dict[LeaseKey, list[Fact]] = {}
+        self.pause_records: list[OraclePause] = []  # every accepted ReleaseGroup, in order
+        self.outcomes: list[OracleOutcome] = []
+        self.level = 1
+        self.required_level: int | None = None
+
+    # What follows from the lists above.
+
+    @property
+    def log_time(self) -> int:
+        """T1."""
+        return max(self.stamps)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that no record so far has reached."""
+        return max(self.offsets) + 1
+
+    @property
+    def accepted(self) -> dict[str, int]:
+        """Accepted records by code."""
+        return dict(Counter(outcome.code for outcome in self.outcomes if outcome.accepted))
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rejected records by code."""
+        return dict(Counter(outcome.code for outcome in self.outcomes if not outcome.accepted))
+
+    def lease(self, key: LeaseKey) -> OracleLease | None:
+        """The lease as the facts have it; None if it was never claimed here, or forgotten since."""
+        facts = self.facts.get(key)
+        if not facts:
+            return None
+        gains = [fact for fact in facts if fact.kind in ("claimed", "took_over")]
+        holder: Who | None = gains[-1].who
+        if any(fact.kind == "released" for fact in facts[facts.index(gains[-1]) :]):
+            holder = None
+        beats = [fact for fact in facts if fact.kind in ("claimed", "took_over", "beat")]
+        return OracleLease(
+            key,
+            holder,
+            epoch=gains[-1].offset,
+            heartbeat_interval_ms=[fact for fact in facts if fact.kind == "claimed"][-1].what,
+            last_beat=beats[-1].time,
+            progress=progress_from(self._steps(key)),
+        )
+
+    def _steps(self, key: LeaseKey) -> list[Step]:
+        kinds = ("raised", "committed", "granted", "repositioned")
+        return [(fact.kind, fact.what) for fact in self.facts[key] if fact.kind in kinds]
+
+    def leases(self) -> list[OracleLease]:
+        """Every lease, in canonical order."""
+        keys = sorted(self.facts, key=lambda key: (key[0].encode(), key[1].encode(), key[2]))
+        return [lease for lease in map(self.lease, keys) if lease is not None]
+
+    def pause(self, group: str) -> OraclePause | None:
+        """The group's pause in force at log time: its last ReleaseGroup, unless that is over (C10)."""
+        last = [pause for pause in self.pause_records if pause.group == group][-1:]
+        return last[0] if last and self.log_time < last[0].expires else None
+
+    def pauses(self) -> list[OraclePause]:
+        """All of them, in canonical order."""
+        groups = sorted({pause.group for pause in self.pause_records}, key=lambda group: group.encode())
+        return [pause for pause in map(self.pause, groups) if pause is not None]
+
+    def snapshot(self) -> bytes:
+        """S1."""
+        leases = [lease.canonical() for lease in self.leases()]
+        pauses = [[pause.group, pause.client, pause.expires] for pause in self.pauses()]
+        head = [1, self.partition, self.next_offset, self.log_time, self.level]
+        return shortest([*head, leases, pauses, []])
+
+    def digest(self) -> str:
+        """S1."""
+        return f"{xxhash.xxh3_128_intdigest(self.snapshot(), 0):032x}"
+
+    # Applying a record.
+
+    def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> OracleOutcome:
+        """Judge one record of the log, and remember what it changed."""
+        judged = judge(value, self.level, self.partition, self.partitions)
+        upgrade = judged.code is None and judged.type == "Upgrade"
+        if self.required_level is None and upgrade and judged.fields[0] > HIGHEST_LEVEL:
+            self.required_level = judged.fields[0]
+        if self.required_level is not None:
+            return OracleOutcome(False, "UPGRADE_REQUIRED", None, None, self.log_time, stopped=True)
+        self.stamps.append(timestamp_ms)
+        self.offsets.append(offset)
+        code, entries = judged.code, None
+        if code is None and self._shut_out(judged):
+            code = "PAUSED"
+        if code is not None:
+            accepted = False
+        elif judged.type == "HeartbeatBatch":
+            accepted, code, entries = self._batch(judged)
+        else:
+            accepted, code = self._apply_one(judged)
+        named = self.lease(judged.lease_key) if judged.lease_key else None
+        epoch = named.epoch if named else None
+        outcome = OracleOutcome(accepted, code, judged.type, epoch, self.log_time, entries)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def _shut_out(self, record: Judged) -> bool:
+        """C10: whether a pause by another client stands against this record."""
+        if record.type in ("Tick", "Upgrade", "ReleasingPartition", "CommitRanges"):
+            return False
+        pause = self.pause(record.group)
+        return pause is not None and pause.client != record.client
+
+    def _pausing(self, record: Judged) -> bool:
+        """C11: whether the sender is the one that has the group paused."""
+        pause = self.pause(record.group)
+        return pause is not None and pause.client == record.client
+
+    def _apply_one(self, record: Judged) -> tuple[bool, str]:
+        assert record.type is not None
+        if record.type in ("Tick", "Upgrade"):
+            return True, "OK"
+        if record.type == "ReleaseGroup":
+            self.pause_records.append(OraclePause(record.group, record.client, record.fields[0]))
+            return True, "OK"
+        if record.type == "ForgetGroup":
+            return self._forget(record)
+        if record.type == "ClaimingPartition":
+            return self._claim(record)
+        topic, partition, epoch, what = record.fields
+        if record.type == "Heartbeat":
+            return self._heartbeat(record, (record.group, topic, partition), epoch, what)
+        key = (record.group, topic, partition)
+        refusal = self._refusal(record, key, epoch)
+        if refusal is not None:
+            return False, refusal
+        if record.type == "ReleasingPartition":
+            code = self._last_offset(record, key, what)
+            self._remember(record, key, "released")
+            return True, code
+        if record.type == "ClaimingMessages":
+            return self._grant(record, key, what)
+        assert record.type == "CommitRanges"
+        return self._commit(record, key, [(pair[0], pair[1]) for pair in what])
+
+    def _remember(self, record: Judged, key: LeaseKey, kind: str, what: Any = None) -> None:
+        who = (record.client, record.instance)
+        self.facts.setdefault(key, []).append(Fact(kind, self.offsets[-1], self.log_time, who, what))
+
+    def _known(self, key: LeaseKey) -> OracleLease:
+        lease = self.lease(key)
+        assert lease is not None
+        return lease
+
+    def _refusal(self, record: Judged, key: LeaseKey, epoch: int) -> str | None:
+        """C5: the two rejections for every record that carries an epoch."""
+        lease = self.lease(key)
+        if lease is None or lease.holder is None:
+            return "NOT_HELD"
+        if lease.holder != (record.client, record.instance) or lease.epoch != epoch:
+            return "FENCED"
+        return None
+
+    def _claim(self, record: Judged) -> tuple[bool, str]:
+        """C3."""
+        key = (record.group, record.fields[0], record.fields[1])
+        lease = self.lease(key)
+        if lease is None or lease.freshness(self.log_time) in ("free", "stale"):
+            self._remember(record, key, "claimed", record.fields[2])
+            return True, "OK"
+        if lease.holder == (record.client, record.instance):
+            return True, "ALREADY_HELD"
+        return False, "HELD"
+
+    def _heartbeat(
+        self, record: Judged, key: LeaseKey, epoch: int | None, last_offset: int | None
+    ) -> tuple[bool, str]:
+        """C5 with an epoch, C7 without."""
+        if epoch is None:
+            refusal = self._refusal_of_takeover(record, key)
+        else:
+            refusal = self._refusal(record, key, epoch)
+        if refusal is not None:
+            return False, refusal
+        self._remember(record, key, "took_over" if epoch is None else "beat")
+        return True, self._last_offset(record, key, last_offset)
+
+    def _refusal_of_takeover(self, record: Judged, key: LeaseKey) -> str | None:
+        lease = self.lease(key)
+        if lease is None or lease.holder is None:
+            return "NOT_HELD"
+        client, instance = lease.holder
+        if client != record.client or instance == record.instance:
+            return "FENCED"
+        return None if lease.freshness(self.log_time) == "fresh" else "NOT_FRESH"
+
+    def _last_offset(self, record: Judged, key: LeaseKey, last_offset: int | None) -> str:
+        """C5 and C11: what a last_offset does to the progress, and the code that says so."""
+        if last_offset is None:
+            return "OK"
+        before = self._known(key).progress
+        if self._pausing(record):
+            self._remember(record, key, "repositioned", last_offset)
+            return "OK" if self._known(key).progress == before else "REPOSITIONED"
+        if last_offset < before.stable:
+            return "OFFSET_REGRESSION"
+        self._remember(record, key, "raised", last_offset)
+        return "OK"
+
+    def _batch(self, record: Judged) -> tuple[bool, str, tuple[str, ...]]:
+        """Type 6: as many heartbeats, in order."""
+        answers = []
+        for topic, partition, epoch, last_offset in record.fields[0]:
+            answers.append(self._heartbeat(record, (record.group, topic, partition), epoch, last_offset))
+        codes = tuple(code for _, code in answers)
+        if all(accepted for accepted, _ in answers):
+            return True, "OK", codes
+        return any(accepted for accepted, _ in answers), "PARTIAL", codes
+
+    def _grant(self, record: Judged, key: LeaseKey, proposal: int) -> tuple[bool, str]:
+        """C12."""
+        lease = self._known(key)
+        if lease.freshness(self.log_time) == "stale":
+            return False, "STALE"
+        if proposal <= lease.progress.granted or proposal <= lease.progress.stable:
+            return False, "PROPOSAL_TOO_LOW"
+        self._remember(record, key, "granted", proposal)
+        return True, "OK"
+
+    def _commit(self, record: Judged, key: LeaseKey, spans: list[tuple[int, int]]) -> tuple[bool, str]:
+        """P3 to P5."""
+        before = self._known(key).progress
+        above = merged((max(first, before.stable + 1), last) for first, last in spans if last > before.stable)
+        if not above:
+            return False, "INDIVIDUAL_COMMIT_TOO_OLD"
+        if all(any(low <= first and last <= high for low, high in before.ranges) for first, last in above):
+            return True, "DUPLICATE_COMMIT"
+        if len(progress_from([*self._steps(key), ("committed", spans)]).ranges) > MOST_INTERVALS:
+            return False, "MAX_INDIVIDUAL_COMMIT_REACHED"
+        self._remember(record, key, "committed", spans)
+        return True, "OK"
+
+    def _forget(self, record: Judged) -> tuple[bool, str]:
+        """C16."""
+        mine = [lease for lease in self.leases() if lease.key[0] == record.group]
+        if any(lease.freshness(self.log_time) in ("fresh", "unknown") for lease in mine):
+            return False, "GROUP_ACTIVE"
+        for lease in mine:
+            del self.facts[lease.key]
+        self.pause_records = [pause for pause in self.pause_records if pause.group != record.group]
+        return True, "OK"
