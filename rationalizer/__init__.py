@@ -1,0 +1,78 @@
+"""The pure core of kafka-marshal: what every reader concludes from the coordination log.
+
+No Kafka, clock, randomness, threads, logging or environment: a worker, a test, a notebook and a Spark
+executor that replay the same prefix of a CP hold the same state, byte for byte.
+
+    limits, codes       what the protocol fixes: every limit, every outcome
+    wellformed, records what can be appended: fields, record types, the table of kinds (sections 2, 3)
+    codec, routing      bytes and back (section 2), and which CP a record belongs to (L3)
+    intervals, progress what of a partition is done (section 4)
+    lease, claims       leases and the records about them (section 3)
+    planes, world       the state of one CP, and the replay that changes it (sections 1-4)
+    snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
+"""
+
+from rationalizer.codec import (
+    MalformedError,
+    RejectedValueError,
+    UnknownTypeError,
+    UnsupportedVersionError,
+    decode,
+    encode,
+)
+from rationalizer.lease import Lease, Pause
+from rationalizer.outcome import Outcome
+from rationalizer.progress import Progress
+from rationalizer.records import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    InvalidRecordError,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    Upgrade,
+)
+from rationalizer.routing import key_hash, route_group, route_lease
+from rationalizer.snapshot import SnapshotError
+from rationalizer.world import World
+
+__all__ = [
+    # replaying
+    "World",
+    "Outcome",
+    "Lease",
+    "Pause",
+    "Progress",
+    # records
+    "Record",
+    "Heartbeat",
+    "ClaimingPartition",
+    "ReleasingPartition",
+    "ClaimingMessages",
+    "ReleaseGroup",
+    "HeartbeatBatch",
+    "BeatEntry",
+    "CommitRanges",
+    "ForgetGroup",
+    "Tick",
+    "Upgrade",
+    # bytes and places
+    "encode",
+    "decode",
+    "route_lease",
+    "route_group",
+    "key_hash",
+    # errors
+    "InvalidRecordError",
+    "RejectedValueError",
+    "MalformedError",
+    "UnsupportedVersionError",
+    "UnknownTypeError",
+    "SnapshotError",
+]

@@ -1,0 +1,182 @@
+"""The partition plane: leases, earliest claim wins (section 3).
+
+The life of a lease, as the log moves it:
+
+                   ClaimingPartition (C3)
+        +------+ ------------------------> +------+ --+ Heartbeat, batch entry (C5): last beat, progress
+        | free |                           | held |   | Heartbeat with epoch nil by a new instance of the
+        +------+ <------------------------ +------+ <-+   same client, while fresh (C7): holder, epoch, beat
+                   ReleasingPartition (C8)     |          ClaimingMessages, while not stale (C12): granted
+                                               |          CommitRanges (P3): ranges
+                                               +--> ClaimingPartition once stale (C3): holder, epoch, HI
+
+Stale is no state but a matter of log time (C1): a late beat revives a lease that nobody took (C6). Every
+record that carries an epoch is judged against the holder first (`_gate`), and a rejected record changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rationalizer import codes
+from rationalizer.codec import Message
+from rationalizer.lease import Lease
+from rationalizer.planes import Handler, Moment
+
+LeaseKey = tuple[str, str, int]
+
+
+class Claims:
+    """The leases of one CP. `leases` is keyed by (group_id, topic, partition)."""
+
+    __slots__ = ("_keys_of_group", "leases")
+
+    def __init__(self) -> None:
+        self.leases: dict[LeaseKey, Lease] = {}
+        self._keys_of_group: dict[str, list[LeaseKey]] = {}
+
+    # -- as a plane ------------------------------------------------------------------------------------
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The handler of each record type of section 3 that is about leases."""
+        return {
+            1: self._heartbeat,
+            2: self._claiming_partition,
+            3: self._releasing_partition,
+            4: self._claiming_messages,
+            6: self._heartbeat_batch,
+            7: self._commit_ranges,
+        }
+
+    def is_active(self, group_id: str, log_time: int) -> bool:
+        """Whether a lease of the group is held and not stale (C16)."""
+        return any(
+            self.leases[key].held and not self.leases[key].is_stale(log_time)
+            for key in self._keys_of_group.get(group_id, ())
+        )
+
+    def forget(self, group_id: str) -> None:
+        """Drop the group's leases (C16)."""
+        for key in self._keys_of_group.pop(group_id, ()):
+            del self.leases[key]
+
+    def add(self, lease: Lease) -> None:
+        """Take in a lease that is not there yet."""
+        key = (lease.group_id, lease.topic, lease.partition)
+        self.leases[key] = lease
+        self._keys_of_group.setdefault(lease.group_id, []).append(key)
+
+    # -- record by record ------------------------------------------------------------------------------
+
+    def _claiming_partition(self, message: Message, moment: Moment) -> str:
+        """C3: granted where the lease is free or stale."""
+        _, _, instance_id, client_id, group_id, topic, partition, heartbeat_interval_ms = message
+        lease = self.leases.get((group_id, topic, partition))
+        if lease is None:
+            lease = Lease(group_id, topic, partition)
+            self.add(lease)
+        elif lease.held and not lease.is_stale(moment.log_time):
+            mine = lease.client_id == client_id and lease.instance_id == instance_id
+            return codes.ALREADY_HELD if mine else codes.HELD
+        lease.client_id = client_id
+        lease.instance_id = instance_id
+        lease.epoch = moment.offset
+        lease.heartbeat_interval_ms = heartbeat_interval_ms
+        lease.last_beat = moment.log_time
+        return codes.OK
+
+    def _heartbeat(self, message: Message, moment: Moment) -> str:
+        """C5, or C7 where the epoch is nil."""
+        _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
+        if epoch is None:
+            return self._take_over(message, moment)
+        return self._beat((group_id, topic, partition), instance_id, client_id, epoch, last_offset, moment)
+
+    def _heartbeat_batch(self, message: Message, moment: Moment) -> tuple[str, ...]:
+        """As many Heartbeats, in order (type 6)."""
+        _, _, instance_id, client_id, group_id, entries = message
+        return tuple(
+            self._beat((group_id, topic, partition), instance_id, client_id, epoch, last_offset, moment)
+            for topic, partition, epoch, last_offset in entries
+        )
+
+    def _releasing_partition(self, message: Message, moment: Moment) -> str:
+        """C8: free at once, stale or not; nothing but the holder goes."""
+        _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
+        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
+        if lease is None:
+            return refusal
+        lease.client_id = None
+        lease.instance_id = None
+        return _record_offset(lease, last_offset, moment)
+
+    def _claiming_messages(self, message: Message, moment: Moment) -> str:
+        """C12: grant the sender what is not done up to the proposal."""
+        _, _, instance_id, client_id, group_id, topic, partition, epoch, proposal = message
+        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
+        if lease is None:
+            return refusal
+        if lease.is_stale(moment.log_time):
+            return codes.STALE
+        return lease.progress.grant(proposal)
+
+    def _commit_ranges(self, message: Message, moment: Moment) -> str:
+        """P3-P5, by a holder that may be stale (C6)."""
+        _, _, instance_id, client_id, group_id, topic, partition, epoch, ranges = message
+        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
+        if lease is None:
+            return refusal
+        return lease.progress.commit(ranges)
+
+    # -- what several share ----------------------------------------------------------------------------
+
+    def _gate(
+        self, key: LeaseKey, instance_id: str, client_id: str, epoch: int
+    ) -> tuple[Lease, str] | tuple[None, str]:
+        """The lease if the sender holds it with this epoch; else None and why not (C5)."""
+        lease = self.leases.get(key)
+        if lease is None or lease.client_id is None:
+            return None, codes.NOT_HELD
+        if lease.epoch != epoch or lease.instance_id != instance_id or lease.client_id != client_id:
+            return None, codes.FENCED
+        return lease, codes.OK
+
+    def _beat(
+        self,
+        key: LeaseKey,
+        instance_id: str,
+        client_id: str,
+        epoch: int,
+        last_offset: int | None,
+        moment: Moment,
+    ) -> str:
+        lease, refusal = self._gate(key, instance_id, client_id, epoch)
+        if lease is None:
+            return refusal
+        lease.last_beat = moment.log_time
+        return _record_offset(lease, last_offset, moment)
+
+    def _take_over(self, message: Message, moment: Moment) -> str:
+        """C7: a restarted client takes its fresh lease over from its earlier instance."""
+        _, _, instance_id, client_id, group_id, topic, partition, _, last_offset = message
+        lease = self.leases.get((group_id, topic, partition))
+        if lease is None or lease.client_id is None:
+            return codes.NOT_HELD
+        if lease.client_id != client_id or lease.instance_id == instance_id:
+            return codes.FENCED
+        if lease.freshness(moment.log_time) != "fresh":
+            return codes.NOT_FRESH
+        lease.instance_id = instance_id
+        lease.epoch = moment.offset
+        lease.last_beat = moment.log_time
+        return _record_offset(lease, last_offset, moment)
+
+
+def _record_offset(lease: Lease, last_offset: int | None, moment: Moment) -> str:
+    """What an accepted beat's or release's last_offset does to the progress (E5, C5, C11)."""
+    if last_offset is None:
+        return codes.OK
+    if moment.pausing:
+        return lease.progress.reposition(last_offset)
+    return lease.progress.through(last_offset)

@@ -1,0 +1,89 @@
+"""A lease: who may work on one data partition for one group, since when, and how far it is.
+
+A lease is named by (group_id, topic, partition). It is made by the first granted claim and stays until its
+group is forgotten (C16): freeing it takes away the holder and nothing else (C8). Its age is counted in log
+time against the holder's own heartbeat interval, HI (C1, C2):
+
+    age < HI: fresh      HI <= age <= 2·HI: unknown      age > 2·HI: stale
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rationalizer.limits import STALE_AFTER_INTERVALS
+from rationalizer.progress import Progress
+
+Freshness = Literal["free", "fresh", "unknown", "stale"]
+
+
+class Lease:
+    """One lease as its CP knows it (section 3). Live state: read it, don't write it.
+
+    `client_id` and `instance_id` name the holder, both None while the lease is free. `epoch` is the fencing
+    token (C9), `heartbeat_interval_ms` the holder's own (C2), `last_beat` in log time (C6).
+    """
+
+    __slots__ = (
+        "client_id",
+        "epoch",
+        "group_id",
+        "heartbeat_interval_ms",
+        "instance_id",
+        "last_beat",
+        "partition",
+        "progress",
+        "topic",
+    )
+
+    def __init__(self, group_id: str, topic: str, partition: int) -> None:
+        self.group_id = group_id
+        self.topic = topic
+        self.partition = partition
+        self.client_id: str | None = None
+        self.instance_id: str | None = None
+        self.epoch = 0
+        self.heartbeat_interval_ms = 0
+        self.last_beat = 0
+        self.progress = Progress()
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease has a holder, stale or not."""
+        return self.client_id is not None
+
+    def age(self, log_time: int) -> int:
+        """Milliseconds of log time since the last beat (C1)."""
+        return log_time - self.last_beat
+
+    def is_stale(self, log_time: int) -> bool:
+        """Whether the age is above 2·HI (C1), whoever holds the lease."""
+        return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.heartbeat_interval_ms
+
+    def freshness(self, log_time: int) -> Freshness:
+        """How the lease stands at this log time: "free" without a holder, else by its age (C1)."""
+        if self.client_id is None:
+            return "free"
+        age = log_time - self.last_beat
+        if age < self.heartbeat_interval_ms:
+            return "fresh"
+        if age <= STALE_AFTER_INTERVALS * self.heartbeat_interval_ms:
+            return "unknown"
+        return "stale"
+
+    def __repr__(self) -> str:
+        holder = f"{self.client_id}/{self.instance_id}" if self.held else "free"
+        return (
+            f"Lease({self.group_id!r}, {self.topic!r}, {self.partition}, {holder}, epoch={self.epoch}, "
+            f"last_beat={self.last_beat}, stable={self.progress.stable})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A group that one client has paused (C10): in force while log time < expires (ms of log time)."""
+
+    group_id: str
+    client_id: str
+    expires: int

@@ -1,0 +1,75 @@
+"""Every limit of the protocol, by name, with its reason.
+
+A limit here is part of the protocol, not of the configuration: two replicas with different limits would
+reject different records and hold different states (E3). So none of them can be set.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- the value as a whole (E2) ---------------------------------------------------------------------------
+
+#: Bytes of one record value. Kafka's own limit on the topic is twice that (L1), so what is too long is
+#: still delivered, and rejected by all alike.
+MAX_VALUE_BYTES: Final = 1_048_576
+
+#: Bytes that writers stay below (L1): room for what a broker or a client adds to a batch.
+MAX_WRITTEN_BYTES: Final = 900_000
+
+#: Containers within containers, the record itself being the first. Reading never recurses, so this bounds
+#: work and not the stack.
+MAX_DEPTH: Final = 8
+
+#: Fields in front of each type's own: version, type, instance_id, client_id, group_id (E1).
+HEAD_FIELDS: Final = 5
+
+# -- fields (E2) -----------------------------------------------------------------------------------------
+
+#: Kafka's own limit on topic names, counted in UTF-8 bytes.
+MAX_TOPIC_BYTES: Final = 249
+
+#: Instance, client and group ids, in UTF-8 bytes: what fits a file name and a metrics label.
+MAX_ID_BYTES: Final = 255
+
+#: Kafka's partitions are int32.
+MAX_PARTITION: Final = 2**31 - 1
+
+#: Offsets, epochs and times are int64 in Kafka and never negative here.
+MAX_OFFSET: Final = 2**63 - 1
+MAX_TIME_MS: Final = 2**63 - 1
+
+#: The position below every offset: nothing is done (P2).
+NOTHING_DONE: Final = -1
+
+#: Below 100 ms scheduling noise would look like death; above ten minutes nobody would wait for a takeover.
+MIN_HEARTBEAT_INTERVAL_MS: Final = 100
+MAX_HEARTBEAT_INTERVAL_MS: Final = 600_000
+
+#: The largest level an Upgrade can name.
+MAX_LEVEL: Final = 2**31 - 1
+
+#: Ranges in one CommitRanges: bounds the work of one record.
+MAX_COMMIT_RANGES: Final = 10_000
+
+# -- state -----------------------------------------------------------------------------------------------
+
+#: Intervals that one lease may hold after a record (P5): keeps a lease below 1 MB in a snapshot.
+MAX_INTERVALS: Final = 60_000
+
+#: Key hashes are 0 … MAX_KEY_HASH (P7): xxHash64 less its lowest bit, so that they fit Kafka's int64.
+MAX_KEY_HASH: Final = 2**63 - 1
+
+#: A lease is unknown from 1 HI of age on, and stale above this many (C1).
+STALE_AFTER_INTERVALS: Final = 2
+
+# -- versions --------------------------------------------------------------------------------------------
+
+#: The level every CP starts at (E4).
+FIRST_LEVEL: Final = 1
+
+#: The highest level this release can replay. An Upgrade above it stops the replica before that record.
+SUPPORTED_LEVEL: Final = 1
+
+#: The version this release writes into its records (E1).
+WRITTEN_VERSION: Final = 1

@@ -1,0 +1,32 @@
+"""What became of one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rationalizer.codec import Message, build
+from rationalizer.records import Kind, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `World.apply` concluded about one record (D2).
+
+    `accepted`: whether it took effect. `code`: one of `rationalizer.codes`. `type`: the record's name, None
+    where it was rejected at or before the check for a known type. `epoch`: that of the one lease it names, as
+    this CP knows it afterwards, else None. `log_time`: the CP's, in ms. `entries`: the entries' codes, for a
+    HeartbeatBatch that passed the pause.
+    """
+
+    accepted: bool
+    code: str
+    type: str | None
+    epoch: int | None
+    log_time: int
+    entries: tuple[str, ...] | None = None
+    _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def record(self) -> Record | None:
+        """The record, where it got past the check of its own fields (E6). Built anew at every call."""
+        return None if self._read is None else build(*self._read)

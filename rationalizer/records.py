@@ -1,0 +1,256 @@
+"""What participants can append: the record types of sections 3 and 5, as frozen values that check themselves.
+
+A record that can be built is one that every reader accepts as well formed (E2); building any other raises
+InvalidRecordError, which is the writer's mistake. (What is wrong with a value *read* is another exception,
+see codec.py: that is somebody else's mistake, and only rejected.)
+
+`Kind` is one row of the protocol's tables: the type's number and name, the level that knows it, its fields in
+order, and what the checks of E6 need to know about it. Reading never builds the dataclasses; it judges the
+plain fields by the same rules (`Kind.problem`), so nothing is checked in two ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar, Final, Self, cast
+
+from rationalizer import wellformed as ok
+from rationalizer.wellformed import Rule
+
+
+class InvalidRecordError(ValueError):
+    """A record was built that no reader would accept: says which field, and what it has to be.
+
+    Nothing was written. Mend the caller.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What all records begin with (E1): who says it, and about which group.
+
+    `instance_id` names one run of a process, `client_id` what stays the same when it restarts. Each 1 … 255
+    UTF-8 bytes, without control characters.
+    """
+
+    instance_id: str
+    client_id: str
+    group_id: str
+
+    #: The type's number on the wire.
+    TYPE: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        problem = ok.id_problem(self.instance_id, self.client_id, self.group_id)
+        if problem is None:
+            problem = KINDS[self.TYPE].problem(self.own_fields())
+        if problem is not None:
+            raise InvalidRecordError(f"{type(self).__name__}: {problem}. Nothing was written.")
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The fields after group_id, in the order and the form of the wire."""
+        return tuple(getattr(self, name) for name in KINDS[self.TYPE].field_names)
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        return cls(instance_id, client_id, group_id, *own)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Record):
+    """I live, and am this far (C5). `epoch` None: take over from my earlier instance (C7).
+
+    `last_offset`: the last one done, −1 for nothing, None to say nothing about it (E5).
+    """
+
+    TYPE: ClassVar[int] = 1
+    topic: str
+    partition: int
+    epoch: int | None
+    last_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingPartition(Record):
+    """I want this lease (C3), and will beat within `heartbeat_interval_ms` (100 … 600,000; C2)."""
+
+    TYPE: ClassVar[int] = 2
+    topic: str
+    partition: int
+    heartbeat_interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasingPartition(Record):
+    """I give the lease back (C8), done up to `last_offset` (None: says nothing about it)."""
+
+    TYPE: ClassVar[int] = 3
+    topic: str
+    partition: int
+    epoch: int
+    last_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingMessages(Record):
+    """Grant me, and nobody else ever, what is not done up to `proposed_last_offset` (C12)."""
+
+    TYPE: ClassVar[int] = 4
+    topic: str
+    partition: int
+    epoch: int
+    proposed_last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGroup(Record):
+    """Pause the group until log time `msg_expire_time` (ms); not after the log time: end the pause (C10)."""
+
+    TYPE: ClassVar[int] = 5
+    msg_expire_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatEntry:
+    """One heartbeat within a HeartbeatBatch; its epoch is never None."""
+
+    topic: str
+    partition: int
+    epoch: int
+    last_offset: int | None
+
+    def __post_init__(self) -> None:
+        if not ok.is_beat_entry((self.topic, self.partition, self.epoch, self.last_offset)):
+            raise InvalidRecordError(
+                f"BeatEntry: {self!r} is none: {ok.BEAT_ENTRY_WANTS}. Nothing was written."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatBatch(Record):
+    """As many Heartbeats, in order. All of its leases belong to one CP (L3)."""
+
+    TYPE: ClassVar[int] = 6
+    entries: tuple[BeatEntry, ...]
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The entries as on the wire: [topic, partition, epoch, last_offset] each."""
+        if type(self.entries) is not tuple or any(type(entry) is not BeatEntry for entry in self.entries):
+            raise InvalidRecordError(
+                "HeartbeatBatch: entries must be a tuple of BeatEntry. Nothing was written."
+            )
+        return (tuple((e.topic, e.partition, e.epoch, e.last_offset) for e in self.entries),)
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        return cls(instance_id, client_id, group_id, tuple(BeatEntry(*entry) for entry in own[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRanges(Record):
+    """These offsets are done (P3-P5): 1 … 10,000 inclusive (first, last), in any order."""
+
+    TYPE: ClassVar[int] = 7
+    topic: str
+    partition: int
+    epoch: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetGroup(Record):
+    """Drop what this CP knows of the group, unless it is at work (C16)."""
+
+    TYPE: ClassVar[int] = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Record):
+    """Nothing but the broker's stamp, which moves log time (T3)."""
+
+    TYPE: ClassVar[int] = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade(Record):
+    """From here on the CP is at `level` (E4)."""
+
+    TYPE: ClassVar[int] = 33
+    level: int
+
+
+class Belongs(Enum):
+    """How a kind of record finds its CP (L3)."""
+
+    LEASE = "by topic and partition"
+    ENTRIES = "by the topic and partition of all entries"
+    GROUP = "by group"
+    EVERYWHERE = "everywhere"
+
+
+class DuringPause(Enum):
+    """What a pause by somebody else does to a kind of record (C10)."""
+
+    REJECTED = "rejected"
+    HANDS_IN = "passes: it hands work in"
+    NOT_OF_THE_GROUP = "passes: it is not about the group"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the tables of sections 3 and 5."""
+
+    type: int
+    name: str
+    level: int
+    build: Callable[[str, str, str, Sequence[Any]], Record]
+    field_names: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    belongs: Belongs
+    during_pause: DuringPause
+
+    @property
+    def names_lease(self) -> bool:
+        """Whether the record names exactly one lease, by its first two own fields (D2)."""
+        return self.belongs is Belongs.LEASE
+
+    def problem(self, own: Sequence[object]) -> str | None:
+        """What is wrong with these fields (as on the wire), or None (E2, E6)."""
+        if len(own) != len(self.rules):
+            return f"{len(self.rules)} fields wanted after group_id, {len(own)} found"
+        for name, rule, value in zip(self.field_names, self.rules, own, strict=True):
+            if not rule.holds(value):
+                return f"{name} must be {rule.wants}"
+        return None
+
+
+def _kind(record: type[Record], belongs: Belongs, during_pause: DuringPause, *rules: Rule) -> Kind:
+    names = tuple(field.name for field in fields(record))[3:]
+    return Kind(
+        record.TYPE, record.__name__, 1, cast("Any", record.of_fields), names, rules, belongs, during_pause
+    )
+
+
+_LEASE = (ok.TOPIC, ok.PARTITION)
+_LEASE_EPOCH = (*_LEASE, ok.EPOCH)
+
+#: Every kind this release knows, by type. Types 16-27 (sections 5-7, level 2) are the group plane's rows.
+KINDS: Final[dict[int, Kind]] = {
+    kind.type: kind
+    for kind in (
+        _kind(Heartbeat, Belongs.LEASE, DuringPause.REJECTED, *_LEASE, ok.EPOCH_OR_NIL, ok.LAST_OFFSET),
+        _kind(ClaimingPartition, Belongs.LEASE, DuringPause.REJECTED, *_LEASE, ok.HEARTBEAT_INTERVAL),
+        _kind(ReleasingPartition, Belongs.LEASE, DuringPause.HANDS_IN, *_LEASE_EPOCH, ok.LAST_OFFSET),
+        _kind(ClaimingMessages, Belongs.LEASE, DuringPause.REJECTED, *_LEASE_EPOCH, ok.OFFSET),
+        _kind(ReleaseGroup, Belongs.EVERYWHERE, DuringPause.REJECTED, ok.TIME),
+        _kind(HeartbeatBatch, Belongs.ENTRIES, DuringPause.REJECTED, ok.BEAT_ENTRIES),
+        _kind(CommitRanges, Belongs.LEASE, DuringPause.HANDS_IN, *_LEASE_EPOCH, ok.RANGES),
+        _kind(ForgetGroup, Belongs.EVERYWHERE, DuringPause.REJECTED),
+        _kind(Tick, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP),
+        _kind(Upgrade, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP, ok.LEVEL),
+    )
+}

@@ -1,0 +1,29 @@
+"""Where records belong (L3): the lease, or the group, names the CP.
+
+A record that arrives elsewhere is rejected by every replica, so a writer that hashes by another number of
+CPs can't split the view of one lease.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh64_intdigest
+
+
+def route_lease(topic: str, partition: int, partitions: int) -> int:
+    """The CP, 0 … partitions − 1, of the leases of this data partition, whatever their group (L3)."""
+    return xxh64_intdigest(f"{topic}\0{partition}".encode()) % partitions
+
+
+def route_group(group_id: str, partitions: int) -> int:
+    """The CP, 0 … partitions − 1, of a group's records of the group plane (L3)."""
+    return xxh64_intdigest(group_id.encode()) % partitions
+
+
+def key_hash(key: bytes | None, offset: int) -> int:
+    """Where a record lies in the key space, 0 … 2^63−1: by its key, without one by its offset (P7)."""
+    return xxh64_intdigest(offset.to_bytes(8, "big") if key is None else key) >> 1
+
+
+def key_range(part: int, parts: int) -> tuple[int, int]:
+    """The inclusive range (lo, hi) of key hashes that is part `part` of `parts` (P7)."""
+    return part * 2**63 // parts, (part + 1) * 2**63 // parts - 1

@@ -1,0 +1,264 @@
+"""The state of one CP, and the one thing that changes it: replaying its log (sections 1-4).
+
+The caller's duties, in order:
+  1. one World for each CP, made empty or from a snapshot (`World.restore`);
+  2. hand it every record of that CP, once, in the log's order, as (offset, timestamp, value): −1 for a
+     timestamp that is not the broker's (T1), None for a record without a value;
+  3. look at `required_level` after each `apply_many`, or at the code UPGRADE_REQUIRED after `apply`: a world
+     that stands before an Upgrade it can't follow stays there (E4), and what it says is of that place.
+
+Nothing in a record can make `apply` raise: what is wrong is rejected, counted and passed over, by all
+replicas alike (E3). What does raise, ValueError, and changes nothing, is the caller's own mistake: an offset
+that was there already, or numbers that Kafka can't have given.
+
+A record is judged in the order of E6: value, version, type, fields (codec.py); then, log time having moved
+(T1), routing, pause, and the rules of its type. Records of one group's leases are judged by planes
+(planes.py); what is about the group or the log as a whole is judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rationalizer import codes, snapshot
+from rationalizer.claims import Claims
+from rationalizer.codec import Message, RejectedValueError, read
+from rationalizer.lease import Lease, Pause
+from rationalizer.limits import (
+    FIRST_LEVEL,
+    HEAD_FIELDS,
+    MAX_OFFSET,
+    MAX_PARTITION,
+    MAX_TIME_MS,
+    SUPPORTED_LEVEL,
+)
+from rationalizer.outcome import Outcome
+from rationalizer.planes import Handler, Moment, Plane
+from rationalizer.records import Belongs, DuringPause, Kind, Upgrade
+from rationalizer.routing import route_group, route_lease
+
+#: (code, accepted, kind if known, fields if well formed, codes of entries)
+_Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
+
+
+class World:
+    """What is so in one CP after a prefix of its log.
+
+    `partition`: the CP, of `partitions`. `log_time`: ms (T1). `next_offset`: above every record applied.
+    `level`: see E4. `required_level`: None, or the level that the Upgrade before which this world stands asks
+    for. `accepted`, `rejected`: records counted by code, since this object was made.
+    """
+
+    __slots__ = (
+        "_claims",
+        "_handlers",
+        "_pauses",
+        "_planes",
+        "accepted",
+        "level",
+        "log_time",
+        "next_offset",
+        "partition",
+        "partitions",
+        "rejected",
+        "required_level",
+    )
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITION:
+            raise ValueError(f"partitions must be an int, 1 … 2^31−1, not {partitions!r}")
+        if type(partition) is not int or not 0 <= partition < partitions:
+            raise ValueError(f"partition must be an int, 0 … {partitions - 1}, not {partition!r}")
+        self.partition = partition
+        self.partitions = partitions
+        self.log_time = 0
+        self.next_offset = 0
+        self.level = FIRST_LEVEL
+        self.required_level: int | None = None
+        self.accepted: dict[str, int] = {}
+        self.rejected: dict[str, int] = {}
+        self._pauses: dict[str, Pause] = {}
+        self._claims = Claims()
+        self._planes: tuple[Plane, ...] = (self._claims,)
+        self._handlers: dict[int, Handler] = {
+            5: self._release_group,
+            8: self._forget_group,
+            32: _tick,
+            33: self._upgrade,
+        }
+        for plane in self._planes:
+            self._handlers.update(plane.handlers())
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def lease(self, group_id: str, topic: str, partition: int) -> Lease | None:
+        """The lease, live, or None where it was never claimed here. Read it, don't write it."""
+        return self._claims.leases.get((group_id, topic, partition))
+
+    def leases(self) -> list[Lease]:
+        """All leases ever granted here and not forgotten, sorted by (group, topic, partition)."""
+        return [lease for _, lease in sorted(self._claims.leases.items(), key=lambda item: item[0])]
+
+    def pause(self, group_id: str) -> Pause | None:
+        """The group's pause, while it is in force at the log time (C10)."""
+        pause = self._pauses.get(group_id)
+        return pause if pause is not None and self.log_time < pause.expires else None
+
+    def pauses(self) -> list[Pause]:
+        """All pauses in force at the log time, sorted by group."""
+        return [pause for _, pause in sorted(self._pauses.items()) if self.log_time < pause.expires]
+
+    def snapshot(self) -> bytes:
+        """The canonical state (S1)."""
+        return snapshot.write(
+            snapshot.State(
+                self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses()
+            )
+        )
+
+    def digest(self) -> str:
+        """The digest of the canonical state: 32 hex digits (S1)."""
+        return snapshot.digest_of(self.snapshot())
+
+    @classmethod
+    def restore(cls, state: bytes, partitions: int) -> World:
+        """The world that this canonical state describes, with nothing counted. Raises SnapshotError."""
+        found = snapshot.read(state, partitions)
+        world = cls(found.partition, partitions)
+        world.next_offset = found.next_offset
+        world.log_time = found.log_time
+        world.level = found.level
+        for lease in found.leases:
+            world._claims.add(lease)
+        for pause in found.pauses:
+            world._pauses[pause.group_id] = pause
+        return world
+
+    # -- replaying -------------------------------------------------------------------------------------
+
+    def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
+        """Replay one record and say what became of it.
+
+        Never raises on any value. ValueError, with nothing changed, where offset is below `next_offset` or
+        offset or timestamp are none that Kafka can give (timestamps below 0 mean: none).
+        """
+        if self.required_level is not None:
+            return Outcome(False, codes.UPGRADE_REQUIRED, None, None, self.log_time)
+        self._check_position(offset, timestamp_ms, value)
+        code, accepted, kind, message, entries = self._replay(offset, timestamp_ms, value)
+        epoch = None
+        if message is not None and kind is not None and kind.names_lease and code != codes.WRONG_PARTITION:
+            lease = self._claims.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
+            epoch = None if lease is None else lease.epoch
+        read_as = None if message is None or kind is None else (kind, message)
+        if code != codes.UPGRADE_REQUIRED:
+            counts = self.accepted if accepted else self.rejected
+            counts[code] = counts.get(code, 0) + 1
+        return Outcome(accepted, code, kind.name if kind else None, epoch, self.log_time, entries, read_as)
+
+    def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
+        """Replay records, each (offset, timestamp in ms, value): outcomes are counted, not returned.
+
+        Ends early before an Upgrade that this release can't follow (`required_level`). ValueError as in
+        `apply`; the records before the bad one have been applied.
+        """
+        for offset, timestamp_ms, value in records:
+            if self.required_level is not None:
+                return
+            self._check_position(offset, timestamp_ms, value)
+            code, accepted, _, _, _ = self._replay(offset, timestamp_ms, value)
+            if code != codes.UPGRADE_REQUIRED:
+                counts = self.accepted if accepted else self.rejected
+                counts[code] = counts.get(code, 0) + 1
+
+    def _check_position(self, offset: int, timestamp_ms: int, value: bytes | None) -> None:
+        """The caller's duties: raise before anything has changed."""
+        if type(offset) is not int or not self.next_offset <= offset <= MAX_OFFSET:
+            raise ValueError(
+                f"offset {offset!r} of CP {self.partition}: an int of at least {self.next_offset}, the next "
+                "offset, was due. The record was not applied; hand in each record once, in order."
+            )
+        if type(timestamp_ms) is not int or timestamp_ms > MAX_TIME_MS:
+            raise ValueError(
+                f"timestamp {timestamp_ms!r} at offset {offset} of CP {self.partition} is no int up to "
+                "2^63−1 (below 0 means none). The record was not applied."
+            )
+        if value is not None and type(value) is not bytes:
+            raise ValueError(
+                f"the value at offset {offset} of CP {self.partition} is of type {type(value).__name__}; "
+                "bytes or None is wanted. The record was not applied."
+            )
+
+    def _replay(self, offset: int, timestamp_ms: int, value: bytes | None) -> _Verdict:
+        """E6, from the first check to the last."""
+        kind: Kind | None
+        message: Message | None
+        try:
+            kind, message = read(value, self.level)
+        except RejectedValueError as rejected:
+            kind, message, code = rejected.kind, None, rejected.code
+        else:
+            if kind.type == Upgrade.TYPE and message[HEAD_FIELDS] > SUPPORTED_LEVEL:
+                self.required_level = message[HEAD_FIELDS]
+                return codes.UPGRADE_REQUIRED, False, kind, message, None
+        self.next_offset = offset + 1
+        if timestamp_ms > self.log_time:
+            self.log_time = timestamp_ms
+        if kind is None or message is None:
+            return code, False, kind, None, None
+        if not self._belongs_here(kind, message):
+            return codes.WRONG_PARTITION, False, kind, message, None
+        pause = self.pause(message[4])
+        pausing = pause is not None and pause.client_id == message[3]
+        if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:
+            return codes.PAUSED, False, kind, message, None
+        answer = self._handlers[kind.type](message, Moment(offset, self.log_time, pausing))
+        if type(answer) is tuple:
+            passed = sum(map(codes.ACCEPTED.__contains__, answer))
+            return codes.OK if passed == len(answer) else codes.PARTIAL, passed > 0, kind, message, answer
+        assert isinstance(answer, str)
+        return answer, answer in codes.ACCEPTED, kind, message, None
+
+    def _belongs_here(self, kind: Kind, message: Message) -> bool:
+        """L3. Every record that names something belongs to one CP; the others belong everywhere."""
+        if kind.belongs is Belongs.LEASE:
+            return route_lease(message[5], message[6], self.partitions) == self.partition
+        if kind.belongs is Belongs.ENTRIES:
+            return all(
+                route_lease(topic, partition, self.partitions) == self.partition
+                for topic, partition, _, _ in message[5]
+            )
+        if kind.belongs is Belongs.GROUP:
+            return route_group(message[4], self.partitions) == self.partition
+        return True
+
+    # -- what is about a group, or the log, as a whole ---------------------------------------------------
+
+    def _release_group(self, message: Message, moment: Moment) -> str:
+        """C10: pause the group, replace the expiry, or end the pause."""
+        _, _, _, client_id, group_id, expires = message
+        if expires > moment.log_time:
+            self._pauses[group_id] = Pause(group_id, client_id, expires)
+        else:
+            self._pauses.pop(group_id, None)
+        return codes.OK
+
+    def _forget_group(self, message: Message, moment: Moment) -> str:
+        """C16: all planes forget the group, and its pause goes, or nothing does."""
+        group_id = message[4]
+        if any(plane.is_active(group_id, moment.log_time) for plane in self._planes):
+            return codes.GROUP_ACTIVE
+        for plane in self._planes:
+            plane.forget(group_id)
+        self._pauses.pop(group_id, None)
+        return codes.OK
+
+    def _upgrade(self, message: Message, moment: Moment) -> str:
+        """E4: a level above SUPPORTED_LEVEL never gets here."""
+        self.level = max(self.level, message[HEAD_FIELDS])
+        return codes.OK
+
+
+def _tick(message: Message, moment: Moment) -> str:
+    """T3: log time has moved, and that is all."""
+    return codes.OK
