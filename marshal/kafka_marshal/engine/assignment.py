@@ -1,0 +1,219 @@
+"""One partition that a consumer works on, from the granted lease to its end.
+
+::
+
+    (lease granted) ─▶ LOCATING ─▶ POSITIONING ─▶ ASSIGNING ─▶ ACTIVE ─▶ REVOKING ─▶ RELEASED
+                          ask the     beat start−1   on_assign    hand     finish what
+                          leader      (P9)           returns      out      is in hand
+    any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
+
+LOCATING is skipped where the log knows a position, POSITIONING where that position is stable + 1, ASSIGNING where
+there is no callback. Nothing is handed out outside ACTIVE, nor at a moment when the lease is not proven (T4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.leases import OwnLease
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
+from kafka_marshal.engine.tracker import Run, Tracker, offset_of
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.consumer import ConsumerEngine
+
+__all__ = ["Assignment", "Grant", "Stage"]
+
+
+class Stage(StrEnum):
+    """Where an assignment stands."""
+
+    CLAIMING = "claiming"
+    LOCATING = "locating"
+    POSITIONING = "positioning"
+    ASSIGNING = "assigning"
+    ACTIVE = "active"
+    REVOKING = "revoking"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Grant:
+    """A ClaimingMessages under way, and the messages it is for (C12, C13)."""
+
+    __slots__ = ("accepted", "last_offset", "run", "sent_at")
+
+    def __init__(self, run: Run, last_offset: int, sent_at: float) -> None:
+        self.run = run
+        self.last_offset = last_offset
+        self.sent_at = sent_at
+        #: None: the log has not answered yet.
+        self.accepted: bool | None = None
+
+
+class Assignment:
+    """State of one assigned partition. Only its consumer engine changes it."""
+
+    __slots__ = (
+        "_buffer",
+        "buffered",
+        "callback_running",
+        "consumer",
+        "fetch_next",
+        "first_claim",
+        "grant",
+        "key",
+        "lease",
+        "log_end",
+        "meter",
+        "releasing",
+        "reported_ranges",
+        "shown",
+        "stage",
+        "start_beat",
+        "start_beat_sent",
+        "tracker",
+        "user_paused",
+    )
+
+    def __init__(self, key: Key, consumer: ConsumerEngine) -> None:
+        self.key = key
+        self.consumer = consumer
+        self.stage = Stage.CLAIMING
+        self.lease: OwnLease = None  # type: ignore[assignment]  # set by the consumer engine right after
+        self.tracker = Tracker(-1, ())
+        #: (messages, first offset they cover), in offset order.
+        self._buffer: deque[tuple[list[Message], int]] = deque()
+        self.buffered = 0
+        #: The next offset to come from the reader.
+        self.fetch_next = 0
+        #: Nobody of the group ever held this lease: ``start=`` decides where to begin (P9).
+        self.first_claim = False
+        #: The last_offset of the P9 beat under way.
+        self.start_beat: int | None = None
+        self.start_beat_sent = 0.0
+        self.grant: Grant | None = None
+        self.callback_running = False
+        #: Why it is being let go, for people.
+        self.releasing = ""
+        #: on_assign was called, or would have been.
+        self.shown = False
+        #: The ranges that the last CommitRanges brought the log up to.
+        self.reported_ranges: list[tuple[int, int]] = []
+        self.user_paused = False
+        self.log_end: int | None = None
+        #: (time, done, log end) at the start of the present cycle, for Cycle.
+        self.meter: tuple[float, int, int] | None = None
+
+    # What a lease tells its owner (LeaseOwner) goes to the consumer engine.
+
+    def granted(self, now: float) -> None:
+        self.consumer.on_granted(self, now)
+
+    def refused(self, code: str, now: float) -> None:
+        self.consumer.on_refused(self, code, now)
+
+    def lost(self, reason: str, now: float) -> None:
+        self.consumer.on_lost(self, reason, now)
+
+    def released(self, now: float) -> None:
+        self.consumer.on_released(self, now)
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        self.consumer.on_beaten(self, last_offset, accepted, now)
+
+    def progress_to_report(self) -> int | None:
+        """The last_offset for a beat: what is done without a gap, where the log does not know it yet (C14)."""
+        if self.consumer.at_most_once or self.stage not in (Stage.ACTIVE, Stage.REVOKING):
+            return None
+        self.tracker.follow()
+        stable = self.tracker.done.stable
+        return stable if stable > self.consumer.known_stable(self.key) else None
+
+    # The buffer between the reader and the user.
+
+    def begin(self, offset: int, stable: int, ranges: list[tuple[int, int]]) -> None:
+        """Start anew at offset, with what the log says is done."""
+        self.tracker = Tracker(stable, ranges)
+        self.drop_buffer()
+        self.fetch_next = offset
+
+    def drop_buffer(self) -> None:
+        """Forget what was fetched and not handed out."""
+        self._buffer.clear()
+        self.buffered = 0
+
+    def put(self, messages: list[Message]) -> None:
+        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment."""
+        first = offset_of(messages[0])
+        if first < self.fetch_next:
+            messages = [m for m in messages if offset_of(m) >= self.fetch_next]
+            if not messages:
+                return
+        covers_from = self.fetch_next
+        self.fetch_next = offset_of(messages[-1]) + 1
+        done = self.tracker.done
+        if done.ranges:
+            messages = [m for m in messages if not done.is_done(offset_of(m))]
+        if messages:
+            self._buffer.append((messages, covers_from))
+            self.buffered += len(messages)
+
+    def put_back(self, messages: list[Message], covers_from: int) -> None:
+        """Messages that were taken and not handed out, or not done, come first next time."""
+        if messages:
+            self._buffer.appendleft((messages, covers_from))
+            self.buffered += len(messages)
+
+    def skip_to(self, offset: int) -> None:
+        """Forget buffered messages below offset."""
+        kept = [([m for m in messages if offset_of(m) >= offset], covers) for messages, covers in self._buffer]
+        self._buffer = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
+        self.buffered = sum(len(messages) for messages, _ in self._buffer)
+        self.fetch_next = max(self.fetch_next, offset)
+
+    def can_hand_out(self, now: float) -> bool:
+        return (
+            self.buffered > 0
+            and self.stage is Stage.ACTIVE
+            and not self.user_paused
+            and now < self.lease.hand_out_until
+            and self.tracker.in_hand < MAX_IN_HAND_MESSAGES
+        )
+
+    def take(self, max_messages: int, iterating: bool, now: float) -> Run:
+        """The next messages, as one run that is not in hand yet; can_hand_out() must hold."""
+        messages, covers_from = self._buffer.popleft()
+        if len(messages) > max_messages:
+            rest = messages[max_messages:]
+            messages = messages[:max_messages]
+            self._buffer.appendleft((rest, offset_of(messages[-1]) + 1))
+        self.buffered -= len(messages)
+        run_next = offset_of(messages[-1]) + 1
+        while self._buffer and len(messages) < max_messages and self._buffer[0][1] <= run_next:
+            more, _ = self._buffer.popleft()
+            room = max_messages - len(messages)
+            if len(more) > room:
+                self._buffer.appendleft((more[room:], offset_of(more[room - 1]) + 1))
+                more = more[:room]
+            messages = messages + more
+            self.buffered -= len(more)
+            run_next = offset_of(messages[-1]) + 1
+        return Run(self, messages, covers_from, iterating, now)
+
+    @property
+    def epoch(self) -> int:
+        return self.lease.epoch
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message to be handed out."""
+        return offset_of(self._buffer[0][0][0]) if self._buffer else self.fetch_next
+
+    @property
+    def over(self) -> bool:
+        return self.stage in (Stage.RELEASED, Stage.LOST)

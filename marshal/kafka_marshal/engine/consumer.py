@@ -1,0 +1,425 @@
+"""One consumer's logic: which leases to claim and let go, where to start, when to call the user back.
+
+Each assignment walks the stages of :mod:`kafka_marshal.engine.assignment`; this module moves it. Handing messages
+out is :mod:`kafka_marshal.engine.delivery`; whom to claim from is a policy's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kafka_marshal.engine.assignment import Assignment, Stage
+from kafka_marshal.engine.delivery import Delivery
+from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.leases import LeaseState
+from kafka_marshal.engine.placement import Placement
+from kafka_marshal.engine.policies import Policy, Wishes
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import PositionLostError
+from rationalizer import CommitRanges, Record
+from rationalizer.limits import MAX_COMMIT_RANGES, MAX_OFFSET
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.core import Engine
+
+__all__ = ["ConsumerEngine", "ConsumerSettings", "Loss"]
+
+Key = tuple[str, int]
+
+
+class Loss(StrEnum):
+    """Why a lease was lost, for people and for what to do next."""
+
+    FENCED = "another holder or epoch stands in the log (C5)"
+    UNPROVEN = "not proven within 2 · HI − margin by this process's own clock (T4)"
+    HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
+    POSITION = "the stored position is not in the partition's log (P11)"
+    TOPIC_GONE = "the topic was deleted"
+    ENDED = "this Marshal has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What a consumer was asked for."""
+
+    at_most_once: bool
+    policy: Policy
+    #: "earliest", "latest" or a datetime: where the group begins on partitions it never held (P9).
+    start: str | datetime
+    batch_size: int
+    handler_timeout_ms: float | None
+    #: Which callbacks the user gave.
+    callbacks: frozenset[Callback]
+
+
+class ConsumerEngine:
+    """All assignments of one subscription. Called under the shell's lock, with our own clock's now (ms)."""
+
+    def __init__(self, number: int, engine: Engine, subscription: Subscription, settings: ConsumerSettings) -> None:
+        self.number = number
+        self.settings = settings
+        self.subscription = subscription
+        self.assignments: dict[Key, Assignment] = {}
+        self.delivery = Delivery(self, settings.batch_size)
+        self.placement = Placement(self, engine.observer, engine.settings)
+        #: Errors to be raised from the user's next call, oldest first.
+        self.errors: list[Exception] = []
+        #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
+        self.gaps: list[tuple[Key, int, int]] = []
+        #: Positions outside their log: left alone until somebody repositions them (P11).
+        self.blocked: dict[Key, int] = {}
+        self.closing = False
+        self._engine = engine
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.settings.at_most_once
+
+    # Small helpers for the other parts.
+
+    @property
+    def ids(self) -> tuple[str, str, str]:
+        return self._engine.ids
+
+    def append(self, assignment: Assignment, record: Record) -> None:
+        """Append a record about an assignment."""
+        self._engine.outbox.append(assignment.lease.cp, record)
+
+    def beat(self, assignment: Assignment, last_offset: int, now: float) -> None:
+        self._engine.book.beat(assignment.lease, last_offset, now)
+
+    def warn(self, message: str) -> None:
+        self._engine.outbox.add(Warn(message))
+
+    def known_stable(self, key: Key) -> int:
+        """Stable as our replica knows it."""
+        lease = self._engine.observer.lease(key)
+        return -1 if lease is None else lease.progress.stable
+
+    def _call(self, callback: Callback, assignment: Assignment) -> bool:
+        if callback not in self.settings.callbacks:
+            return False
+        self._engine.outbox.add(Call(self.number, callback, (assignment,)))
+        return True
+
+    # Claiming and its answers.
+
+    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
+        """Reach for a lease."""
+        assignment = Assignment(key, self)
+        assignment.first_claim = key not in self._engine.observer.claimed
+        assignment.lease = self._engine.book.want(key, self._engine.observer.cp_of(key), assignment)
+        self.assignments[key] = assignment
+        self._engine.book.claim(assignment.lease, now, take_over=take_over)
+
+    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
+        """Somebody else was faster, or holds it still."""
+        self._engine.book.drop(assignment.lease)
+        self._remove(assignment)
+
+    def on_granted(self, assignment: Assignment, now: float) -> None:
+        """The lease is ours: find out where to start (P9)."""
+        lease = self._engine.observer.lease(assignment.key)
+        if lease is None:
+            raise AssertionError("a granted lease is in the state of the world")
+        if self.closing:
+            self._release(assignment, now)
+            return
+        assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed
+        stable = lease.progress.stable
+        assignment.begin(stable + 1, stable, lease.progress.ranges)
+        grew = assignment.key in self.subscription.grown
+        if assignment.first_claim and self.settings.start != "earliest" and not grew:
+            assignment.stage = Stage.LOCATING
+            self._engine.outbox.add(LookUp(assignment, self.settings.start))
+        else:
+            self._assign(assignment)
+
+    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+        """The leader told the partition's log start and end, and the start offset asked for."""
+        if assignment.over or assignment.stage is not Stage.LOCATING or not assignment.lease.held:
+            return
+        position = assignment.fetch_next
+        if assignment.first_claim:
+            position = max(position, start)
+        elif position > high:
+            self._position_lost(assignment, position, low, high, now)
+            return
+        if position < low:
+            self._gap(assignment, position, low - 1)
+            position = low
+        stable = assignment.tracker.done.stable
+        if position - 1 > stable and not assignment.tracker.runs:
+            assignment.stage = Stage.POSITIONING
+            assignment.start_beat = position - 1
+            self._beat_start(assignment, now)
+            return
+        if position > assignment.fetch_next:
+            assignment.tracker.done.commit([(assignment.fetch_next, position - 1)])
+            assignment.skip_to(position)
+        self._assign(assignment)
+
+    def _beat_start(self, assignment: Assignment, now: float) -> None:
+        if assignment.start_beat is not None:
+            assignment.start_beat_sent = now
+            self.beat(assignment, assignment.start_beat, now)
+
+    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat was applied; P9's lets us start."""
+        if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.start_beat:
+            lease = self._engine.observer.lease(assignment.key)
+            ranges = lease.progress.ranges if lease is not None else []
+            stable = self.known_stable(assignment.key)
+            assignment.begin(stable + 1, stable, ranges)
+            self._assign(assignment)
+
+    def _assign(self, assignment: Assignment) -> None:
+        assignment.stage = Stage.ACTIVE
+        if assignment.fetch_next <= MAX_OFFSET:
+            self._engine.outbox.add(StartFetch(self.number, assignment.key, assignment.fetch_next))
+        if not assignment.shown:
+            assignment.shown = True
+            assignment.callback_running = self._call(Callback.ASSIGN, assignment)
+        if assignment.callback_running:
+            assignment.stage = Stage.ASSIGNING
+
+    def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
+        """A callback of the user has returned (or raised)."""
+        assignment.callback_running = False
+        if callback is Callback.ASSIGN and assignment.stage is Stage.ASSIGNING:
+            assignment.stage = Stage.ACTIVE
+        elif assignment.stage is Stage.REVOKING:
+            self.try_finish(assignment, now)
+
+    # Faults while reading.
+
+    def out_of_range(self, key: Key, now: float) -> None:
+        """The reader's position is not in the log: ask the leader what is (P9, P11)."""
+        assignment = self.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.stage = Stage.LOCATING
+            assignment.first_claim = False
+            self._engine.outbox.add(LookUp(assignment, "earliest"))
+
+    def topic_recreated(self, topic: str, now: float) -> None:
+        """A topic we work on has another id: positions mean nothing in it (P11)."""
+        for assignment in [x for x in self.assignments.values() if x.key[0] == topic and x.lease.held]:
+            self._position_lost(assignment, assignment.fetch_next, None, None, now)
+
+    def _gap(self, assignment: Assignment, first: int, last: int) -> None:
+        self.gaps.append((assignment.key, first, last))
+        self.warn(
+            f"{assignment.key[0]} [{assignment.key[1]}]: offsets {first} to {last} are gone from the log (retention or "
+            "deletion) before this group handled them; going on at the log start (P9)"
+        )
+
+    def _position_lost(
+        self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
+    ) -> None:
+        where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
+        topic, partition = assignment.key
+        self.blocked[assignment.key] = self.known_stable(assignment.key)
+        self.errors.append(
+            PositionLostError(
+                f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this partition "
+                f"is handed out until its position is set: kafka-marshal release-group {self._engine.settings.group_id} "
+                f"--partition {topic}:{partition}=OFFSET (or =earliest) (P11)"
+            )
+        )
+        self._give_up(assignment, Loss.POSITION, now)
+
+    # Letting go.
+
+    def revoke(self, assignment: Assignment, why: str, now: float) -> None:
+        """Let an assignment go: finish what is in hand, then release with the offset."""
+        if assignment.over or assignment.stage is Stage.REVOKING:
+            return
+        if not assignment.lease.held:
+            self._engine.book.drop(assignment.lease)
+            self._remove(assignment)
+            return
+        assignment.stage = Stage.REVOKING
+        assignment.releasing = why
+        assignment.lease.stopped = True
+        assignment.lease.refresh()
+        assignment.drop_buffer()
+        if assignment.shown:
+            self._engine.outbox.add(StopFetch(self.number, assignment.key))
+            assignment.callback_running = self._call(Callback.REVOKE, assignment)
+        self.try_finish(assignment, now)
+
+    def try_finish(self, assignment: Assignment, now: float) -> None:
+        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
+        if assignment.stage is not Stage.REVOKING or assignment.callback_running or not assignment.lease.held:
+            return
+        assignment.tracker.follow()
+        if assignment.tracker.runs and not (
+            self.closing and assignment.grant is None and not self._granted(assignment)
+        ):
+            return
+        self._release(assignment, now)
+
+    def reread(self, assignment: Assignment) -> None:
+        """Fetch again from what the log says is done."""
+        lease = self._engine.observer.lease(assignment.key)
+        if lease is not None and assignment.stage is Stage.ACTIVE:
+            assignment.begin(lease.progress.stable + 1, lease.progress.stable, lease.progress.ranges)
+            self._assign(assignment)
+
+    def _granted(self, assignment: Assignment) -> bool:
+        run = self.delivery.granted
+        return run is not None and run.assignment is assignment
+
+    def _release(self, assignment: Assignment, now: float) -> None:
+        last_offset = None
+        if not self.at_most_once:
+            self.commit_ranges(assignment)
+            assignment.tracker.follow()
+            stable = assignment.tracker.done.stable
+            last_offset = stable if stable > self.known_stable(assignment.key) else None
+        assignment.stage = Stage.RELEASED
+        self._engine.book.release(assignment.lease, last_offset, now)
+        self.placement.let_go(assignment.key, now)
+
+    def on_released(self, assignment: Assignment, now: float) -> None:
+        """The log shows the release."""
+        self._remove(assignment)
+
+    def on_lost(self, assignment: Assignment, reason: str, now: float) -> None:
+        """The lease is over, not by our will: purge, tell the user, keep what was done if nobody else holds it."""
+        if assignment.over:
+            self._remove(assignment)
+            return
+        was_claiming = assignment.stage is Stage.CLAIMING
+        assignment.tracker.follow()
+        assignment.stage = Stage.LOST
+        assignment.drop_buffer()
+        self._remove(assignment)
+        if self.delivery.granted is not None and self.delivery.granted.assignment is assignment:
+            self.delivery.finish_granted(now)
+        if was_claiming:
+            return
+        self._engine.outbox.add(StopFetch(self.number, assignment.key))
+        topic, partition = assignment.key
+        self.warn(
+            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not committed by "
+            "this process any more; the next holder may get it again"
+        )
+        self._call(Callback.LOST, assignment)
+        if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
+            stable = None if self.at_most_once else assignment.tracker.done.stable
+            last_offset = stable if stable is not None and stable > self.known_stable(assignment.key) else None
+            self._engine.book.release_epoch(assignment.key, assignment.lease.cp, assignment.epoch, last_offset)
+
+    def _give_up(self, assignment: Assignment, loss: Loss, now: float) -> None:
+        self._engine.book.lose(assignment.lease, loss, now)
+
+    def _remove(self, assignment: Assignment) -> None:
+        if self.assignments.get(assignment.key) is assignment:
+            del self.assignments[assignment.key]
+        self.placement.dirty = True
+
+    # Progress.
+
+    def commit_ranges(self, assignment: Assignment) -> None:
+        """Commit what is done beyond a gap, where the log does not know it yet (P6)."""
+        lease = self._engine.observer.lease(assignment.key)
+        assignment.tracker.follow()
+        islands = assignment.tracker.done.ranges
+        if lease is None or self.at_most_once or not islands or islands == assignment.reported_ranges:
+            return
+        known = {tuple(island) for island in lease.progress.ranges}
+        new = [island for island in islands if tuple(island) not in known]
+        assignment.reported_ranges = list(islands)
+        for place in range(0, len(new), MAX_COMMIT_RANGES):
+            chunk = tuple(new[place : place + MAX_COMMIT_RANGES])
+            self.append(assignment, CommitRanges(*self.ids, *assignment.key, assignment.epoch, chunk))
+
+    def seek(self, key: Key, offset: int) -> bool:
+        """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
+        assignment = self.assignments.get(key)
+        if assignment is None or assignment.over or offset < assignment.position:
+            return False
+        assignment.tracker.done.through(offset - 1)
+        ahead = offset > assignment.fetch_next
+        assignment.skip_to(offset)
+        if ahead and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            self._engine.outbox.add(StartFetch(self.number, key, offset))
+        return True
+
+    # Time.
+
+    def step(self, now: float) -> None:
+        """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes."""
+        for assignment in list(self.assignments.values()):
+            self._step_one(assignment, now)
+        if self.closing:
+            return
+        wishes = self.placement.wishes(now)
+        if wishes is not None:
+            self._act(wishes, now)
+
+    def _step_one(self, assignment: Assignment, now: float) -> None:
+        hi = self._engine.settings.heartbeat_interval_ms
+        lease = assignment.lease
+        if assignment.stage is Stage.CLAIMING:
+            if lease.state is LeaseState.WANTED and now - (lease.claim_sent_at or 0.0) >= hi:
+                self._engine.book.drop(lease)
+                self._remove(assignment)
+            return
+        if assignment.stage is Stage.POSITIONING and now - assignment.start_beat_sent >= hi:
+            self._beat_start(assignment, now)
+        if (
+            assignment.grant is not None
+            and assignment.grant.accepted is None
+            and now - assignment.grant.sent_at >= hi / 2
+        ):
+            self.delivery.send_grant(assignment, now)
+        if assignment.over:
+            return
+        if self._engine.observer.paused_until(lease.cp, now) is not None:
+            self.revoke(assignment, "the group is paused (C10)", now)
+        timeout = self.settings.handler_timeout_ms
+        if timeout is not None and lease.held:
+            assignment.tracker.follow()
+            oldest = assignment.tracker.oldest_in_hand()
+            if oldest is not None and now - oldest > timeout:
+                self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
+                return
+        if assignment.stage is Stage.REVOKING:
+            self.try_finish(assignment, now)
+
+    def _act(self, wishes: Wishes, now: float) -> None:
+        for key in wishes.release:
+            if (assignment := self.assignments.get(key)) is not None:
+                self.revoke(assignment, "others are waiting and this member holds more than its share", now)
+        for key in wishes.claim:
+            if not self._engine.is_taken(key):
+                self.claim(key, now)
+
+    def deadline(self, now: float) -> float:
+        """When ``step`` has something to do again."""
+        hi = self._engine.settings.heartbeat_interval_ms
+        times = [self.placement.deadline]
+        timeout = self.settings.handler_timeout_ms
+        for assignment in self.assignments.values():
+            if assignment.stage is Stage.CLAIMING:
+                times.append((assignment.lease.claim_sent_at or now) + hi)
+            elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand()) is not None:
+                times.append(oldest + timeout)
+        return min(times)
+
+    def close(self, now: float) -> None:
+        """Let everything go at once: what is in hand and not done stays not done."""
+        self.closing = True
+        self.delivery.finish_granted(now)
+        for assignment in list(self.assignments.values()):
+            self.revoke(assignment, "the consumer closes", now)
+
+    @property
+    def closed(self) -> bool:
+        """Everything is released as far as the log has told."""
+        return self.closing and not self.assignments

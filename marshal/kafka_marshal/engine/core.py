@@ -1,0 +1,346 @@
+"""The engine: events and now in, effects out. No I/O, no clock, no threads.
+
+The caller's duties, in this order:
+
+1. Apply log records to the worlds. When the replica has caught up (C15), call :meth:`Engine.caught_up` once.
+2. From then on, after *each* record applied, call :meth:`Engine.applied` with its outcome.
+3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`ConsumerEngine.located`), metadata
+   (:meth:`metadata`) and returned callbacks (:meth:`ConsumerEngine.called`) as they come, in any order.
+4. After any of these, and not later than :meth:`deadline`, call :meth:`step`, then carry out :meth:`take_effects`
+   in order.
+5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
+
+All calls under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it never
+reaches a record or the state of the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from kafka_marshal.adapters.interface import TopicInfo
+from kafka_marshal.engine.assignment import Assignment, Stage
+from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings, Loss
+from kafka_marshal.engine.effects import Effect, Key
+from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox
+from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.engine.observer import Observer
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import ClientReplacedError
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    Outcome,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    World,
+    codes,
+)
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """The whole client logic of one Marshal."""
+
+    def __init__(self, settings: EngineSettings, worlds: Mapping[int, World], rng: Random) -> None:
+        self.settings = settings
+        self.outbox = Outbox()
+        self.observer = Observer(settings, worlds)
+        self.book = LeaseBook(settings, self.outbox, rng)
+        self.consumers: dict[int, ConsumerEngine] = {}
+        self.manual: dict[Key, ManualLease] = {}
+        #: Why this engine has ended; None: it has not.
+        self.failure: Exception | None = None
+        self._worlds = worlds
+        self._moved: set[int] = set()
+        self._next_ranges = 0.0
+        self._consumer_count = 0
+
+    @property
+    def ids(self) -> tuple[str, str, str]:
+        """What every record of ours begins with."""
+        return self.settings.instance_id, self.settings.client_id, self.settings.group_id
+
+    # Setting up.
+
+    def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
+        """A new consumer; it begins to claim once metadata was given."""
+        self._consumer_count += 1
+        consumer = ConsumerEngine(self._consumer_count, self, subscription, settings)
+        self.consumers[consumer.number] = consumer
+        return consumer
+
+    def remove_consumer(self, consumer: ConsumerEngine) -> None:
+        self.consumers.pop(consumer.number, None)
+
+    def claim(self, key: Key) -> ManualLease:
+        """Want a lease by hand; ``step`` sends the claim."""
+        self.manual[key] = ManualLease(key, self.book, self.observer, self.outbox, self.ids)
+        return self.manual[key]
+
+    def is_taken(self, key: Key) -> bool:
+        """Does this Marshal hold or want the lease already?"""
+        return key in self.book.leases
+
+    # Events.
+
+    def caught_up(self, now: float) -> None:
+        """The replica knows the world. A Tick per CP with holders shows how old their last beats really are (T3)."""
+        self.observer.caught_up(now)
+        for cp, world in self._worlds.items():
+            if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
+                self.outbox.append(cp, Tick(*self.ids))
+
+    def acked(self, token: int, offset: int | None) -> None:
+        """The broker answered an append: its offset, or None where it failed or did not tell."""
+        self.book.acked(token, offset)
+
+    def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
+        """What topics the cluster has now."""
+        for consumer in self.consumers.values():
+            before = consumer.subscription.partitions
+            gone, recreated = consumer.subscription.update(topics)
+            for topic in sorted(recreated):
+                consumer.topic_recreated(topic, now)
+            for topic in sorted(gone):
+                consumer.warn(f"topic {topic} was deleted; its partitions are let go")
+                for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
+                    self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
+            if consumer.subscription.partitions != before:
+                consumer.placement.dirty = True
+
+    def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
+        """Our replica applied one record."""
+        self.observer.log_time_moved(cp, now)
+        self._moved.add(cp)
+        record = outcome.record
+        if record is None or record.group_id != self.settings.group_id or self.failure is not None:
+            return
+        own = record.instance_id == self.settings.instance_id and record.client_id == self.settings.client_id
+        match record:
+            case Heartbeat(epoch=None):
+                self._takeover_applied(cp, offset, record, outcome, own, now)
+            case Heartbeat():
+                self._beats_applied(cp, offset, [record], (outcome.code,), outcome, own, now)
+            case HeartbeatBatch():
+                entry_codes = outcome.entries or ()
+                self._beats_applied(cp, offset, record.entries, entry_codes, outcome, own, now)
+            case ClaimingPartition():
+                self._claim_applied(cp, offset, record, outcome, own, now)
+            case ReleasingPartition():
+                self._release_applied(record, outcome, own, now)
+            case ClaimingMessages() if own:
+                self._grant_applied(record, outcome, now)
+            case ReleaseGroup() | Tick():
+                self._look_again()
+            case ForgetGroup() if outcome.accepted:
+                self._forgotten(cp, now)
+            case _:
+                pass
+        if (key := _key_of(record)) is not None:
+            self._verify(key, now)
+
+    def _look_again(self) -> None:
+        for consumer in self.consumers.values():
+            consumer.placement.dirty = True
+
+    def _verify(self, key: Key, now: float) -> None:
+        """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""
+        lease = self.book.leases.get(key)
+        if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
+            return
+        world = self.observer.lease(key)
+        ours = (self.settings.client_id, self.settings.instance_id, lease.epoch)
+        if world is None or (world.client_id, world.instance_id, world.epoch) != ours:
+            if lease.state is LeaseState.RELEASING:
+                self._released(key, now)
+            else:
+                self.book.lose(lease, Loss.FENCED, now)
+
+    def _claim_applied(
+        self, cp: int, offset: int, record: ClaimingPartition, outcome: Outcome, own: bool, now: float
+    ) -> None:
+        key = (record.topic, record.partition)
+        if not own:
+            if outcome.accepted and outcome.code == codes.OK:
+                self.observer.heard(key, now)
+                self._look_again()
+            elif outcome.code == codes.HELD:
+                self.observer.wished(record.client_id, key, now)
+                self._look_again()
+            return
+        lease = self.book.leases.get(key)
+        wanted = lease is not None and lease.state is LeaseState.WANTED
+        if not outcome.accepted:
+            if outcome.code == codes.HELD:
+                self.observer.refused(key, now)
+            if lease is not None and wanted:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+            return
+        epoch = outcome.epoch if outcome.epoch is not None else offset
+        if lease is not None and wanted and outcome.code == codes.OK:
+            self.book.grant(lease, epoch, offset, outcome.log_time, record.heartbeat_interval_ms, now)
+            self.observer.heard(key, now)
+        elif lease is None or wanted or (lease.held and lease.epoch != epoch):
+            # Granted what we no longer want, or still holding an epoch that is over for us: let it go (C17).
+            self.book.release_epoch(key, cp, epoch, None)
+            if lease is not None and wanted:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+
+    def _takeover_applied(
+        self, cp: int, offset: int, record: Heartbeat, outcome: Outcome, own: bool, now: float
+    ) -> None:
+        key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        if not own:
+            if outcome.accepted:
+                self.observer.heard(key, now)
+                if record.client_id == self.settings.client_id and lease is not None and lease.held:
+                    self._replaced(record, now)
+            return
+        if not outcome.accepted:
+            if lease is not None and lease.state is LeaseState.WANTED:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+            return
+        self.observer.heard(key, now)
+        world = self.observer.lease(key)
+        if lease is not None and lease.state is LeaseState.WANTED and world is not None:
+            self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
+        else:
+            self.book.release_epoch(key, cp, offset, None)
+
+    def _replaced(self, record: Heartbeat, now: float) -> None:
+        self.fail(
+            ClientReplacedError(
+                f"a newer instance ({record.instance_id}) of client_id {self.settings.client_id!r} took over "
+                f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give every worker "
+                "of a group its own client_id; a restarted one keeps its old one (C7)"
+            ),
+            now,
+        )
+
+    def fail(self, error: Exception, now: float) -> None:
+        """End for good: every lease is over, nothing more is sent."""
+        self.failure = error
+        for lease in list(self.book.leases.values()):
+            self.book.lose(lease, Loss.ENDED, now)
+
+    def _beats_applied(
+        self,
+        cp: int,
+        offset: int,
+        entries: Sequence[Heartbeat] | Sequence[BeatEntry],
+        entry_codes: tuple[str, ...],
+        outcome: Outcome,
+        own: bool,
+        now: float,
+    ) -> None:
+        beaten: list[tuple[Key, int]] = []
+        for entry, code in zip(list[Heartbeat | BeatEntry](entries), entry_codes, strict=False):
+            key = (entry.topic, entry.partition)
+            accepted = code in codes.ACCEPTED
+            if accepted:
+                self.observer.heard(key, now)
+            if not own:
+                continue
+            if accepted and entry.epoch is not None:
+                beaten.append((key, entry.epoch))
+            lease = self.book.leases.get(key)
+            if lease is not None and lease.epoch == entry.epoch:
+                lease.owner.beaten(entry.last_offset, accepted, now)
+                self._verify(key, now)
+        if beaten:
+            self.book.beat_applied(cp, offset, outcome.log_time, beaten, now)
+
+    def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
+        key = (record.topic, record.partition)
+        if outcome.accepted:
+            self.observer.freed(key, now)
+            self._look_again()
+
+    def _released(self, key: Key, now: float) -> None:
+        lease = self.book.leases.pop(key)
+        lease.state = LeaseState.LOST
+        lease.owner.released(now)
+
+    def _grant_applied(self, record: ClaimingMessages, outcome: Outcome, now: float) -> None:
+        key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        if lease is None or lease.epoch != record.epoch:
+            return
+        owner = lease.owner
+        if isinstance(owner, Assignment):
+            owner.consumer.delivery.grant_applied(owner, record.proposed_last_offset, outcome.accepted, now)
+        elif isinstance(owner, ManualLease):
+            owner.grant_applied(record.proposed_last_offset, outcome.accepted, outcome.code)
+
+    def _forgotten(self, cp: int, now: float) -> None:
+        self.observer.forgotten(cp)
+        for lease in [lease for lease in self.book.leases.values() if lease.cp == cp]:
+            self._verify(lease.key, now)
+        self._look_again()
+
+    # Time.
+
+    def step(self, now: float) -> None:
+        """Do everything that is due."""
+        if self.failure is not None:
+            return
+        for cp in sorted(self._moved):
+            self.book.log_time_moved(cp, self._worlds[cp].log_time, now)
+        self._moved.clear()
+        self.book.wake(now, self._silent_cps(now))
+        for manual in [x for x in self.manual.values() if x.loss or x.is_released]:
+            del self.manual[manual.key]
+        for manual in self.manual.values():
+            manual.step(now)
+        for consumer in self.consumers.values():
+            consumer.step(now)
+        if now >= self._next_ranges:
+            self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
+            self._commit_ranges()
+
+    def _silent_cps(self, now: float) -> frozenset[int]:
+        """CPs in which our beats would be rejected because an admin has paused the group (C10)."""
+        return frozenset(cp for cp in self._worlds if self.observer.paused_until(cp, now) is not None)
+
+    def _commit_ranges(self) -> None:
+        for consumer in self.consumers.values():
+            for assignment in consumer.assignments.values():
+                if assignment.stage in (Stage.ACTIVE, Stage.REVOKING) and assignment.lease.held:
+                    consumer.commit_ranges(assignment)
+
+    def deadline(self, now: float) -> float:
+        """When ``step`` has something to do again, at the latest."""
+        if self.failure is not None:
+            return float("inf")
+        times = [self.book.deadline()]
+        times.extend(manual.deadline(now) for manual in self.manual.values())
+        times.extend(consumer.deadline(now) for consumer in self.consumers.values())
+        return min(times)
+
+    def last_words(self, now: float) -> None:
+        """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
+        self._commit_ranges()
+        self.book.beat_all(now)
+
+    def take_effects(self) -> list[Effect]:
+        """The effects since the last call, to be carried out in order."""
+        return self.outbox.take()
+
+
+def _key_of(record: Record) -> Key | None:
+    topic, partition = getattr(record, "topic", None), getattr(record, "partition", None)
+    return (topic, partition) if isinstance(topic, str) and isinstance(partition, int) else None

@@ -1,0 +1,179 @@
+"""Handing messages out, and hearing that they are done: the part of a consumer that users' threads drive.
+
+At least once: a run is in hand until it is done; what is done travels with the beats (C14).
+At most once: a batch is first granted by the log (C12), then handed out message by message or whole; a granted
+message is handed out or reported, never repeated (C13).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.engine.assignment import Assignment, Grant, Stage
+from kafka_marshal.engine.tracker import Run, offset_of
+from rationalizer import ClaimingMessages
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.consumer import ConsumerEngine
+
+__all__ = ["Delivery"]
+
+Key = tuple[str, int]
+
+
+class Delivery:
+    """The hand-out side of one consumer. All methods are called under the shell's lock."""
+
+    def __init__(self, consumer: ConsumerEngine, batch_size: int) -> None:
+        self._consumer = consumer
+        self._batch_size = batch_size
+        #: Assignments in the order in which they get their next turn.
+        self._turns: list[Assignment] = []
+        #: The granted run being handed out (at most once), and where in it we are.
+        self.granted: Run | None = None
+        self.granted_next = 0
+        #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
+        self.unprocessed: list[tuple[str, int, int, int]] = []
+        #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
+        self.ignored_done: Counter[Key] = Counter()
+
+    def fetched(self, key: Key, messages: list[Message]) -> None:
+        """Consecutive messages of one partition came from the reader."""
+        assignment = self._consumer.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.put(messages)
+            if assignment not in self._turns:
+                self._turns.append(assignment)
+
+    def ready(self, now: float) -> bool:
+        """Is there anything to hand out without another fetch?"""
+        return self.granted is not None or any(x.can_hand_out(now) for x in self._turns)
+
+    def fullest(self, now: float) -> int:
+        """Messages that can be handed out now from one partition, at most."""
+        return max((x.buffered for x in self._turns if x.can_hand_out(now)), default=0)
+
+    def _next(self, now: float) -> Assignment | None:
+        self._turns = [x for x in self._turns if x.buffered and not x.over]
+        for place, assignment in enumerate(self._turns):
+            if assignment.can_hand_out(now):
+                self._turns.append(self._turns.pop(place))
+                return assignment
+        return None
+
+    def next_run(self, max_messages: int, iterating: bool, now: float) -> Run | None:
+        """At least once: the next messages of one partition, in hand from here on; None: nothing to hand out."""
+        assignment = self._next(now)
+        if assignment is None:
+            return None
+        run = assignment.take(max_messages, iterating, now)
+        assignment.tracker.hand_out(run)
+        return run
+
+    def propose(self, now: float) -> Assignment | None:
+        """At most once: claim the next batch of one partition (C12); None: nothing to claim."""
+        assignment = self._next(now)
+        if assignment is None:
+            return None
+        run = assignment.take(self._batch_size, False, now)
+        assignment.tracker.hand_out(run)
+        assignment.grant = Grant(run, offset_of(run.messages[-1]), now)
+        self.send_grant(assignment, now)
+        return assignment
+
+    def send_grant(self, assignment: Assignment, now: float) -> None:
+        """Append (once more) the ClaimingMessages under way; any accepted copy counts (C17)."""
+        grant = assignment.grant
+        if grant is not None:
+            grant.sent_at = now
+            claim = ClaimingMessages(*self._consumer.ids, *assignment.key, assignment.epoch, grant.last_offset)
+            self._consumer.append(assignment, claim)
+
+    def grant_applied(self, assignment: Assignment, last_offset: int, accepted: bool, now: float) -> None:
+        """Our replica applied a ClaimingMessages of ours."""
+        grant = assignment.grant
+        if grant is not None and grant.last_offset == last_offset and not grant.accepted:
+            grant.accepted = accepted
+        if accepted:
+            self._consumer.beat(assignment, last_offset, now)
+
+    def collect(self, assignment: Assignment, now: float) -> Run | None:
+        """The granted run, to be handed out; None: it was refused, and whoever reads on will get these messages."""
+        grant, assignment.grant = assignment.grant, None
+        if grant is None:
+            return None
+        if grant.accepted and not assignment.over:
+            self.granted, self.granted_next = grant.run, 0
+            return grant.run
+        if grant.accepted:
+            self._report(grant.run, 0)
+        assignment.tracker.mark_run(grant.run)
+        self._consumer.reread(assignment)
+        self._consumer.try_finish(assignment, now)
+        return None
+
+    def _report(self, run: Run, first_index: int) -> None:
+        """Granted messages that nobody will get (C13)."""
+        rest = run.messages[first_index:]
+        if rest:
+            first, last = offset_of(rest[0]), offset_of(rest[-1])
+            topic, partition = run.assignment.key
+            self.unprocessed.append((topic, partition, first, last))
+            self._consumer.warn(
+                f"{topic} [{partition}]: offsets {first} to {last} were granted and not handed out; at most once means "
+                "that nobody will get them (C13)"
+            )
+
+    def finish_granted(self, now: float) -> None:
+        """The granted run was handed out to its end, or as far as it ever will be."""
+        run = self.granted
+        if run is None:
+            return
+        self._report(run, self.granted_next)
+        self.granted = None
+        run.assignment.tracker.mark_run(run)
+        self._consumer.try_finish(run.assignment, now)
+
+    def done(self, message: Message, now: float) -> None:
+        """A message handed out by poll, consume or batches is done."""
+        key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
+        assignment = self._consumer.assignments.get(key)
+        if assignment is None or assignment.over or not assignment.tracker.mark(message):
+            self.ignored_done[key] += 1
+            return
+        if assignment.stage is Stage.REVOKING:
+            self._consumer.try_finish(assignment, now)
+
+    def done_run(self, run: Run, now: float) -> None:
+        """A whole run (a batch) is done."""
+        assignment = run.assignment
+        if assignment.over or not assignment.tracker.mark_run(run):
+            self.ignored_done[assignment.key] += len(run.messages)
+            return
+        if assignment.stage is Stage.REVOKING:
+            self._consumer.try_finish(assignment, now)
+
+    def leave_run(self, run: Run, now: float) -> None:
+        """An iterating thread leaves its run; the rest comes again, to this consumer or the next holder."""
+        assignment = run.assignment
+        covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
+        rest = assignment.tracker.close_run(run)
+        if assignment.over:
+            self.ignored_done[assignment.key] += run.cursor - run.done_count
+        elif assignment.stage is Stage.REVOKING:
+            self._consumer.try_finish(assignment, now)
+        elif rest:
+            assignment.put_back(rest, covers_from)
+            if assignment not in self._turns:
+                self._turns.insert(0, assignment)
+
+    def in_hand(self, assignments: Iterable[Assignment]) -> int:
+        """Messages handed out and not done."""
+        total = 0
+        for assignment in assignments:
+            assignment.tracker.follow()
+            total += assignment.tracker.in_hand
+        return total

@@ -1,0 +1,85 @@
+"""What the engine wants done. The shell carries effects out in order and reports back with events.
+
+An effect is data: the engine never calls anybody. Offsets, partitions and times are as in PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from rationalizer import Record
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.assignment import Assignment
+
+__all__ = ["Append", "Call", "Callback", "Effect", "LookUp", "StartFetch", "StopFetch", "Warn"]
+
+Key = tuple[str, int]
+Start = str | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append a record to a CP; answer with ``Engine.acked(token, …)``."""
+
+    cp: int
+    record: Record
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFetch:
+    """Fetch a data partition from offset on (again, if it is fetched already)."""
+
+    consumer: int
+    key: Key
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopFetch:
+    """Fetch a data partition no longer, and drop what was fetched."""
+
+    consumer: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Ask the leader for log start, log end and (for a start other than earliest) the start offset.
+
+    Answer with ``Engine.located(assignment, …)``.
+    """
+
+    assignment: Assignment
+    start: Start
+
+
+class Callback(StrEnum):
+    """The callbacks a user may hand to a consumer."""
+
+    ASSIGN = "on_assign"
+    REVOKE = "on_revoke"
+    LOST = "on_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a callback of the user; answer with ``Engine.called(…)`` when it has returned or raised."""
+
+    consumer: int
+    callback: Callback
+    assignments: tuple[Assignment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell people (the log), because something was lost or skipped that they may miss."""
+
+    message: str
+
+
+Effect = Append | StartFetch | StopFetch | LookUp | Call | Warn

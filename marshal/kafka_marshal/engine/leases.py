@@ -1,0 +1,322 @@
+"""Our own leases: claiming, beating, releasing, and stopping in time.
+
+The life of a lease, as its client sees it::
+
+    WANTED ──claim applied as accepted──▶ HELD ──release sent──▶ RELEASING ──release applied──▶ (gone)
+       ▲                                   │
+       └── refused: wanted still           └──fenced, or not proven in time──▶ LOST (gone)
+
+* A grant counts when our own replica has applied it, never when a broker acknowledged it (T4).
+* ``hand_out_until`` is the one number a user's thread looks at before each message: our own clock's time until which
+  the lease is proven (T4), or 0 while it is in doubt (T5), being let go, or over.
+* Once a release was sent the epoch is over for us (C17); it is sent again until the log shows it.
+* A grant nobody wants any more is released at once (C17).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+from typing import Protocol
+
+from kafka_marshal.engine.effects import Append, Effect
+from kafka_marshal.engine.proofs import Proof, Proofs
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
+from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition
+
+__all__ = ["LeaseBook", "LeaseOwner", "LeaseState", "Outbox", "OwnLease"]
+
+Key = tuple[str, int]
+
+
+class LeaseState(StrEnum):
+    """Where a lease of ours stands."""
+
+    WANTED = "wanted"
+    HELD = "held"
+    RELEASING = "releasing"
+    LOST = "lost"
+
+
+class LeaseOwner(Protocol):
+    """Whom a lease is for: a consumer's assignment, or a user who claimed by hand."""
+
+    def granted(self, now: float) -> None:
+        """The log granted the lease."""
+
+    def refused(self, code: str, now: float) -> None:
+        """A claim was rejected (HELD, PAUSED, NOT_FRESH …)."""
+
+    def lost(self, reason: str, now: float) -> None:
+        """The lease is over, not by our will."""
+
+    def released(self, now: float) -> None:
+        """The log shows our release."""
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat of ours was applied."""
+
+    def progress_to_report(self) -> int | None:
+        """The last_offset for the next beat; None: nothing new."""
+
+
+class OwnLease:
+    """One lease that we hold, want or are letting go."""
+
+    __slots__ = (
+        "claim_sends",
+        "claim_sent_at",
+        "cp",
+        "epoch",
+        "hand_out_until",
+        "heartbeat_interval_ms",
+        "in_doubt_since",
+        "key",
+        "last_release",
+        "owner",
+        "proof_log_time",
+        "proof_sent_at",
+        "release_sent_at",
+        "state",
+        "stopped",
+        "valid_until",
+    )
+
+    def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: LeaseOwner) -> None:
+        self.key = key
+        self.cp = cp
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.owner = owner
+        self.state = LeaseState.WANTED
+        self.epoch = -1
+        #: Our own clock's time until which the lease is proven (T4).
+        self.valid_until = 0.0
+        #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
+        self.hand_out_until = 0.0
+        #: Nothing more is handed out: it is being let go.
+        self.stopped = False
+        #: Since when log time runs ahead of our clock (T5).
+        self.in_doubt_since: float | None = None
+        self.proof_sent_at = 0.0
+        self.proof_log_time = 0
+        #: When the claim that is under way was sent; None: none is.
+        self.claim_sent_at: float | None = None
+        self.claim_sends: list[float] = []
+        self.release_sent_at = 0.0
+        self.last_release: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self.state is LeaseState.HELD
+
+    def refresh(self) -> None:
+        """Work out hand_out_until anew."""
+        usable = self.held and not self.stopped and self.in_doubt_since is None
+        self.hand_out_until = self.valid_until if usable else 0.0
+
+
+class Outbox:
+    """Collects effects, and numbers the records to append."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self._next_token = 0
+
+    def append(self, cp: int, record: Record) -> int:
+        """Have a record appended; returns the token under which its acknowledgement comes back."""
+        self._next_token += 1
+        self.effects.append(Append(cp, record, self._next_token))
+        return self._next_token
+
+    def add(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        taken, self.effects = self.effects, []
+        return taken
+
+
+class LeaseBook:
+    """All our leases, and the beats that keep them."""
+
+    def __init__(self, settings: EngineSettings, outbox: Outbox, rng: Random) -> None:
+        self._settings = settings
+        self._outbox = outbox
+        self._rng = rng
+        self._proofs = Proofs()
+        self._next_beat: dict[int, float] = {}
+        self._next_forget = 0.0
+        self.leases: dict[Key, OwnLease] = {}
+
+    @property
+    def _ids(self) -> tuple[str, str, str]:
+        return self._settings.instance_id, self._settings.client_id, self._settings.group_id
+
+    def want(self, key: Key, cp: int, owner: LeaseOwner) -> OwnLease:
+        """Note that we want a lease; ``claim`` sends the claim."""
+        lease = OwnLease(key, cp, self._settings.heartbeat_interval_ms, owner)
+        self.leases[key] = lease
+        return lease
+
+    def claim(self, lease: OwnLease, now: float, *, take_over: bool = False) -> None:
+        """Send a claim, or, while starting, a takeover of our predecessor's lease (C3, C7)."""
+        topic, partition = lease.key
+        record = (
+            Heartbeat(*self._ids, topic, partition, None, None)
+            if take_over
+            else ClaimingPartition(*self._ids, topic, partition, self._settings.heartbeat_interval_ms)
+        )
+        token = self._outbox.append(lease.cp, record)
+        self._proofs.sent(token, lease.cp, now)
+        lease.claim_sent_at = now
+        lease.claim_sends.append(now)
+
+    def drop(self, lease: OwnLease) -> None:
+        """Want it no longer. A claim under way that is granted later is released then (C17)."""
+        if self.leases.get(lease.key) is lease:
+            del self.leases[lease.key]
+        lease.state = LeaseState.LOST
+        lease.refresh()
+
+    def grant(
+        self, lease: OwnLease, epoch: int, offset: int, log_time: int, heartbeat_interval_ms: int, now: float
+    ) -> None:
+        """Our replica applied our claim (or takeover) as accepted.
+
+        Until the acknowledgement tells which sending it was, the earliest one still possible counts (T4).
+        """
+        hi = heartbeat_interval_ms
+        horizon = now - self._settings.heartbeat_interval_ms
+        sent_at = min([at for at in lease.claim_sends if at >= horizon], default=now - hi)
+        lease.claim_sends.clear()
+        lease.claim_sent_at = None
+        lease.heartbeat_interval_ms = hi
+        lease.state = LeaseState.HELD
+        lease.epoch = epoch
+        self._prove(lease, sent_at, log_time)
+        self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
+        self._next_beat.setdefault(lease.cp, self._beat_time(hi, now))
+        lease.owner.granted(now)
+
+    def beat(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
+        """Beat one lease out of turn, with an offset (P9, or a user's own heartbeat)."""
+        token = self._outbox.append(lease.cp, Heartbeat(*self._ids, *lease.key, lease.epoch, last_offset))
+        self._proofs.sent(token, lease.cp, now)
+
+    def beat_soon(self, cp: int, now: float) -> None:
+        """Beat the leases of a CP at the next wake."""
+        self._next_beat[cp] = now
+
+    def release(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
+        """Send the release; from here on the epoch is over for us (C17)."""
+        lease.state = LeaseState.RELEASING
+        lease.last_release = last_offset
+        lease.release_sent_at = now
+        lease.refresh()
+        self.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
+
+    def release_epoch(self, key: Key, cp: int, epoch: int, last_offset: int | None) -> None:
+        """Release an epoch of ours, whether or not a lease object stands for it (C17)."""
+        self._outbox.append(cp, ReleasingPartition(*self._ids, *key, epoch, last_offset))
+
+    def lose(self, lease: OwnLease, reason: str, now: float) -> None:
+        """The lease is over, not by our will."""
+        if self.leases.get(lease.key) is lease:
+            del self.leases[lease.key]
+        lease.state = LeaseState.LOST
+        lease.refresh()
+        lease.owner.lost(reason, now)
+
+    def beat_applied(self, cp: int, offset: int, log_time: int, beaten: list[tuple[Key, int]], now: float) -> None:
+        """Our replica applied a record of ours that moved the last beat of these (key, epoch)s."""
+        self._credit(self._proofs.applied(cp, offset, log_time, beaten, now))
+
+    def acked(self, token: int, offset: int | None) -> None:
+        """The broker acknowledged an append at this offset (None: failed, or no offset told)."""
+        self._credit(self._proofs.acked(token, offset))
+
+    def _credit(self, proof: Proof | None) -> None:
+        if proof is None:
+            return
+        for key, epoch in proof.leases:
+            lease = self.leases.get(key)
+            if lease is not None and lease.held and lease.epoch == epoch and proof.sent_at >= lease.proof_sent_at:
+                self._prove(lease, proof.sent_at, proof.log_time)
+
+    @staticmethod
+    def _prove(lease: OwnLease, sent_at: float, log_time: int) -> None:
+        lease.proof_sent_at = sent_at
+        lease.proof_log_time = log_time
+        lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)
+        if lease.in_doubt_since is not None and sent_at > lease.in_doubt_since:
+            lease.in_doubt_since = None
+        lease.refresh()
+
+    def log_time_moved(self, cp: int, log_time: int, now: float) -> None:
+        """T5: where log time ran ahead of our clock, hand out nothing until a later beat is accepted."""
+        for lease in self.leases.values():
+            if lease.cp != cp or not lease.held:
+                continue
+            ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
+            if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
+                if lease.in_doubt_since is None:
+                    self.beat_soon(cp, now)
+                lease.in_doubt_since = now
+                lease.proof_log_time = log_time
+                lease.proof_sent_at = now
+                lease.refresh()
+
+    def wake(self, now: float, silent_cps: frozenset[int]) -> None:
+        """Lose what is not proven any more, send due beats (none in silent CPs: the group is paused), repeat releases."""
+        for lease in list(self.leases.values()):
+            if lease.held and now >= lease.valid_until:
+                self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)
+        beating: dict[int, list[OwnLease]] = {}
+        for lease in self.leases.values():
+            if lease.held:
+                beating.setdefault(lease.cp, []).append(lease)
+            elif lease.state is LeaseState.RELEASING and now - lease.release_sent_at >= lease.heartbeat_interval_ms:
+                self.release(lease, lease.last_release, now)
+        for cp in [cp for cp in self._next_beat if cp not in beating]:
+            del self._next_beat[cp]
+        for cp, leases in beating.items():
+            interval = min(lease.heartbeat_interval_ms for lease in leases)
+            if now >= self._next_beat.get(cp, 0.0):
+                self._next_beat[cp] = self._beat_time(interval, now)
+                if cp not in silent_cps:
+                    self._send_beats(cp, leases, now)
+        if now >= self._next_forget:
+            self._next_forget = now + self._settings.heartbeat_interval_ms
+            self._proofs.forget_before(
+                now - 4 * max((x.heartbeat_interval_ms for x in self.leases.values()), default=0)
+            )
+
+    def beat_all(self, now: float) -> None:
+        """Beat every lease now."""
+        for cp in sorted({lease.cp for lease in self.leases.values() if lease.held}):
+            self._send_beats(cp, [lease for lease in self.leases.values() if lease.held and lease.cp == cp], now)
+
+    def _beat_time(self, interval_ms: int, now: float) -> float:
+        return now + interval_ms / BEATS_PER_INTERVAL * self._rng.uniform(0.8, 1.0)
+
+    def _send_beats(self, cp: int, leases: list[OwnLease], now: float) -> None:
+        entries = [BeatEntry(*x.key, x.epoch, x.owner.progress_to_report()) for x in leases]
+        for start in range(0, len(entries), MAX_BATCH_ENTRIES):
+            chunk = entries[start : start + MAX_BATCH_ENTRIES]
+            one = chunk[0]
+            record: Record = (
+                Heartbeat(*self._ids, one.topic, one.partition, one.epoch, one.last_offset)
+                if len(chunk) == 1
+                else HeartbeatBatch(*self._ids, tuple(chunk))
+            )
+            self._proofs.sent(self._outbox.append(cp, record), cp, now)
+
+    def deadline(self) -> float:
+        """When ``wake`` has something to do again."""
+        times = list(self._next_beat.values())
+        for lease in self.leases.values():
+            if lease.held:
+                times.append(lease.valid_until)
+            elif lease.state is LeaseState.RELEASING:
+                times.append(lease.release_sent_at + lease.heartbeat_interval_ms)
+        return min(times, default=float("inf"))

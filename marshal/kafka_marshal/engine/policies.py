@@ -1,0 +1,273 @@
+"""Who claims what: policies are pure functions of (view, own leases, now) to wishes.
+
+A policy sees the subscription's partitions and who holds them, and answers which it would like to claim, which to
+let go, and which held one to *ask for*: a claim on a held partition is a visible wish (C4), on which the holder
+may act. Nothing here talks to Kafka; the engine turns wishes into records, one claim under way per partition.
+
+Policies combine with ``&``: ``Balanced() & MaxClaims(4)``. Each one refines the wishes of those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import xxhash
+
+__all__ = [
+    "MAX_CYCLES",
+    "Balanced",
+    "Cycle",
+    "Greedy",
+    "MaxClaims",
+    "PartitionView",
+    "Policy",
+    "ReleaseIfBehind",
+    "View",
+    "WholeTopic",
+    "Wishes",
+]
+
+Key = tuple[str, int]
+
+
+#: How many cycles a view remembers: more than any sensible ``ReleaseIfBehind(cycles=…)``.
+MAX_CYCLES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """How we kept up with one partition during one HI."""
+
+    #: Log end minus what is done, in messages.
+    lag: int
+    #: Messages a second that we handled.
+    speed: float
+    #: Messages a second that were appended.
+    growth: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """One partition of the subscription, as far as a policy cares."""
+
+    #: client_id of the holder; None: free, or silent for so long that a claim would win (C3).
+    holder: str | None
+    #: Our own clock's time (ms) since when nobody holds it; None while somebody does.
+    free_since: float | None = None
+    #: How we kept up, oldest first, one entry every HI, at most :data:`MAX_CYCLES`. Only for own leases.
+    cycles: tuple[Cycle, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The subscription as one client sees it: a snapshot, equal for all clients up to what is under way."""
+
+    client_id: str
+    heartbeat_interval_ms: int
+    #: All partitions of the subscription, sorted by topic and partition.
+    partitions: Mapping[Key, PartitionView]
+    #: Clients that asked for a held partition within the last 2 · HI (C4).
+    waiting: frozenset[str] = frozenset()
+    #: Held partitions that were asked for, most recent last.
+    asked_for: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a policy would like. Order is preference."""
+
+    claim: tuple[Key, ...] = ()
+    release: tuple[Key, ...] = ()
+    #: Held by others; claimed to be seen waiting, at most one every HI.
+    ask: tuple[Key, ...] = ()
+
+
+class Policy:
+    """Base of all policies. Write your own by overriding :meth:`wishes`."""
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        """What we would like, given the view, our own leases (sorted; those being let go are left out), and now (ms)."""
+        return self.refine(Wishes(), view, own, now)
+
+    def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        """Change the wishes of the policies before this one (for ``&``). By default: replace them."""
+        return self.wishes(view, own, now)
+
+    def __and__(self, other: Policy) -> Policy:
+        return _Both(self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Both(Policy):
+    first: Policy
+    second: Policy
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self.second.refine(self.first.wishes(view, own, now), view, own, now)
+
+    def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self.second.refine(self.first.refine(wishes, view, own, now), view, own, now)
+
+
+def _affinity(client_id: str, key: Key) -> int:
+    """Rendezvous hash: newcomers reach for different partitions first, so that few claims collide."""
+    return xxhash.xxh64_intdigest(f"{client_id}\0{key[0]}\0{key[1]}".encode())
+
+
+def _free(view: View) -> list[Key]:
+    return sorted(
+        (key for key, partition in view.partitions.items() if partition.holder is None),
+        key=lambda key: _affinity(view.client_id, key),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy(Policy):
+    """Claim everything that is free or expired; never let go, never ask."""
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        mine = set(own)
+        return Wishes(claim=tuple(key for key in _free(view) if key not in mine))
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced(Policy):
+    """Everyone ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
+
+    The n members are the holders, those who asked lately, and ourselves. Who holds most now keeps the larger share.
+    One below its share claims what is free; where too little is free it asks, and the holders above their share
+    let go as many as are missing, those with most first. A partition that stayed free for longer than HI is
+    claimed by anyone: nothing lies idle because a member that counts cannot take it.
+    """
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        counts = self._counts(view, own)
+        shares = self._shares(counts, len(view.partitions))
+        mine = set(own)
+        free = [key for key in _free(view) if key not in mine]
+        missing = shares[view.client_id] - len(own)
+        if missing > 0:
+            claim = tuple(free[:missing])
+            return Wishes(claim=claim, ask=self._ask(view, counts, shares) if len(claim) < missing else ())
+        idle = tuple(
+            key
+            for key in free
+            if (since := view.partitions[key].free_since) is not None and now - since > view.heartbeat_interval_ms
+        )
+        return Wishes(claim=idle, release=() if idle else self._release(view, own, counts, shares, len(free)))
+
+    @staticmethod
+    def _counts(view: View, own: tuple[Key, ...]) -> dict[str, int]:
+        counts = dict.fromkeys(sorted(view.waiting), 0)
+        mine = set(own)
+        for key, partition in view.partitions.items():
+            if partition.holder is not None and key not in mine and partition.holder != view.client_id:
+                counts[partition.holder] = counts.get(partition.holder, 0) + 1
+        counts[view.client_id] = len(own)
+        return counts
+
+    @staticmethod
+    def _shares(counts: Mapping[str, int], partitions: int) -> dict[str, int]:
+        base, larger = divmod(partitions, len(counts))
+        order = sorted(counts, key=lambda client: (-counts[client], client))
+        return {client: base + (1 if place < larger else 0) for place, client in enumerate(order)}
+
+    @staticmethod
+    def _ask(view: View, counts: Mapping[str, int], shares: Mapping[str, int]) -> tuple[Key, ...]:
+        """Held partitions of those who hold more than their share, the richest first."""
+        above = {client for client in counts if counts[client] > shares[client]}
+        keys = [key for key, partition in view.partitions.items() if partition.holder in above]
+        keys.sort(key=lambda key: (-counts[view.partitions[key].holder or ""], _affinity(view.client_id, key)))
+        return tuple(keys)
+
+    @staticmethod
+    def _release(
+        view: View, own: tuple[Key, ...], counts: Mapping[str, int], shares: Mapping[str, int], free: int
+    ) -> tuple[Key, ...]:
+        """Our part of what those who asked are missing: every holder above its share works it out alike."""
+        wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
+        left = {client: counts[client] for client in counts if counts[client] > shares[client]}
+        quota = 0
+        while wanted > 0 and left:
+            giver = min(left, key=lambda client: (-left[client], client))
+            left[giver] -= 1
+            wanted -= 1
+            if giver == view.client_id:
+                quota += 1
+            if left[giver] <= shares[giver]:
+                del left[giver]
+        asked = [key for key in view.asked_for if key in set(own)]
+        rest = sorted((key for key in own if key not in set(asked)), key=lambda key: _affinity(view.client_id, key))
+        return tuple((asked + rest[::-1])[:quota])
+
+
+@dataclass(frozen=True, slots=True)
+class MaxClaims(Policy):
+    """At most this many partitions in all; above it the last ones are let go. Alone, it is Greedy up to the limit."""
+
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"MaxClaims needs a limit of at least 1, not {self.limit}")
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self.refine(Greedy().wishes(view, own, now), view, own, now)
+
+    def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        kept = [key for key in own if key not in set(wishes.release)]
+        room = self.limit - len(kept)
+        if room >= 0:
+            return replace(wishes, claim=wishes.claim[:room], ask=wishes.ask if room else ())
+        return Wishes(release=wishes.release + tuple(kept[self.limit :]))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTopic(Policy):
+    """A topic as one piece: partition 0 is its key. Who holds it claims the rest, who does not lets go of the rest."""
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self.refine(Greedy().wishes(view, own, now), view, own, now)
+
+    def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        letting_go = {topic for topic, partition in wishes.release if partition == 0}
+        topics = {topic for topic, partition in own if partition == 0} - letting_go
+        mine = set(own)
+        keys = [key for key in wishes.claim if key[1] == 0]
+        rest = [key for key in _free(view) if key[0] in topics and key[1] != 0 and key not in mine]
+        orphans = tuple(key for key in own if key[0] not in topics and key[1] != 0)
+        release = tuple(key for key in wishes.release if key[1] == 0) + orphans
+        return Wishes(
+            claim=tuple(keys + rest),
+            release=tuple(dict.fromkeys(release)),
+            ask=tuple(key for key in wishes.ask if key[1] == 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseIfBehind(Policy):
+    """Give up what we cannot keep up with.
+
+    A partition is unhealthy in a cycle (one HI) when more is appended than we handle and the lag predicted two
+    cycles ahead is above ``max_lag`` messages. After ``cycles`` unhealthy cycles in a row it is let go; equal
+    speeds are healthy. Alone, it claims like :class:`Balanced`.
+    """
+
+    max_lag: int = 1_000
+    cycles: int = 3
+
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self.refine(Balanced().wishes(view, own, now), view, own, now)
+
+    def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        behind = tuple(key for key in own if key in view.partitions and self._is_behind(view.partitions[key], view))
+        return replace(wishes, release=tuple(dict.fromkeys(wishes.release + behind))) if behind else wishes
+
+    def _is_behind(self, partition: PartitionView, view: View) -> bool:
+        recent = partition.cycles[-self.cycles :]
+        two_cycles_s = 2 * view.heartbeat_interval_ms / 1000
+        return len(recent) == self.cycles and all(
+            cycle.growth > cycle.speed and cycle.lag + (cycle.growth - cycle.speed) * two_cycles_s > self.max_lag
+            for cycle in recent
+        )

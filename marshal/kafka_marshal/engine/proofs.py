@@ -1,0 +1,70 @@
+"""Which of our records the log has proven, and when we had sent them (T4).
+
+A lease is ours until 2 · HI − margin after we *sent* the last record that our own replica has applied as accepted and
+that moved the last beat. Beats look alike, and a retry may write two copies, so a record seen in the log is matched
+with its sending by its offset, which the broker's acknowledgement names. The acknowledgement alone proves nothing,
+the applied record alone does not say when it was sent; whichever comes second completes the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Proof", "Proofs"]
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """These leases, at these epochs, were beaten by a record sent at sent_at."""
+
+    #: Our own clock (ms) when the record was handed to the producer.
+    sent_at: float
+    #: Log time right after the record was applied (for T5).
+    log_time: int
+    #: (key, epoch) of every lease it kept alive.
+    leases: tuple[tuple[Key, int], ...]
+
+
+class Proofs:
+    """Matches sendings, acknowledgements and applied records."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, tuple[int, float]] = {}
+        self._acked: dict[tuple[int, int], float] = {}
+        self._applied: dict[tuple[int, int], tuple[int, tuple[tuple[Key, int], ...], float]] = {}
+
+    def sent(self, token: int, cp: int, now: float) -> None:
+        """A record that moves the last beat was handed to the producer."""
+        self._sent[token] = (cp, now)
+
+    def acked(self, token: int, offset: int | None) -> Proof | None:
+        """The broker answered. None as offset: failed, or written without telling where."""
+        sending = self._sent.pop(token, None)
+        if sending is None or offset is None:
+            return None
+        cp, sent_at = sending
+        applied = self._applied.pop((cp, offset), None)
+        if applied is None:
+            self._acked[cp, offset] = sent_at
+            return None
+        log_time, leases, _ = applied
+        return Proof(sent_at, log_time, leases)
+
+    def applied(
+        self, cp: int, offset: int, log_time: int, leases: Sequence[tuple[Key, int]], now: float
+    ) -> Proof | None:
+        """Our replica applied a record of ours that moved the last beat of these leases."""
+        sent_at = self._acked.pop((cp, offset), None)
+        if sent_at is None:
+            self._applied[cp, offset] = (log_time, tuple(leases), now)
+            return None
+        return Proof(sent_at, log_time, tuple(leases))
+
+    def forget_before(self, time: float) -> None:
+        """Drop what was sent or applied before time: too old to prove anything."""
+        self._sent = {token: sending for token, sending in self._sent.items() if sending[1] >= time}
+        self._acked = {place: sent_at for place, sent_at in self._acked.items() if sent_at >= time}
+        self._applied = {place: entry for place, entry in self._applied.items() if entry[2] >= time}

@@ -1,0 +1,55 @@
+"""What an engine is told once, and the times the protocol derives from the heartbeat interval (HI).
+
+All times are milliseconds. Log times are ints; times of our own clock are floats, taken from a monotonic clock
+that counts suspend (T4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "BEATS_PER_INTERVAL",
+    "EXPIRY_JITTER_SHARE",
+    "MARGIN_FLOOR_MS",
+    "MAX_BATCH_ENTRIES",
+    "MAX_IN_HAND_MESSAGES",
+    "EngineSettings",
+    "proof_margin_ms",
+]
+
+#: Beats go out every HI / 3 (T4), so that two in a row may be lost before a lease turns unknown.
+BEATS_PER_INTERVAL = 3
+
+#: Below 20 ms a margin would be less than what one scheduling hiccup takes (T4).
+MARGIN_FLOOR_MS = 20.0
+
+#: A waiting client claims an expired lease up to this share of HI late, at random, so that a fleet appends few.
+EXPIRY_JITTER_SHARE = 0.02
+
+#: Entries of one HeartbeatBatch. 1,000 entries of the longest ids stay below the 900,000 bytes of L1.
+MAX_BATCH_ENTRIES = 1_000
+
+#: Messages handed out and not done, of one partition. Beyond it nothing more of that partition is handed out, so
+#: that the intervals between them stay below P5's 60,000, however they are done.
+MAX_IN_HAND_MESSAGES = 50_000
+
+
+def proof_margin_ms(heartbeat_interval_ms: int) -> float:
+    """The margin of T4: max(20 ms, HI / 10)."""
+    return max(MARGIN_FLOOR_MS, heartbeat_interval_ms / 10)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Who we are, and how the coordination topic is cut."""
+
+    group_id: str
+    #: Unique within the group at a time; stable over restarts if leases are to be kept over them (C7).
+    client_id: str
+    #: Unique for ever: one per Marshal.
+    instance_id: str
+    #: Number of partitions of the coordination topic (N of L3).
+    coordination_partitions: int
+    #: HI of the leases we claim (C2).
+    heartbeat_interval_ms: int

@@ -1,0 +1,63 @@
+"""Which partitions a consumer is interested in: names and patterns, matched against the cluster's topics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from kafka_marshal.adapters.interface import TopicInfo
+
+__all__ = ["Subscription"]
+
+Key = tuple[str, int]
+
+
+class Subscription:
+    """Topics by name, or by a regular expression starting with ``^`` as in confluent-kafka.
+
+    A named topic may not exist yet. Patterns leave out Kafka's internal topics and our own coordination topics.
+    """
+
+    def __init__(self, topics: Iterable[str], coordination_topic: str) -> None:
+        wanted = list(dict.fromkeys(topics))
+        self.names = frozenset(topic for topic in wanted if not topic.startswith("^"))
+        self.patterns = tuple(re.compile(topic) for topic in wanted if topic.startswith("^"))
+        self._coordination = coordination_topic
+        self._counts: dict[str, int] = {}
+        self._ids: dict[str, str] = {}
+        #: All partitions known, sorted.
+        self.partitions: tuple[Key, ...] = ()
+        #: Topics that match and exist.
+        self.topics: frozenset[str] = self.names
+        #: Partitions that appeared while we were watching: they start at the earliest offset (P9).
+        self.grown: set[Key] = set()
+
+    def matches(self, info: TopicInfo) -> bool:
+        if info.name in self.names:
+            return True
+        hidden = info.internal or info.name.startswith((self._coordination, "__"))
+        return not hidden and any(pattern.match(info.name) for pattern in self.patterns)
+
+    def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
+        """Take in what the cluster has now. Returns the topics that are gone, and those made anew."""
+        first_look = not self._counts and not self.partitions
+        found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
+        gone = set(self._counts) - set(found)
+        recreated: set[str] = set()
+        for name, info in found.items():
+            old = self._counts.get(name)
+            old_id = self._ids.get(name, "")
+            if old_id and info.topic_id and old_id != info.topic_id:
+                recreated.add(name)
+            if old is None and not first_look:
+                self.grown.update((name, partition) for partition in range(info.partitions))
+            elif old is not None and info.partitions > old:
+                self.grown.update((name, partition) for partition in range(old, info.partitions))
+            self._counts[name] = info.partitions
+            self._ids[name] = info.topic_id or old_id
+        for name in gone:
+            del self._counts[name]
+            self._ids.pop(name, None)
+        self.topics = frozenset(self._counts) | self.names
+        self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))
+        return gone, recreated

@@ -1,0 +1,145 @@
+"""What of one assignment is in hand, and what is done (C14, P6).
+
+Messages are handed out in *runs*: consecutive messages of one partition under one epoch. A run is followed in one of
+two ways. Plain iteration keeps a cursor: everything before it is done, at the cost of one store a message. All other
+ways are explicit: ``done(message)`` in any order, from any thread.
+
+Offsets that Kafka never delivers (compaction, transaction markers) are done with the next delivered one (P6).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import Message
+from rationalizer import Progress
+from rationalizer.limits import MAX_OFFSET
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.assignment import Assignment
+
+__all__ = ["Run", "Tracker", "offset_of"]
+
+
+def offset_of(message: Message) -> int:
+    """The offset of a fetched message, which always has one."""
+    offset = message.offset()
+    if offset is None:
+        raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
+    return offset
+
+
+class Run:
+    """Consecutive messages of one assignment, handed out together."""
+
+    __slots__ = ("assignment", "covers_from", "cursor", "done_count", "iterating", "marks", "messages", "since")
+
+    def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
+        self.assignment = assignment
+        self.messages = messages
+        #: The first offset that is done together with the first message.
+        self.covers_from = covers_from
+        #: Followed by its cursor (plain iteration); else explicitly.
+        self.iterating = iterating
+        #: Messages before this index are done. Stored by the iterating thread, read by the engine.
+        self.cursor = 0
+        #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
+        self.since = now
+        self.done_count = 0
+        #: For explicit runs: which messages are done.
+        self.marks = bytearray(0 if iterating else len(messages))
+
+    def index(self, offset: int) -> int | None:
+        """Where the message with this offset stands, None if it is not here."""
+        messages = self.messages
+        guess = offset - offset_of(messages[0])
+        if 0 <= guess < len(messages) and messages[guess].offset() == offset:
+            return guess
+        place = bisect_left(messages, offset, key=offset_of)
+        return place if place < len(messages) and messages[place].offset() == offset else None
+
+    def covered(self, first: int, last: int) -> tuple[int, int]:
+        """The offsets that are done when the messages at index first … last are."""
+        start = self.covers_from if first == 0 else offset_of(self.messages[first - 1]) + 1
+        return start, offset_of(self.messages[last])
+
+
+class Tracker:
+    """Follows the messages of one assignment from hand-out to done."""
+
+    def __init__(self, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
+        #: What is done, as far as we know: the log's progress at the start, and what was done here since.
+        self.done = Progress()
+        if stable >= 0:
+            self.done.through(stable)
+        if ranges:
+            self.done.commit(list(ranges), MAX_OFFSET)
+        self.runs: list[Run] = []
+        self.in_hand = 0
+
+    def hand_out(self, run: Run) -> None:
+        """A run goes to the user."""
+        self.runs.append(run)
+        self.in_hand += len(run.messages)
+
+    def mark(self, message: Message) -> bool:
+        """One explicitly handed-out message is done. False: it is not in hand here, or was done before."""
+        offset = offset_of(message)
+        for run in self.runs:
+            if run.iterating:
+                continue
+            place = run.index(offset)
+            if place is None or run.messages[place] is not message:
+                continue
+            if run.marks[place]:
+                return False
+            run.marks[place] = 1
+            run.done_count += 1
+            self.in_hand -= 1
+            self._commit(run, place, place)
+            if run.done_count == len(run.messages):
+                self.runs.remove(run)
+            return True
+        return False
+
+    def mark_run(self, run: Run) -> bool:
+        """A whole run is done. False: it is not in hand here (any more)."""
+        if run not in self.runs:
+            return False
+        self.runs.remove(run)
+        self.in_hand -= len(run.messages) - run.done_count
+        self._commit(run, 0, len(run.messages) - 1)
+        return True
+
+    def follow(self) -> None:
+        """Take over what iterating threads have got done since the last look."""
+        for run in self.runs:
+            if run.iterating:
+                self._follow(run)
+
+    def _follow(self, run: Run) -> None:
+        cursor = run.cursor
+        if cursor > run.done_count:
+            self._commit(run, run.done_count, cursor - 1)
+            self.in_hand -= cursor - run.done_count
+            run.done_count = cursor
+
+    def close_run(self, run: Run) -> list[Message]:
+        """An iterating thread leaves its run; what it has not got done comes back, to be handed out again."""
+        if run not in self.runs:
+            return []
+        self._follow(run)
+        self.runs.remove(run)
+        rest = run.messages[run.cursor :]
+        self.in_hand -= len(rest)
+        return rest
+
+    def _commit(self, run: Run, first: int, last: int) -> None:
+        # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
+        self.done.commit([run.covered(first, last)], MAX_OFFSET)
+
+    def oldest_in_hand(self) -> float | None:
+        """Since when (ms, own clock) something is in hand without a break; None: nothing is."""
+        return min((run.since for run in self.runs), default=None)

@@ -1,0 +1,153 @@
+"""Every error a user of kafka-marshal can meet.
+
+::
+
+    MarshalError
+    ├── ConfigurationError          what you asked for cannot work; nothing was sent
+    ├── KafkaUnavailableError       no broker answered in time; leases end by themselves (T4)
+    │   ├── AuthenticationError     TLS or SASL refused us
+    │   └── AuthorizationError      an ACL forbids it
+    ├── CoordinationTopicError      the coordination topic cannot be trusted (L1, L2)
+    │   ├── TopicMissingError       it is not there: ``kafka-marshal init``
+    │   ├── TopicUnsafeError        its configuration would break leases (CreateTime, compaction …)
+    │   ├── TopicChangedError       its partition count or id changed, or its log was cut, under us (L2)
+    │   └── UpgradeRequiredError    the log was raised to a level this release does not know (E4)
+    ├── LeaseError
+    │   ├── HeldError               somebody else holds the lease (C3)
+    │   ├── GroupPausedError        an admin has paused the group (C10)
+    │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
+    │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
+    ├── ClientReplacedError         a newer instance of this client_id took over (C7)
+    ├── PositionLostError           the stored position lies outside the partition's log (P9, P11)
+    ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
+    ├── ClosedError                 the object was closed
+    └── ForkedError                 a Marshal made in the parent was used in a forked child
+
+Each message says what happened, what it means for the data, and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AdminError",
+    "AuthenticationError",
+    "AuthorizationError",
+    "ClaimTimeoutError",
+    "ClientReplacedError",
+    "ClosedError",
+    "ConfigurationError",
+    "CoordinationTopicError",
+    "ForkedError",
+    "GroupPausedError",
+    "HeldError",
+    "KafkaUnavailableError",
+    "LeaseError",
+    "LeaseLostError",
+    "MarshalError",
+    "PositionLostError",
+    "TopicChangedError",
+    "TopicMissingError",
+    "TopicUnsafeError",
+    "UpgradeRequiredError",
+]
+
+
+class MarshalError(Exception):
+    """Base of every error raised by kafka-marshal."""
+
+
+class ConfigurationError(MarshalError, ValueError):
+    """A setting is wrong or contradicts another one. Nothing was sent."""
+
+
+class KafkaUnavailableError(MarshalError):
+    """No broker answered in time. Work stops by itself when leases can't be proven any more (T4)."""
+
+
+class AuthenticationError(KafkaUnavailableError):
+    """The broker refused our TLS or SASL credentials, or speaks another security protocol."""
+
+
+class AuthorizationError(KafkaUnavailableError):
+    """An ACL forbids the operation named in the message."""
+
+
+class CoordinationTopicError(MarshalError):
+    """The coordination topic cannot be trusted; nothing is claimed on it (L1, L2)."""
+
+
+class TopicMissingError(CoordinationTopicError):
+    """The coordination topic does not exist."""
+
+
+class TopicUnsafeError(CoordinationTopicError):
+    """The coordination topic is configured so that leases could be lost or forged (L1)."""
+
+
+class TopicChangedError(CoordinationTopicError):
+    """Partition count, topic id or log start changed while, or before, we were reading (L2)."""
+
+
+class UpgradeRequiredError(CoordinationTopicError):
+    """The log was raised to a level that this release does not know (E4)."""
+
+    def __init__(self, message: str, *, level: int) -> None:
+        super().__init__(message)
+        #: The level the log asks for.
+        self.level = level
+
+
+class LeaseError(MarshalError):
+    """Something about one lease."""
+
+
+class HeldError(LeaseError):
+    """Somebody else holds the lease (C3)."""
+
+    def __init__(self, message: str, *, holder: str, since: int, freshness: str) -> None:
+        super().__init__(message)
+        #: client_id of the holder.
+        self.holder = holder
+        #: Log time (ms) of the holder's last beat.
+        self.since = since
+        #: "fresh", "unknown" or "stale" (C1), at the log time of the rejection.
+        self.freshness = freshness
+
+
+class GroupPausedError(LeaseError):
+    """An admin has paused the group (C10)."""
+
+    def __init__(self, message: str, *, client_id: str, expires: int) -> None:
+        super().__init__(message)
+        #: client_id of the pausing admin.
+        self.client_id = client_id
+        #: Log time (ms) at which the pause ends.
+        self.expires = expires
+
+
+class LeaseLostError(LeaseError):
+    """The lease ended, or can't be proven by our own clock (C5, T4, T5)."""
+
+
+class ClaimTimeoutError(LeaseError, TimeoutError):
+    """The log did not answer in time. Should the claim be granted later, it is released at once (C17)."""
+
+
+class ClientReplacedError(MarshalError):
+    """A newer instance with the same client_id took our leases over (C7). This one ends."""
+
+
+class PositionLostError(MarshalError):
+    """The stored position lies outside the data partition's log (P9, P11). Nothing is handed out."""
+
+
+class AdminError(MarshalError):
+    """An admin operation failed; the message names what changed and what did not (C11, C16)."""
+
+
+class ClosedError(MarshalError):
+    """The Marshal, Consumer or Lease was closed."""
+
+
+class ForkedError(MarshalError):
+    """A Marshal was used in a forked child. Make one in the child instead."""
