@@ -125,9 +125,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         "The proposal is not above both granted and stable.",
         "C12",
     ),
-    CodeRow(
-        INDIVIDUAL_COMMIT_TOO_OLD, "CommitRanges", False, "All of the ranges lie at or below stable.", "P4"
-    ),
+    CodeRow(INDIVIDUAL_COMMIT_TOO_OLD, "CommitRanges", False, "All of the ranges lie at or below stable.", "P4"),
     CodeRow(
         MAX_INDIVIDUAL_COMMIT_REACHED,
         "CommitRanges",

@@ -83,12 +83,7 @@ class Progress:
 
     def reposition(self, offset: int) -> str:
         """Put the position at `offset`, back or forward (C11): REPOSITIONED, or OK where nothing changed."""
-        if (
-            offset == self.stable
-            and self.granted == NOTHING_DONE
-            and self.pieces is None
-            and not self.intervals.firsts
-        ):
+        if offset == self.stable and self.granted == NOTHING_DONE and self.pieces is None and not self.intervals.firsts:
             return codes.OK
         self.stable = offset
         self.granted = NOTHING_DONE
@@ -96,7 +91,7 @@ class Progress:
         self.intervals.clear()
         return codes.REPOSITIONED
 
-    def commit(self, ranges: Iterable[tuple[int, int]]) -> str:
+    def commit(self, ranges: Iterable[tuple[int, int]], max_intervals: int = MAX_INTERVALS) -> str:
         """The offsets of `ranges` (at least one, first <= last) are done, for every key (P3-P5).
 
         OK or DUPLICATE_COMMIT; or, changing nothing, INDIVIDUAL_COMMIT_TOO_OLD or
@@ -114,7 +109,7 @@ class Progress:
             return codes.DUPLICATE_COMMIT
         moves_stable = splice.firsts[0] <= self.stable + 1
         left = len(self.intervals) - (splice.end - splice.start) + len(splice.firsts) - moves_stable
-        if left > MAX_INTERVALS:
+        if left > max_intervals:
             return codes.MAX_INDIVIDUAL_COMMIT_REACHED
         self.intervals.carry_out(splice)
         if moves_stable or self.pieces is not None:

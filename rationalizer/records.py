@@ -124,9 +124,7 @@ class BeatEntry:
 
     def __post_init__(self) -> None:
         if not ok.is_beat_entry((self.topic, self.partition, self.epoch, self.last_offset)):
-            raise InvalidRecordError(
-                f"BeatEntry: {self!r} is none: {ok.BEAT_ENTRY_WANTS}. Nothing was written."
-            )
+            raise InvalidRecordError(f"BeatEntry: {self!r} is none: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +137,7 @@ class HeartbeatBatch(Record):
     def own_fields(self) -> tuple[object, ...]:
         """The entries as on the wire: [topic, partition, epoch, last_offset] each."""
         if type(self.entries) is not tuple or any(type(entry) is not BeatEntry for entry in self.entries):
-            raise InvalidRecordError(
-                "HeartbeatBatch: entries must be a tuple of BeatEntry. Nothing was written."
-            )
+            raise InvalidRecordError("HeartbeatBatch: entries must be a tuple of BeatEntry. Nothing was written.")
         return (tuple((e.topic, e.partition, e.epoch, e.last_offset) for e in self.entries),)
 
     @classmethod
@@ -230,9 +226,7 @@ class Kind:
 
 def _kind(record: type[Record], belongs: Belongs, during_pause: DuringPause, *rules: Rule) -> Kind:
     names = tuple(field.name for field in fields(record))[3:]
-    return Kind(
-        record.TYPE, record.__name__, 1, cast("Any", record.of_fields), names, rules, belongs, during_pause
-    )
+    return Kind(record.TYPE, record.__name__, 1, cast("Any", record.of_fields), names, rules, belongs, during_pause)
 
 
 _LEASE = (ok.TOPIC, ok.PARTITION)

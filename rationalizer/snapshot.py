@@ -142,20 +142,14 @@ def _row(what: str, row: object, parts: int) -> Message:
 
 
 def _lease(row: object, next_offset: int, log_time: int) -> Lease:
-    group_id, topic, partition, client_id, instance_id, epoch, interval, last_beat, *progress = _row(
-        "lease", row, 11
-    )
-    _want(
-        ok.is_id(group_id) and ok.is_topic(topic) and ok.is_partition(partition), "a lease has no proper name"
-    )
+    group_id, topic, partition, client_id, instance_id, epoch, interval, last_beat, *progress = _row("lease", row, 11)
+    _want(ok.is_id(group_id) and ok.is_topic(topic) and ok.is_partition(partition), "a lease has no proper name")
     named = f"the lease {group_id}/{topic}/{partition}"
     free = client_id is None and instance_id is None
     _want(free or (ok.is_id(client_id) and ok.is_id(instance_id)), f"{named} has half a holder")
     _want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")
     _want(ok.HEARTBEAT_INTERVAL.holds(interval), f"the heartbeat interval of {named} is out of range")
-    _want(
-        ok.is_offset(last_beat) and last_beat <= log_time, f"the last beat of {named} lies after the log time"
-    )
+    _want(ok.is_offset(last_beat) and last_beat <= log_time, f"the last beat of {named} lies after the log time")
     lease = Lease(group_id, topic, partition)
     lease.client_id = client_id
     lease.instance_id = instance_id
@@ -220,6 +214,5 @@ def _are_triples(value: object) -> bool:
 
 def _are_pairs(value: object) -> bool:
     return type(value) is tuple and all(
-        type(pair) is tuple and len(pair) == 2 and ok.is_offset(pair[0]) and ok.is_offset(pair[1])
-        for pair in value
+        type(pair) is tuple and len(pair) == 2 and ok.is_offset(pair[0]) and ok.is_offset(pair[1]) for pair in value
     )

@@ -105,9 +105,7 @@ class Rule:
     wants: str
 
 
-BEAT_ENTRY_WANTS: Final = (
-    "a topic, a partition, an epoch of 0 … 2^63−1, and a last_offset of −1 … 2^63−1 or nil"
-)
+BEAT_ENTRY_WANTS: Final = "a topic, a partition, an epoch of 0 … 2^63−1, and a last_offset of −1 … 2^63−1 or nil"
 
 TOPIC: Final = Rule(is_topic, f"1 … {MAX_TOPIC_BYTES} UTF-8 bytes without control characters")
 PARTITION: Final = Rule(is_partition, "an int, 0 … 2^31−1")

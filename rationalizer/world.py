@@ -111,9 +111,7 @@ class World:
     def snapshot(self) -> bytes:
         """The canonical state (S1)."""
         return snapshot.write(
-            snapshot.State(
-                self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses()
-            )
+            snapshot.State(self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses())
         )
 
     def digest(self) -> str:

@@ -1,0 +1,322 @@
+"""Dumps and their replay: one format for people, tests and other programs (section 9).
+
+A dump is JSON Lines: a header, then one line a record, in the order in which it was read (D1). Writing gives
+`header_line` and `record_line`; reading gives `DumpReader`; `Replay` gives what `kafka-marshal replay` prints:
+
+    replay = Replay(open(path, "rb"), until={3: 17})      # reads the header: DumpError, UntilError
+    for outcome in replay.outcomes():                      # D2, one dict a record; DumpError on a bad line
+        print(json_of_outcome(outcome))
+    print(json_of_state(replay.state()))                   # D3, after (or instead of) the outcomes
+    replay.required_levels                                 # D4: {CP: level} where an Upgrade stopped it
+
+Everything here works on lines of bytes and never on paths; nothing is kept but the state, so a dump may be
+larger than memory. What was yielded before a DumpError means nothing (D1).
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, NoReturn
+
+from rationalizer import codes
+from rationalizer.lease import Lease
+from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE
+from rationalizer.world import World
+
+FORMAT: Final = 1
+
+#: Records that are replayed in one go where nobody asks for their outcomes.
+_CHUNK: Final = 4096
+
+
+class DumpError(ValueError):
+    """A line that is none of a dump (D1): `line_number`, counted from 1, and `why`.
+
+    The dump was cut or edited, or is of another format; what was concluded from it so far means nothing.
+    """
+
+    def __init__(self, line_number: int, why: str) -> None:
+        super().__init__(f"line {line_number}: {why}. What was read before it means nothing; mend the dump.")
+        self.line_number = line_number
+        self.why = why
+
+
+class UntilError(ValueError):
+    """An `until` that names what the dump can't have: the caller's mistake, not the dump's (D4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpHeader:
+    """The first line: the coordination topic's name and its number of CPs."""
+
+    topic: str
+    partitions: int
+
+
+class DumpRecord(NamedTuple):
+    """One record: its CP, its offset there, the broker's stamp in ms (−1 for none), its value or None."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    value: bytes | None
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+def header_line(header: DumpHeader) -> str:
+    """The first line of a dump, without its line end (D1)."""
+    return json.dumps({"topic": header.topic, "partitions": header.partitions, "format": FORMAT})
+
+
+def record_line(record: DumpRecord) -> str:
+    """The line of one record, without its line end (D1)."""
+    value = None if record.value is None else binascii.b2a_base64(record.value, newline=False).decode()
+    return json.dumps(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            "value": value,
+        }
+    )
+
+
+def json_of_outcome(outcome: Mapping[str, object]) -> str:
+    """One outcome as `kafka-marshal replay` prints it: one line (D2)."""
+    return json.dumps(outcome)
+
+
+def json_of_state(state: Mapping[str, object]) -> str:
+    """The state as `kafka-marshal replay --state` prints it (D3)."""
+    return json.dumps(state, indent=1)
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+class DumpReader:
+    """A dump's records, checked line by line (D1). `lines` is a file opened in binary mode, or the like.
+
+    The header is read at once (`header`); iterating gives the records. Both raise DumpError.
+    """
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._objects = _objects(lines)
+        first = next(self._objects, None)
+        if first is None:
+            raise DumpError(1, "the dump is empty; its first line must be the header")
+        self.header = _header(*first)
+
+    def __iter__(self) -> Iterator[DumpRecord]:
+        last: dict[int, int] = {}
+        for number, found in self._objects:
+            record = _record(number, found, self.header.partitions)
+            if record.offset <= last.get(record.partition, -1):
+                raise DumpError(
+                    number,
+                    f"offset {record.offset} of partition {record.partition} is not above "
+                    f"{last[record.partition]}, which came before it",
+                )
+            last[record.partition] = record.offset
+            yield record
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each line that is not empty. Lines end at a line feed and nowhere else."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip(b" \t\r\n"):
+            continue
+        try:
+            found = _DECODER.decode(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise DumpError(number, "it is not UTF-8") from None
+        except RecursionError:
+            raise DumpError(number, "it is nested too deep") from None
+        except ValueError as error:  # bad JSON, NaN, an int of thousands of digits
+            raise DumpError(number, f"it is not JSON ({error})") from None
+        if type(found) is not dict:
+            raise DumpError(number, "it is no JSON object")
+        yield number, found
+
+
+def _int(number: int, found: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = found.get(name)
+    if type(value) is not int or not low <= value <= high:  # a bool is no int
+        raise DumpError(number, f'"{name}" must be an int, {low} … {high}')
+    return value
+
+
+def _header(number: int, found: dict[str, Any]) -> DumpHeader:
+    form = found.get("format")
+    if type(form) is not int or form != FORMAT:
+        raise DumpError(number, f'the header must say "format": {FORMAT}')
+    topic = found.get("topic")
+    if type(topic) is not str:
+        raise DumpError(number, 'the header must name the "topic"')
+    return DumpHeader(topic, _int(number, found, "partitions", 1, MAX_PARTITION))
+
+
+def _record(number: int, found: dict[str, Any], partitions: int) -> DumpRecord:
+    return DumpRecord(
+        _int(number, found, "partition", 0, partitions - 1),
+        _int(number, found, "offset", 0, MAX_OFFSET),
+        _int(number, found, "timestamp", -MAX_TIME_MS - 1, MAX_TIME_MS),
+        _value(number, found),
+    )
+
+
+def _value(number: int, found: dict[str, Any]) -> bytes | None:
+    text = found.get("value", ...)
+    if text is None:
+        return None
+    if type(text) is not str:
+        raise DumpError(number, '"value" must be base64 or null')
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:  # binascii.Error, and text that is not ASCII
+        raise DumpError(number, '"value" is not base64') from None
+
+
+# -- replaying -------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """A dump, replayed: outcomes (D2), state (D3), and where it had to stop (D4).
+
+    `lines`: as for DumpReader. `until`: for some CPs the last offset to replay; what lies above it is read
+    and checked, and left out. Raises DumpError for the header, UntilError for an `until` that names no CP of
+    this dump.
+    """
+
+    def __init__(self, lines: Iterable[bytes], until: Mapping[int, int] | None = None) -> None:
+        reader = DumpReader(lines)
+        self.header = reader.header
+        self._until = dict(until or {})
+        for partition in self._until:
+            if not 0 <= partition < self.header.partitions:
+                raise UntilError(f"until names partition {partition}; the dump has 0 … {self.header.partitions - 1}")
+        self._records = iter(reader)
+        self._worlds: dict[int, World] = {}
+
+    def world(self, partition: int) -> World:
+        """The world of this CP as far as the replay has come."""
+        world = self._worlds.get(partition)
+        if world is None:
+            world = self._worlds[partition] = World(partition, self.header.partitions)
+        return world
+
+    @property
+    def required_levels(self) -> dict[int, int]:
+        """For each CP whose replay stopped at an Upgrade, the level it asks for (D4, E4)."""
+        return {
+            partition: world.required_level
+            for partition, world in sorted(self._worlds.items())
+            if world.required_level is not None
+        }
+
+    def outcomes(self) -> Iterator[dict[str, object]]:
+        """One dict a record, with the keys of D2 in their order. Raises DumpError at a bad line."""
+        for record in self._wanted():
+            outcome = self.world(record.partition).apply(record.offset, record.timestamp_ms, record.value)
+            if outcome.code == codes.UPGRADE_REQUIRED:
+                continue
+            line: dict[str, object] = {
+                "partition": record.partition,
+                "offset": record.offset,
+                "log_time": outcome.log_time,
+                "type": outcome.type,
+                "accepted": outcome.accepted,
+                "code": outcome.code,
+                "epoch": outcome.epoch,
+            }
+            if outcome.entries is not None:
+                line["entries"] = list(outcome.entries)
+            yield line
+
+    def state(self) -> dict[str, object]:
+        """The object of D3, after replaying what is left of the dump. Raises DumpError at a bad line."""
+        chunks: dict[int, list[tuple[int, int, bytes | None]]] = {}
+        waiting = 0
+        for partition, offset, timestamp_ms, value in self._wanted():
+            chunks.setdefault(partition, []).append((offset, timestamp_ms, value))
+            waiting += 1
+            if waiting == _CHUNK:
+                self._apply(chunks)
+                waiting = 0
+        self._apply(chunks)
+        return state(self.world(partition) for partition in range(self.header.partitions))
+
+    def _apply(self, chunks: dict[int, list[tuple[int, int, bytes | None]]]) -> None:
+        for partition, chunk in chunks.items():
+            self.world(partition).apply_many(chunk)
+        chunks.clear()
+
+    def _wanted(self) -> Iterator[DumpRecord]:
+        for record in self._records:
+            if record.offset <= self._until.get(record.partition, MAX_OFFSET):
+                yield record
+
+
+def state(worlds: Iterable[World]) -> dict[str, object]:
+    """The object of D3 for these worlds, which come in the order of their CPs."""
+    partitions: list[dict[str, object]] = []
+    leases: list[dict[str, object]] = []
+    pauses: list[dict[str, object]] = []
+    for world in worlds:
+        partitions.append(
+            {
+                "partition": world.partition,
+                "next_offset": world.next_offset,
+                "log_time": world.log_time,
+                "level": world.level,
+                "rejected": dict(world.rejected),
+                "digest": world.digest(),
+            }
+        )
+        leases += [_lease_object(world, lease) for lease in world.leases()]
+        pauses += [
+            {
+                "partition": world.partition,
+                "group": pause.group_id,
+                "client": pause.client_id,
+                "expires": pause.expires,
+            }
+            for pause in world.pauses()
+        ]
+    return {"partitions": partitions, "leases": leases, "pauses": pauses, "groups": []}
+
+
+def _lease_object(world: World, lease: Lease) -> dict[str, object]:
+    progress = lease.progress
+    return {
+        "partition": world.partition,
+        "group": lease.group_id,
+        "topic": lease.topic,
+        "topic_partition": lease.partition,
+        "holder": {"client": lease.client_id, "instance": lease.instance_id} if lease.held else None,
+        "epoch": lease.epoch,
+        "heartbeat_interval_ms": lease.heartbeat_interval_ms,
+        "last_beat": lease.last_beat,
+        "freshness": lease.freshness(world.log_time),
+        "stable": _or_null(progress.stable),
+        "done_through": [[lo, hi, _or_null(offset)] for lo, hi, offset in progress.done_through],
+        "ranges": [[first, last] for first, last in progress.ranges],
+        "granted": _or_null(progress.granted),
+    }
+
+
+def _or_null(offset: int) -> int | None:
+    """−1 and nil are one position; people are shown null (P2, D4)."""
+    return None if offset == NOTHING_DONE else offset
