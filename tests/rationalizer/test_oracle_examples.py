@@ -1,6 +1,6 @@
 """The oracle alone: it must know the contract's own examples, before it may judge anybody else.
 
-`oracle/examples/` holds the dumps that come with the protocol, their outcomes and their states.
+`examples/` holds the dumps that come with the protocol, their outcomes and their states.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.rationalizer.oracle import NotMsgpackError, SetProgress, parse, progress_from, shortest
 from tests.rationalizer.oracle.dump import replay
 
-EXAMPLES = Path(__file__).parent / "oracle" / "examples"
+EXAMPLES = Path(__file__).parent / "examples"
 NAMES = ["digest", "earliest_claim_wins", "ranges_merge"]
 
 
@@ -23,9 +23,10 @@ def test_all_examples_are_here() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_byte_for_byte(name: str) -> None:
-    outcomes, state = replay((EXAMPLES / f"{name}.dump.jsonl").read_text().splitlines())
+    outcomes, state, levels = replay((EXAMPLES / f"{name}.dump.jsonl").read_text().splitlines())
     printed = "".join(json.dumps(outcome) + "\n" for outcome in outcomes)
     assert printed == (EXAMPLES / f"{name}.outcomes.jsonl").read_text()
+    assert levels == {}
     wanted = (EXAMPLES / f"{name}.state.json").read_text()
     assert json.dumps(state, sort_keys=True) == json.dumps(json.loads(wanted), sort_keys=True)
 

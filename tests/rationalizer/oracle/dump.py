@@ -4,27 +4,79 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tests.rationalizer.oracle.layout import is_int
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
 Outcome = dict[str, Any]
 
 
-def replay(lines: Iterable[str]) -> tuple[list[Outcome], dict[str, Any]]:
-    """What `replay` and `replay --state` show of a sound dump."""
+def replay(
+    lines: Iterable[str], until: dict[int, int] | None = None
+) -> tuple[list[Outcome], dict[str, Any], dict[int, int]]:
+    """What `replay` and `replay --state` show of a sound dump, and the levels of CPs that stopped (D4)."""
     header, *records = [json.loads(line) for line in lines if line.strip()]
     worlds = [OracleWorld(cp, header["partitions"]) for cp in range(header["partitions"])]
     printed = []
     for record in records:
+        partition, offset = record["partition"], record["offset"]
+        if until and offset > until.get(partition, offset):
+            continue
         value = None if record["value"] is None else base64.b64decode(record["value"])
-        world = worlds[record["partition"]]
-        outcome = world.apply(record["offset"], record["timestamp"], value)
+        outcome = worlds[partition].apply(offset, record["timestamp"], value)
         if not outcome.stopped:
-            printed.append(outcome_line(record["partition"], record["offset"], outcome))
-    return printed, state_of(worlds)
+            printed.append(outcome_line(partition, offset, outcome))
+    levels = {world.partition: world.required_level for world in worlds if world.required_level is not None}
+    return printed, state_of(worlds), levels
+
+
+def first_bad_line(lines: Sequence[str]) -> int | None:
+    """D1: the number, counted from 1, of the first line that is none of a dump; None for a sound one."""
+    header: dict[str, Any] | None = None
+    last: dict[int, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError:
+            return number
+        if header is None:
+            if not _is_header(item):
+                return number
+            header = item
+            continue
+        if not _is_record(item, header["partitions"]) or item["offset"] <= last.get(item["partition"], -1):
+            return number
+        last[item["partition"]] = item["offset"]
+    return None if header is not None else 1
+
+
+def _is_header(item: Any) -> bool:
+    if not isinstance(item, dict) or not {"topic", "partitions", "format"} <= item.keys():
+        return False
+    if not isinstance(item["topic"], str) or not is_int(item["partitions"]) or item["partitions"] < 1:
+        return False
+    return is_int(item["format"]) and item["format"] == 1
+
+
+def _is_record(item: Any, partitions: int) -> bool:
+    if not isinstance(item, dict) or not {"partition", "offset", "timestamp", "value"} <= item.keys():
+        return False
+    if not all(is_int(item[name]) for name in ("partition", "offset", "timestamp")):
+        return False
+    if not 0 <= item["partition"] < partitions or item["offset"] < 0:
+        return False
+    if item["value"] is None:
+        return True
+    try:
+        base64.b64decode(item["value"], validate=True)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(item["value"], str)
 
 
 def outcome_line(partition: int, offset: int, outcome: OracleOutcome) -> Outcome:

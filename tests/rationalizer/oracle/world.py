@@ -260,9 +260,7 @@ class OracleWorld:
             return True, "ALREADY_HELD"
         return False, "HELD"
 
-    def _heartbeat(
-        self, record: Judged, key: LeaseKey, epoch: int | None, last_offset: int | None
-    ) -> tuple[bool, str]:
+    def _heartbeat(self, record: Judged, key: LeaseKey, epoch: int | None, last_offset: int | None) -> tuple[bool, str]:
         """C5 with an epoch, C7 without."""
         if epoch is None:
             refusal = self._refusal_of_takeover(record, key)
