@@ -1,0 +1,57 @@
+"""kafka-marshal: worker processes share out Kafka partitions among themselves, with nothing but Kafka.
+
+Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the code in ARCHITECTURE.md.
+"""
+
+from kafka_marshal import errors
+from kafka_marshal.consumer import Batch, Consumer, TopicPartition
+from kafka_marshal.engine.policies import (
+    Balanced,
+    Greedy,
+    MaxClaims,
+    Policy,
+    ReleaseIfBehind,
+    WholeTopic,
+)
+from kafka_marshal.errors import (
+    ClaimTimeoutError,
+    ClientReplacedError,
+    ConfigurationError,
+    CoordinationTopicError,
+    GroupPausedError,
+    HeldError,
+    KafkaUnavailableError,
+    LeaseLostError,
+    MarshalError,
+    PositionLostError,
+)
+from kafka_marshal.lease import Lease
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.world import LeaseInfo, WorldView
+
+__all__ = [
+    "Balanced",
+    "Batch",
+    "ClaimTimeoutError",
+    "ClientReplacedError",
+    "ConfigurationError",
+    "Consumer",
+    "CoordinationTopicError",
+    "Greedy",
+    "GroupPausedError",
+    "HeldError",
+    "KafkaUnavailableError",
+    "Lease",
+    "LeaseInfo",
+    "LeaseLostError",
+    "Marshal",
+    "MarshalError",
+    "MaxClaims",
+    "Policy",
+    "PositionLostError",
+    "ReleaseIfBehind",
+    "TopicPartition",
+    "WholeTopic",
+    "WorldView",
+    "errors",
+]

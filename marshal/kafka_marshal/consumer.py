@@ -1,0 +1,511 @@
+"""Consumer: messages of the partitions that this member holds.
+
+The user's thread does the reading: it fetches, groups what came by partition, gives it to the engine and takes out
+what may be handed over. Between two messages of an iteration there is no lock, only two stores and a look at the
+clock (T4).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from time import clock_gettime, monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from kafka_marshal.adapters.interface import DataFault, DataReader, FaultKind, Message
+from kafka_marshal.clock import CLOCK_ID, now_ms
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.consumer import ConsumerSettings
+from kafka_marshal.engine.delivery import Delivery
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.tracker import Run
+from kafka_marshal.errors import ClosedError, ConfigurationError
+
+if TYPE_CHECKING:
+    from kafka_marshal.marshal import Marshal
+
+__all__ = ["Batch", "Consumer", "ConsumerOptions", "TopicPartition"]
+
+Key = tuple[str, int]
+
+DEFAULT_BATCH_SIZE = 1_000
+
+#: Messages taken from the fetcher at a time.
+READ_SIZE = 5_000
+
+#: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
+RUN_SIZE = 1_000
+
+#: The longest one wait for messages lasts before stop() and errors are looked at.
+SLICE_S = 0.1
+
+#: How long close() waits for on_revoke and for the releases to show in the log.
+CLOSE_TIMEOUT_S = 1.0
+
+
+class TopicPartition(NamedTuple):
+    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """A consumer's options, checked."""
+
+    topics: tuple[str, ...]
+    at_most_once: bool
+    policy: Policy
+    start: str | datetime
+    batch_size: int
+    handler_timeout_ms: float | None
+    #: Iterating marks a message done when the next one is asked for.
+    auto_done: bool
+
+    @classmethod
+    def checked(
+        cls,
+        topics: Sequence[str],
+        delivery: str,
+        policy: Policy,
+        start: str | datetime,
+        batch_size: int,
+        handler_timeout: float | None,
+        auto_done: bool,
+    ) -> ConsumerOptions:
+        """Raises ConfigurationError for what can't work."""
+        if isinstance(topics, str) or not topics or not all(topics):
+            raise ConfigurationError(f"topics must be a list of names or ^patterns, not {topics!r}")
+        if delivery not in ("at-least-once", "at-most-once"):
+            raise ConfigurationError(f"delivery must be 'at-least-once' or 'at-most-once', not {delivery!r}")
+        if not isinstance(start, datetime) and start not in ("earliest", "latest"):
+            raise ConfigurationError(f"start must be 'earliest', 'latest' or a datetime, not {start!r}")
+        if isinstance(start, datetime) and start.tzinfo is None:
+            raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(f"policy must be a Policy such as Balanced(), not {policy!r}")
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
+        if handler_timeout is not None and handler_timeout <= 0:
+            raise ConfigurationError(f"handler_timeout must be above 0 seconds, not {handler_timeout}")
+        timeout_ms = None if handler_timeout is None else handler_timeout * 1000
+        return cls(tuple(topics), delivery == "at-most-once", policy, start, batch_size, timeout_ms, auto_done)
+
+
+class Batch:
+    """Messages of one partition, under one epoch. Not done before ``done()``."""
+
+    __slots__ = ("_consumer", "_run", "epoch", "messages", "partition", "topic")
+
+    def __init__(self, consumer: Consumer, run: Run, messages: list[Message]) -> None:
+        self._consumer = consumer
+        self._run = run
+        self.topic, self.partition = run.assignment.key
+        #: The fencing token: store it, and the last offset, with what the batch writes (C9).
+        self.epoch = run.assignment.epoch
+        self.messages = messages
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first message."""
+        return self.messages[0].offset() or 0
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last message."""
+        return self.messages[-1].offset() or 0
+
+    def done(self) -> None:
+        """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""
+        self._consumer._batch_done(self._run)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic!r}, {self.partition}, {self.first_offset}…{self.last_offset}, epoch={self.epoch})"
+
+
+class Consumer:
+    """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
+
+    ``done``, ``close``, ``pause``, ``seek`` … may be called from any thread; messages are best asked for by one.
+    """
+
+    def __init__(
+        self,
+        marshal: Marshal,
+        driver: Driver,
+        options: ConsumerOptions,
+        callbacks: Mapping[str, PartitionsCallback | None],
+        config: Mapping[str, object],
+    ) -> None:
+        self._marshal = marshal
+        self._driver = driver
+        self._options = options
+        self._callbacks = callbacks
+        self._reading = threading.Lock()
+        self._closed = False
+        subscription = Subscription(options.topics, driver.replica.topic)
+        self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
+        settings = ConsumerSettings(
+            at_most_once=options.at_most_once,
+            policy=options.policy,
+            start=options.start,
+            batch_size=options.batch_size,
+            handler_timeout_ms=options.handler_timeout_ms,
+            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
+        )
+        with driver.locked() as engine:
+            taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
+            if taken:
+                raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+            self._engine = engine.add_consumer(subscription, settings)
+            driver.ports[self._engine.number] = self
+        driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
+
+    @property
+    def _delivery(self) -> Delivery:
+        return self._engine.delivery
+
+    # Getting messages.
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages, one by one. Ends after ``stop()`` or ``close()``.
+
+        Each is done when the next one is asked for, unless the consumer was made with ``auto_done=False``.
+        A message in hand when the loop is left by ``break`` or by an exception is not done: it comes again, here or
+        at the next holder.
+        """
+        return self._iterate() if self._options.auto_done and not self._options.at_most_once else self._poll_on()
+
+    def _iterate(self) -> Iterator[Message]:
+        clock, clock_id = clock_gettime, CLOCK_ID
+        while (run := self._next_run(RUN_SIZE, True, None)) is not None:
+            lease = run.assignment.lease
+            cursor = 0
+            try:
+                for message in run.messages:
+                    # In this order: the engine that ends a lease sets hand_out_until first and looks at runs then.
+                    run.since = now = clock(clock_id) * 1000.0
+                    if now >= lease.hand_out_until or self._marshal._stopping:
+                        break
+                    yield message
+                    cursor += 1
+                    run.cursor = cursor
+            finally:
+                with self._driver.locked():
+                    self._delivery.leave_run(run, now_ms())
+
+    def _poll_on(self) -> Iterator[Message]:
+        while (message := self.poll(None)) is not None:
+            yield message
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``)."""
+        found = self.consume(1, timeout)
+        return found[0] if found else None
+
+    def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+        """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``)."""
+        if num_messages < 1:
+            raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
+        deadline = None if timeout is None else monotonic() + timeout
+        found: list[Message] = []
+        while len(found) < num_messages:
+            wanted = num_messages - len(found)
+            if self._options.at_most_once:
+                more = self._take_granted(wanted, deadline)
+            else:
+                run = self._next_run(wanted, False, deadline)
+                more = [] if run is None else run.messages
+            if not more:
+                break
+            found.extend(more)
+        return found
+
+    def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
+        """Batches of one partition each, of at most max_messages, not done before ``batch.done()``.
+
+        A batch is handed over when it is full, or when timeout seconds have passed since something for it was there.
+        Ends after ``stop()`` or ``close()``.
+        """
+        if max_messages < 1:
+            raise ConfigurationError(f"max_messages must be at least 1, not {max_messages}")
+        while True:
+            if self._options.at_most_once:
+                run = self._next_granted(None)
+                if run is None:
+                    return
+                with self._driver.locked():
+                    start = self._delivery.granted_next
+                    messages = run.messages[start : start + max_messages]
+                    self._delivery.granted_next += len(messages)
+            else:
+                found = self._next_run(max_messages, False, None, fill_s=timeout)
+                if found is None:
+                    return
+                run, messages = found, found.messages
+            yield Batch(self, run, messages)
+
+    def _next_run(self, max_messages: int, iterating: bool, deadline: float | None, fill_s: float = 0.0) -> Run | None:
+        """Wait for messages of one partition and take them in hand."""
+        fill_until: float | None = None
+        while True:
+            with self._driver.locked():
+                if self._is_over():
+                    return None
+                now = now_ms()
+                fullest = self._delivery.fullest(now)
+                if fullest and fill_until is None:
+                    fill_until = monotonic() + fill_s
+                if fullest and (fullest >= max_messages or not fill_s or monotonic() >= (fill_until or 0.0)):
+                    run = self._delivery.next_run(max_messages, iterating, now)
+                    if run is not None:
+                        return run
+            until = [x for x in (deadline, fill_until) if x is not None]
+            left = min(until) - monotonic() if until else SLICE_S
+            if deadline is not None and monotonic() >= deadline:
+                self._pump(0.0)
+                with self._driver.locked():
+                    return self._delivery.next_run(max_messages, iterating, now_ms())
+            self._pump(max(0.0, min(left, SLICE_S)))
+
+    def _take_granted(self, max_messages: int, deadline: float | None) -> list[Message]:
+        """At most once: the next granted messages, in order."""
+        run = self._next_granted(deadline)
+        if run is None:
+            return []
+        with self._driver.locked():
+            start = self._delivery.granted_next
+            messages = run.messages[start : start + max_messages]
+            self._delivery.granted_next = start + len(messages)
+            run.since = now_ms()
+        return messages
+
+    def _next_granted(self, deadline: float | None) -> Run | None:
+        """At most once: the run being handed out, or the next one, granted by the log (C13)."""
+        while True:
+            waiting: Assignment | None = None
+            with self._driver.locked():
+                if self._is_over():
+                    return None
+                run = self._delivery.granted
+                if run is not None:
+                    if self._delivery.granted_next < len(run.messages) and self._is_proven(run):
+                        return run
+                    self._delivery.finish_granted(now_ms())
+                waiting = self._delivery.propose(now_ms())
+            if waiting is not None:
+                self._await_grant(waiting)
+                continue
+            left = SLICE_S if deadline is None else deadline - monotonic()
+            if left <= 0:
+                self._pump(0.0)
+                with self._driver.locked():
+                    if not self._delivery.ready(now_ms()):
+                        return None
+                continue
+            self._pump(min(left, SLICE_S))
+
+    @staticmethod
+    def _is_proven(run: Run) -> bool:
+        """A granted message is handed out even while its lease is being let go, but not when it may be over (T4, T5)."""
+        lease = run.assignment.lease
+        return lease.held and lease.in_doubt_since is None and now_ms() < lease.valid_until
+
+    def _await_grant(self, assignment: Assignment) -> None:
+        """Wait until our replica has applied the ClaimingMessages (C13)."""
+        with self._driver.condition:
+            self._driver.wait_for(
+                lambda: assignment.over or assignment.grant is None or assignment.grant.accepted is not None, None
+            )
+        with self._driver.locked():
+            self._delivery.collect(assignment, now_ms())
+
+    def _is_over(self) -> bool:
+        """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
+        if self._closed or self._marshal._stopping:
+            return True
+        self._driver.check()
+        if self._engine.errors:
+            raise self._engine.errors.pop(0)
+        return False
+
+    def _pump(self, timeout_s: float) -> None:
+        """Fetch what is there, waiting up to timeout_s for the first message."""
+        with self._reading:
+            if self._closed:
+                return
+            messages, faults = self._reader.read(READ_SIZE, timeout_s)
+        if not messages and not faults:
+            return
+        runs = [(key, list(group)) for key, group in groupby(messages, _key_of)] if messages else []
+        with self._driver.locked():
+            for key, group in runs:
+                self._delivery.fetched(key, group)
+            for fault in faults:
+                self._judge(fault)
+
+    def _judge(self, fault: DataFault) -> None:
+        if fault.topic is None or fault.partition is None:
+            self._engine.warn(f"fetching: {fault.message}")
+        elif fault.kind is FaultKind.OUT_OF_RANGE:
+            self._engine.out_of_range((fault.topic, fault.partition), now_ms())
+        else:
+            self._engine.warn(f"{fault.topic} [{fault.partition}]: {fault.message}")
+
+    # Saying what is done.
+
+    def done(self, message: Message) -> None:
+        """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
+
+        After its lease ended this commits nothing and is counted in ``ignored_done``.
+        """
+        if self._options.at_most_once:
+            return
+        with self._driver.locked():
+            self._delivery.done(message, now_ms())
+
+    def _batch_done(self, run: Run) -> None:
+        if self._options.at_most_once:
+            return
+        with self._driver.locked():
+            self._delivery.done_run(run, now_ms())
+
+    # Looking, and steering.
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer works on, sorted."""
+        with self._driver.locked():
+            found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
+            return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
+
+    def position(self) -> list[TopicPartition]:
+        """The next offset to be handed out, of each assigned partition."""
+        return self.assignment()
+
+    def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
+        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept."""
+        self._set_paused(partitions, True)
+
+    def resume(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
+        """Hand out messages of these partitions (None: of all) again."""
+        self._set_paused(partitions, False)
+
+    def _set_paused(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
+        with self._driver.locked():
+            wanted = None if partitions is None else {(topic, partition) for topic, partition, *_ in partitions}
+            chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
+            for assignment in chosen:
+                assignment.user_paused = paused
+            keys = [x.key for x in chosen if x.shown and not x.over]
+            if keys:
+                (self._reader.pause if paused else self._reader.resume)(keys)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go forward to offset: everything below it is done already, in a sink that is ahead of the log.
+
+        Raises ConfigurationError for a partition not assigned, and for going back (only an admin may: C11).
+        """
+        with self._driver.locked():
+            if not self._engine.seek((topic, partition), offset):
+                raise ConfigurationError(
+                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this consumer, or the "
+                    "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
+                )
+
+    @property
+    def ignored_done(self) -> int:
+        """Calls of ``done`` for messages whose lease had ended (or which were done before); they committed nothing."""
+        return sum(self._delivery.ignored_done.values())
+
+    @property
+    def unprocessed(self) -> list[tuple[str, int, int, int]]:
+        """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
+        return list(self._delivery.unprocessed)
+
+    @property
+    def gaps(self) -> list[tuple[str, int, int, int]]:
+        """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
+        return [(*key, first, last) for key, first, last in self._engine.gaps]
+
+    # What the driver asks of it (ConsumerPort).
+
+    def start_fetch(self, key: Key, offset: int) -> None:
+        """Carry out StartFetch."""
+        if not self._closed:
+            self._reader.assign({key: offset})
+
+    def stop_fetch(self, key: Key) -> None:
+        """Carry out StopFetch."""
+        if not self._closed:
+            self._reader.unassign([key])
+
+    def log_end(self, key: Key) -> int | None:
+        """The log end as of the last fetch."""
+        return None if self._closed else self._reader.high_watermark(*key)
+
+    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+        """Run the user's callback."""
+        function = self._callbacks.get(callback)
+        if function is not None:
+            function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])
+
+    # Ending.
+
+    def close(self) -> None:
+        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing."""
+        if self._closed:
+            return
+        with self._driver.locked():
+            self._engine.close(now_ms())
+        with self._driver.condition:
+            self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
+        self.free()
+
+    def abandon(self) -> None:
+        """Stop handing out without releasing (terminate)."""
+        with self._driver.locked():
+            self._delivery.finish_granted(now_ms())
+            self._engine.closing = True
+
+    def free(self) -> None:
+        """Give up the fetcher."""
+        if self._closed:
+            return
+        self._closed = True
+        self._driver.forget_topics(self._engine.number)
+        with self._driver.condition:
+            self._driver.engine.remove_consumer(self._engine)
+            self._driver.ports.pop(self._engine.number, None)
+        with self._reading:
+            self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None and isinstance(error, ClosedError):
+            return
+        self.close()
+
+
+def _key_of(message: Message) -> Key:
+    return message.topic() or "", message.partition() or 0

@@ -1,0 +1,137 @@
+"""The coordination topic: what it must be like (L1), how to make it, and what is wrong with one that is there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Ack, Cluster, TopicConfig
+from kafka_marshal.errors import CoordinationTopicError, TopicMissingError, TopicUnsafeError
+from rationalizer import Tick, encode
+
+__all__ = [
+    "DEFAULT_PARTITIONS",
+    "DEFAULT_TOPIC",
+    "Problem",
+    "check_topic",
+    "create_topic",
+    "find_problems",
+    "required_settings",
+]
+
+DEFAULT_TOPIC = "__marshal"
+DEFAULT_PARTITIONS = 8
+
+#: Twice the largest value of E2: a record of any allowed size fits with its headers (L1).
+MAX_MESSAGE_BYTES = 2_097_152
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One setting of the topic that differs from L1."""
+
+    setting: str
+    found: str
+    wanted: str
+    why: str
+    #: The topic is refused with it; else people are only told.
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.found}, must be {self.wanted}: {self.why}"
+
+
+_FIXED = (
+    ("cleanup.policy", "delete", "compaction would drop claims and beats, and replicas would no longer agree"),
+    ("message.timestamp.type", "LogAppendTime", "one stray client clock would end every lease"),
+    ("retention.ms", "-1", "what retention takes can't be replayed; old log is removed by prune only"),
+    ("retention.bytes", "-1", "what retention takes can't be replayed; old log is removed by prune only"),
+    ("unclean.leader.election.enable", "false", "an unclean election would undo claims that were granted"),
+)
+
+
+def required_settings(brokers: int) -> dict[str, str]:
+    """The settings ``init`` creates the topic with, on a cluster of that many brokers."""
+    settings = {name: value for name, value, _ in _FIXED}
+    settings["max.message.bytes"] = str(MAX_MESSAGE_BYTES)
+    settings["min.insync.replicas"] = "2" if brokers >= 3 else "1"
+    return settings
+
+
+def find_problems(config: TopicConfig) -> list[Problem]:
+    """Everything in which the topic differs from L1, the fatal ones first."""
+    problems = [
+        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=True)
+        for name, wanted, why in _FIXED
+        if config.settings.get(name) != wanted
+    ]
+    size = config.settings.get("max.message.bytes", "0")
+    if int(size) < MAX_MESSAGE_BYTES:
+        why = "large records would be refused by the broker"
+        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=True))
+    replicas = config.settings.get("min.insync.replicas", "1")
+    if config.replication_factor >= 3 and int(replicas) < 2:
+        why = "an acknowledged claim could be lost with one broker"
+        problems.append(Problem("min.insync.replicas", replicas, "2", why, fatal=False))
+    return problems
+
+
+def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:
+    """The topic's configuration and its harmless problems (*blocking*).
+
+    Raises TopicMissingError or TopicUnsafeError, each naming the command that mends it.
+    """
+    config = cluster.topic_config(topic, timeout_s)
+    if config is None:
+        raise TopicMissingError(
+            f"the coordination topic {topic!r} does not exist on this cluster. Nothing was claimed. "
+            f"Create it: kafka-marshal init{_topic_option(topic)}"
+        )
+    problems = find_problems(config)
+    fatal = [str(problem) for problem in problems if problem.fatal]
+    if fatal:
+        raise TopicUnsafeError(
+            f"the coordination topic {topic!r} is not safe to work with; nothing was claimed. {'; '.join(fatal)}. "
+            f"kafka-marshal init{_topic_option(topic)} says how to mend it (L1)"
+        )
+    return config, problems
+
+
+def _topic_option(topic: str) -> str:
+    return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
+
+
+def marker(partitions: int) -> Tick:
+    """The first record of every CP: says how many there are, for ever (L2)."""
+    return Tick(f"init-{uuid.uuid4().hex[:12]}", "kafka-marshal-init", f"partitions={partitions}")
+
+
+def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
+    """Create the topic as L1 says, and append the marker of L2 to every CP (*blocking*)."""
+    brokers = cluster.broker_count(timeout_s)
+    cluster.create_topic(topic, partitions, min(3, brokers), required_settings(brokers), timeout_s)
+    append_markers(cluster, topic, range(partitions), partitions, timeout_s)
+
+
+def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partitions: int, timeout_s: float) -> None:
+    """Append the marker to these (empty) CPs (*blocking*)."""
+    failures: list[str] = []
+
+    def answered(ack: Ack) -> None:
+        if ack.error is not None:
+            failures.append(ack.error)
+
+    appender = cluster.appender(topic, delivery_timeout_ms=int(timeout_s * 1000))
+    try:
+        for cp in empty:
+            appender.append(cp, encode(marker(partitions)), answered)
+        left = appender.flush(timeout_s)
+    finally:
+        appender.close()
+    if failures or left:
+        raise CoordinationTopicError(
+            f"the topic {topic!r} exists, but its first records could not be written "
+            f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it goes on "
+            "where it stopped (L2)"
+        )

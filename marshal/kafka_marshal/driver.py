@@ -1,0 +1,364 @@
+"""The thin shell around the engine: one background thread, one lock.
+
+The thread tails the coordination topic, applies what comes, tells the engine, and carries out what the engine wants.
+User threads call the engine directly under the lock, and carry out the effects themselves, so that a claim leaves in
+the caller's thread and nobody has to be woken for it. Blocking look-ups and the user's callbacks run on threads of
+their own: neither may ever hold up a heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from random import Random
+from typing import Protocol, TypeVar
+
+from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
+from kafka_marshal.clock import now_ms
+from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.core import Engine
+from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.errors import ClosedError, ForkedError, KafkaUnavailableError, MarshalError, UpgradeRequiredError
+from kafka_marshal.replica import Replica
+from rationalizer import Outcome, encode
+
+__all__ = ["ConsumerPort", "Driver"]
+
+logger = logging.getLogger("kafka_marshal")
+
+T = TypeVar("T")
+
+#: The longest the background thread waits for the log before it looks at the clock again.
+MAX_WAIT_MS = 100.0
+
+#: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
+METADATA_INTERVAL_MS = 5_000.0
+
+#: How long one look-up may take before it is tried again.
+LOOKUP_TIMEOUT_S = 5.0
+
+#: How long a Marshal waits at start for the log to be read to its end; progress restarts the wait.
+START_TIMEOUT_S = 15.0
+
+
+class ConsumerPort(Protocol):
+    """What the driver needs of a consumer of the shell."""
+
+    def start_fetch(self, key: Key, offset: int) -> None: ...
+
+    def stop_fetch(self, key: Key) -> None: ...
+
+    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+        """Run the user's callback; runs on the callback thread."""
+
+    def log_end(self, key: Key) -> int | None: ...
+
+
+_forked_children: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for driver in _forked_children:
+        driver.forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """Interest in metadata: names and whether all topics are needed (patterns)."""
+
+    names: frozenset[str]
+    everything: bool
+
+
+class Driver:
+    """Runs one engine against one cluster."""
+
+    def __init__(self, cluster: Cluster, topic: str, make_settings: Callable[[int], EngineSettings]) -> None:
+        """Open the replica, start the thread, wait until the world is known (*blocking*)."""
+        self.cluster = cluster
+        self.forked = False
+        self.condition = threading.Condition(threading.RLock())
+        self.replica = Replica(cluster, topic, START_TIMEOUT_S)
+        settings = make_settings(self.replica.info.partitions)
+        self.engine = Engine(settings, self.replica.worlds, Random())
+        self.ports: dict[int, ConsumerPort] = {}
+        #: Errors to be raised by the next call of any kind, and the end of this driver.
+        self.stop_requested = False
+        self._topic = topic
+        self._started = False
+        self._ended = False
+        self._stopped_cps: set[int] = set()
+        self._appender: Appender = cluster.appender(topic, delivery_timeout_ms=settings.heartbeat_interval_ms)
+        self._retired: list[Appender] = []
+        self._replace_appender = False
+        self._lookups = ThreadPoolExecutor(2, "kafka-marshal-lookup")
+        self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
+        self._interest: dict[int, _Waiter] = {}
+        self._next_metadata = 0.0
+        self._metadata_running = False
+        self._next_measure = 0.0
+        self._thread = threading.Thread(target=self._run, name="kafka-marshal", daemon=True)
+        _forked_children.add(self)
+        self._thread.start()
+        self._await_start()
+
+    def _await_start(self) -> None:
+        read = -1
+        with self.condition:
+            while not self._started and self.engine.failure is None:
+                if not self.condition.wait(START_TIMEOUT_S) and self.replica.records_read == read:
+                    self.engine.failure = KafkaUnavailableError(
+                        f"the coordination topic {self._topic!r} was not read to its end: nothing came for "
+                        f"{START_TIMEOUT_S:g} s from partition(s) {sorted(self.replica.behind)}. Nothing was claimed. "
+                        "Are the brokers that lead them reachable?"
+                    )
+                read = self.replica.records_read
+            failure = self.engine.failure
+        if failure is not None:
+            self.shut_down()
+            raise failure
+
+    # The background thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._turn()
+        except MarshalError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("the background thread of kafka-marshal failed; all leases are over")
+            self._fail(error)
+
+    def _turn(self) -> None:
+        batch = self.replica.read(self._wait_s())
+        with self.condition:
+            if self._ended:
+                return
+            if self._started:
+                self.replica.apply(batch, self._applied)
+            else:
+                self._start_up(batch)
+            self._appender.poll()
+            self._periodic()
+            self.settle()
+
+    def _start_up(self, batch: object) -> None:
+        self.replica.apply(batch)  # type: ignore[arg-type]
+        if self.replica.caught_up:
+            self._started = True
+            self.engine.caught_up(now_ms())
+
+    def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        self.engine.applied(cp, offset, outcome, now_ms())
+
+    def _wait_s(self) -> float:
+        now = now_ms()
+        with self.condition:
+            deadline = self.engine.deadline(now) if self._started else now + MAX_WAIT_MS
+        return max(0.0, min(MAX_WAIT_MS, deadline - now)) / 1000
+
+    def _periodic(self) -> None:
+        now = now_ms()
+        for cp, level in self.replica.stopped():
+            if cp not in self._stopped_cps:
+                self._stopped_cps.add(cp)
+                self._report_upgrade(cp, level)
+        if self._replace_appender:
+            self._replace_appender = False
+            self._retired.append(self._appender)
+            self._appender = self.cluster.appender(
+                self._topic, delivery_timeout_ms=self.engine.settings.heartbeat_interval_ms
+            )
+        if now >= self._next_metadata and not self._metadata_running and self._started:
+            self._metadata_running = True
+            self._lookups.submit(self._refresh_metadata)
+        if now >= self._next_measure:
+            self._next_measure = now + self.engine.settings.heartbeat_interval_ms
+            self._measure(now)
+
+    def _report_upgrade(self, cp: int, level: int) -> None:
+        message = (
+            f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of kafka-marshal "
+            "does not know: leases in it end, the other partitions go on. Install a release that supports it (E4)"
+        )
+        logger.error(message)
+        for consumer in self.engine.consumers.values():
+            consumer.errors.append(UpgradeRequiredError(message, level=level))
+
+    def _measure(self, now: float) -> None:
+        for number, consumer in self.engine.consumers.items():
+            for key, assignment in consumer.assignments.items():
+                end = self.ports[number].log_end(key)
+                if end is not None and not assignment.over:
+                    consumer.placement.measure(assignment, end, now)
+
+    def _fail(self, error: Exception) -> None:
+        with self.condition:
+            if self.engine.failure is None:
+                self.engine.fail(error, now_ms())
+            self._carry_out(self.engine.take_effects())
+            self.condition.notify_all()
+
+    # Under the lock.
+
+    @contextmanager
+    def locked(self) -> Iterator[Engine]:
+        """Use the engine; on leaving, what it wants done is carried out."""
+        if self.forked:
+            raise ForkedError(
+                "this Marshal was made in the parent process and can't be used after a fork: its leases belong to the "
+                "parent. Make a Marshal of its own in the child"
+            )
+        with self.condition:
+            yield self.engine
+            self.settle()
+
+    def settle(self) -> None:
+        """Let the engine do what is due, and carry it out; the lock is held."""
+        if self._started and not self._ended:
+            self.engine.step(now_ms())
+        self._carry_out(self.engine.take_effects())
+        self.condition.notify_all()
+
+    def check(self) -> None:
+        """Raise why this driver can't go on, if it can't; the lock is held."""
+        if self._ended:
+            raise ClosedError("this Marshal is closed; make a new one")
+        if self.engine.failure is not None:
+            raise self.engine.failure
+
+    def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
+        """Wait under the lock until predicate() is true, this driver fails or the time is up; its last value."""
+        self.condition.wait_for(lambda: predicate() or self.engine.failure is not None or self._ended, timeout_s)
+        return predicate()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Append(cp=cp, record=record, token=token):
+                    self._appender.append(cp, encode(record), partial(self._acked, token))
+                case StartFetch(consumer=number, key=key, offset=offset) if number in self.ports:
+                    self.ports[number].start_fetch(key, offset)
+                case StopFetch(consumer=number, key=key) if number in self.ports:
+                    self.ports[number].stop_fetch(key)
+                case LookUp(assignment=assignment, start=start):
+                    self._lookups.submit(self._look_up, assignment, start)
+                case Call(consumer=number, callback=callback, assignments=assignments):
+                    self._callbacks.submit(self._call, self.ports.get(number), callback, assignments)
+                case Warn(message=message):
+                    logger.warning(message)
+                case _:
+                    pass
+
+    def _acked(self, token: int, ack: Ack) -> None:
+        if ack.error is not None:
+            logger.warning("an append to %s failed: %s", self._topic, ack.error)
+        self._replace_appender = self._replace_appender or ack.fatal
+        with self.condition:
+            self.engine.acked(token, ack.offset)
+
+    # On the look-up and callback threads.
+
+    def _look_up(self, assignment: Assignment, start: str | datetime) -> None:
+        key = assignment.key
+        while not self._ended and not assignment.over:
+            try:
+                marks = self.cluster.watermarks([key], LOOKUP_TIMEOUT_S)
+                if key in marks:
+                    low, high = marks[key]
+                    first = self._first_offset(key, start, low, high)
+                    with self.locked():
+                        assignment.consumer.located(assignment, low, high, first, now_ms())
+                    return
+                logger.warning("%s [%d]: has no leader at the moment; asking again", *key)
+            except MarshalError as error:
+                logger.warning("%s [%d]: log start and end not found, asking again: %s", *key, error)
+            with self.condition:
+                self.condition.wait(0.2)
+
+    def _first_offset(self, key: Key, start: str | datetime, low: int, high: int) -> int:
+        if isinstance(start, datetime):
+            timestamp_ms = int(start.timestamp() * 1000)
+            return self.cluster.offsets_for_time([key], timestamp_ms, LOOKUP_TIMEOUT_S).get(key, high)
+        return high if start == "latest" else low
+
+    def _call(self, port: ConsumerPort | None, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+        try:
+            if port is not None:
+                port.call(callback, assignments)
+        except Exception:
+            logger.exception("the callback %s raised; going on as if it had returned", callback)
+        finally:
+            with self.condition:
+                for assignment in assignments:
+                    assignment.consumer.called(assignment, callback, now_ms())
+                self.settle()
+
+    def watch_topics(self, number: int, names: frozenset[str], everything: bool) -> None:
+        """Keep a consumer's topics in view; the first look happens now (*blocking*)."""
+        self._interest[number] = _Waiter(names, everything)
+        topics = self._fetch_topics()
+        with self.locked() as engine:
+            engine.metadata(topics, now_ms())
+
+    def forget_topics(self, number: int) -> None:
+        self._interest.pop(number, None)
+
+    def _fetch_topics(self) -> dict[str, TopicInfo]:
+        waiters = list(self._interest.values())
+        names = {self._topic}.union(*(waiter.names for waiter in waiters))
+        if any(waiter.everything for waiter in waiters):
+            names.update(self.cluster.topics(LOOKUP_TIMEOUT_S))
+        return self.cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S)
+
+    def _refresh_metadata(self) -> None:
+        try:
+            topics = self._fetch_topics()
+            with self.condition:
+                if self._ended or self.engine.failure is not None:
+                    return
+                self.replica.check(topics.get(self._topic))
+                if self._interest:
+                    self.engine.metadata(topics, now_ms())
+                self.settle()
+        except KafkaUnavailableError as error:
+            logger.warning("topics not looked up this time: %s", error)
+        except MarshalError as error:
+            self._fail(error)
+        finally:
+            self._metadata_running = False
+            self._next_metadata = now_ms() + METADATA_INTERVAL_MS
+
+    # The end.
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was appended is acknowledged (*blocking*)."""
+        self._appender.flush(timeout_s)
+
+    def shut_down(self) -> None:
+        """End the thread and free everything (*blocking*, briefly)."""
+        with self.condition:
+            self._ended = True
+            self.condition.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(MAX_WAIT_MS / 1000 * 20)
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._callbacks.shutdown(wait=False)
+        self.replica.close()
+        for appender in (*self._retired, self._appender):
+            appender.close()
+        self.cluster.close()
+        _forked_children.discard(self)

@@ -1,0 +1,268 @@
+"""Marshal: one member of one group, on one coordination topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from kafka_marshal.adapters.interface import Cluster
+from kafka_marshal.clock import now_ms
+from kafka_marshal.config import check_ids, new_client_id, new_instance_id
+from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, ConsumerOptions, PartitionsCallback
+from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.engine.policies import Balanced, Policy
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.errors import ClaimTimeoutError, ClosedError, ConfigurationError, GroupPausedError, HeldError
+from kafka_marshal.lease import Lease
+from kafka_marshal.world import WorldView, lease_info
+from rationalizer import ClaimingPartition, InvalidRecordError, codes
+
+__all__ = ["Marshal"]
+
+#: How long close() waits for its releases to show in the log. They are sent in any case.
+CLOSE_TIMEOUT_S = 1.0
+
+DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+
+class Marshal:
+    """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
+
+    ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
+    group at a time; keep it over restarts and a restarted process takes its partitions over at once (C7). Without
+    one, a unique one is made. ``heartbeat_interval_ms`` (HI, 100 … 600,000): a silent member is replaced after 2 · HI.
+
+    Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
+    where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        # Imported here so that what needs no Kafka (replaying a dump) does not load librdkafka.
+        from kafka_marshal.adapters.kafka import KafkaCluster
+
+        self.group_id = group_id
+        self.client_id = new_client_id() if client_id is None else client_id
+        check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
+        self._start(KafkaCluster(bootstrap_servers, dict(config or {})), topic, heartbeat_interval_ms)
+
+    @classmethod
+    def on_cluster(
+        cls,
+        cluster: Cluster,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+    ) -> Self:
+        """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        marshal = cls.__new__(cls)
+        marshal.group_id = group_id
+        marshal.client_id = new_client_id() if client_id is None else client_id
+        check_ids(marshal.group_id, marshal.client_id, heartbeat_interval_ms)
+        marshal._start(cluster, topic, heartbeat_interval_ms)
+        return marshal
+
+    def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int) -> None:
+        self.instance_id = new_instance_id()
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.topic = topic
+        self._cluster = cluster
+        self._consumers: list[Consumer] = []
+        self._stopping = False
+        self._closed = False
+        try:
+            self._driver = Driver(
+                cluster,
+                topic,
+                lambda partitions: EngineSettings(
+                    self.group_id, self.client_id, self.instance_id, partitions, heartbeat_interval_ms
+                ),
+            )
+        except BaseException:
+            cluster.close()
+            raise
+        #: What the log says about this group, read-only.
+        self.world = WorldView(self._driver)
+
+    # Work.
+
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        delivery: str = "at-least-once",
+        policy: Policy | None = None,
+        start: str | datetime = "earliest",
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        handler_timeout: float | None = None,
+        auto_done: bool = True,
+        on_assign: PartitionsCallback | None = None,
+        on_revoke: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Consumer:
+        """A consumer that claims partitions of these topics as its policy wishes, and hands out their messages.
+
+        ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
+        reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
+        log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
+        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease.
+        ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
+        The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
+        finish and to call ``done``; the partitions are released when it has returned. ``config``: librdkafka
+        properties for the fetching consumer.
+        """
+        options = ConsumerOptions.checked(
+            topics,
+            delivery,
+            policy if policy is not None else Balanced(),
+            start,
+            batch_size,
+            handler_timeout,
+            auto_done,
+        )
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        self._check_open()
+        consumer = Consumer(self, self._driver, options, callbacks, dict(config or {}))
+        self._consumers.append(consumer)
+        return consumer
+
+    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
+        """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
+
+        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer), or
+        ConfigurationError where this Marshal holds it already.
+        """
+        self._check_open()
+        key = (topic, partition)
+        deadline = monotonic() + timeout
+        with self._driver.locked() as engine:
+            self._driver.check()
+            if engine.is_taken(key):
+                raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
+            self._check_lease_name(topic, partition)
+            manual = engine.claim(key)
+        with self._driver.condition:
+            # One answer of the log is waited for in any case, so that timeout=0 means: one try.
+            answer_s = 2 * self.heartbeat_interval_ms / 1000
+            self._driver.wait_for(lambda: manual.lease.held or bool(manual.refusal or manual.loss), answer_s)
+            self._driver.wait_for(lambda: manual.lease.held or bool(manual.loss), max(0.0, deadline - monotonic()))
+            self._driver.check()
+        with self._driver.locked():
+            if manual.lease.held:
+                return Lease(self._driver, manual)
+            manual.release(None, now_ms())
+            raise self._refusal(manual)
+
+    def _check_lease_name(self, topic: str, partition: int) -> None:
+        try:
+            ClaimingPartition(
+                self.instance_id, self.client_id, self.group_id, topic, partition, self.heartbeat_interval_ms
+            )
+        except InvalidRecordError as error:
+            raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
+
+    def _refusal(self, manual: ManualLease) -> Exception:
+        topic, partition = manual.key
+        where = f"{topic} [{partition}]"
+        worlds = self._driver.replica.worlds
+        world = worlds[manual.lease.cp]
+        pause = world.pause(self.group_id)
+        if manual.refusal == codes.PAUSED and pause is not None:
+            return GroupPausedError(
+                f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was claimed; "
+                f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume (C10)",
+                client_id=pause.client_id,
+                expires=pause.expires,
+            )
+        held = world.lease(self.group_id, topic, partition)
+        if held is not None and held.held:
+            info = lease_info(held, world)
+            return HeldError(
+                f"{where}: held by {info.client_id!r} (epoch {info.epoch}, {info.freshness}, last beat at log time "
+                f"{info.last_beat}). Nothing was claimed. It falls free when its holder releases it or is silent for "
+                f"{2 * info.heartbeat_interval_ms} ms",
+                holder=info.client_id or "",
+                since=info.last_beat,
+                freshness=info.freshness,
+            )
+        return ClaimTimeoutError(
+            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once (C17)"
+        )
+
+    # Ending.
+
+    def stop(self) -> None:
+        """Ask all loops over this Marshal's consumers to end. Safe in a signal handler; returns at once."""
+        self._stopping = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether stop() was called."""
+        return self._stopping
+
+    def close(self) -> None:
+        """Release everything with its offsets, and end. A second call does nothing."""
+        self._end(release=True)
+
+    def terminate(self) -> None:
+        """End without releasing: a restart with the same client_id within HI takes its partitions over (C7)."""
+        self._end(release=False)
+
+    def _end(self, *, release: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._stopping = True
+        if self._driver.forked:
+            return
+        try:
+            if release:
+                self._release_all()
+            else:
+                for consumer in self._consumers:
+                    consumer.abandon()
+                with self._driver.locked() as engine:
+                    engine.last_words(now_ms())
+            self._driver.flush(CLOSE_TIMEOUT_S)
+        finally:
+            for consumer in self._consumers:
+                consumer.free()
+            self._driver.shut_down()
+
+    def _release_all(self) -> None:
+        for consumer in list(self._consumers):
+            consumer.close()
+        with self._driver.locked() as engine:
+            manual = list(engine.manual.values())
+            for lease in manual:
+                lease.release(None, now_ms())
+        with self._driver.condition:
+            self._driver.wait_for(lambda: all(x.is_released or x.loss for x in manual), CLOSE_TIMEOUT_S)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this Marshal is closed; make a new one")
+        with self._driver.locked():
+            self._driver.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,98 @@
+"""A read-only view of the group's state, as this process's replica knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafka_marshal.driver import Driver
+from rationalizer import Lease, World, route_lease
+
+__all__ = ["LeaseInfo", "WorldView"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """One lease at one moment."""
+
+    topic: str
+    partition: int
+    #: client_id of the holder; None: free.
+    client_id: str | None
+    instance_id: str | None
+    #: The fencing token (C9): grows with every holder.
+    epoch: int
+    #: "free", "fresh", "unknown" or "stale", at log time (C1).
+    freshness: str
+    heartbeat_interval_ms: int
+    #: Log time (ms) of the last beat.
+    last_beat: int
+    #: Everything up to this offset is done; None: nothing is (P2).
+    stable: int | None
+    #: Done beyond stable, as inclusive intervals (P1).
+    ranges: tuple[tuple[int, int], ...]
+    #: At-most-once high-water mark; None: none (C12).
+    granted: int | None
+
+    @property
+    def holder(self) -> str | None:
+        """The holder's client_id, None while the lease is free."""
+        return self.client_id
+
+
+def lease_info(lease: Lease, world: World) -> LeaseInfo:
+    """Freeze a lease as its CP knows it now."""
+    progress = lease.progress
+    return LeaseInfo(
+        topic=lease.topic,
+        partition=lease.partition,
+        client_id=lease.client_id,
+        instance_id=lease.instance_id,
+        epoch=lease.epoch,
+        freshness=lease.freshness(world.log_time),
+        heartbeat_interval_ms=lease.heartbeat_interval_ms,
+        last_beat=lease.last_beat,
+        stable=progress.stable if progress.stable >= 0 else None,
+        ranges=tuple((first, last) for first, last in progress.ranges),
+        granted=progress.granted if progress.granted >= 0 else None,
+    )
+
+
+class WorldView:
+    """What the log says about this Marshal's group. Every call looks at the present state."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def lease(self, topic: str, partition: int) -> LeaseInfo | None:
+        """One lease; None: nobody of the group ever held it."""
+        with self._driver.locked() as engine:
+            worlds = self._driver.replica.worlds
+            world = worlds[route_lease(topic, partition, len(worlds))]
+            lease = world.lease(engine.settings.group_id, topic, partition)
+            return None if lease is None else lease_info(lease, world)
+
+    def leases(self) -> list[LeaseInfo]:
+        """All leases of the group, sorted by topic and partition."""
+        with self._driver.locked() as engine:
+            found = [
+                lease_info(lease, world)
+                for world in self._driver.replica.worlds.values()
+                for lease in world.leases()
+                if lease.group_id == engine.settings.group_id
+            ]
+        return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+
+    @property
+    def log_time(self) -> int:
+        """The latest log time (ms) of any partition of the coordination topic (T1)."""
+        with self._driver.condition:
+            return max(world.log_time for world in self._driver.replica.worlds.values())
+
+    def wait_for(self, predicate: Callable[[WorldView], object], timeout: float | None = None) -> bool:
+        """Wait until predicate(this view) is true, at most timeout seconds; whether it became true.
+
+        The predicate is asked after every change. It must be quick: it runs under this Marshal's lock.
+        """
+        with self._driver.condition:
+            return bool(self._driver.wait_for(lambda: bool(predicate(self)), timeout))
