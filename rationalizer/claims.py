@@ -11,7 +11,7 @@ The life of a lease, as the log moves it:
                                                +--> ClaimingPartition once stale (C3): holder, epoch, HI
 
 Stale is no state but a matter of log time (C1): a late beat revives a lease that nobody took (C6). Every
-record that carries an epoch is judged against the holder first (`_gate`), and a rejected record changes
+record that carries an epoch is judged against the holder first (`Lease.is_held_by`), and a rejected record changes
 nothing.
 """
 
@@ -91,22 +91,26 @@ class Claims:
         _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
         if epoch is None:
             return self._take_over(message, moment)
-        return self._beat((group_id, topic, partition), instance_id, client_id, epoch, last_offset, moment)
+        lease = self.leases.get((group_id, topic, partition))
+        return _beat(lease, instance_id, client_id, epoch, last_offset, moment)
 
     def _heartbeat_batch(self, message: Message, moment: Moment) -> tuple[str, ...]:
         """As many Heartbeats, in order (type 6)."""
         _, _, instance_id, client_id, group_id, entries = message
+        find = self.leases.get
         return tuple(
-            self._beat((group_id, topic, partition), instance_id, client_id, epoch, last_offset, moment)
-            for topic, partition, epoch, last_offset in entries
+            [
+                _beat(find((group_id, topic, partition)), instance_id, client_id, epoch, last_offset, moment)
+                for topic, partition, epoch, last_offset in entries
+            ]
         )
 
     def _releasing_partition(self, message: Message, moment: Moment) -> str:
         """C8: free at once, stale or not; nothing but the holder goes."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
-        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
-        if lease is None:
-            return refusal
+        lease = self.leases.get((group_id, topic, partition))
+        if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
+            return _refusal(lease)
         lease.client_id = None
         lease.instance_id = None
         return _record_offset(lease, last_offset, moment)
@@ -114,9 +118,9 @@ class Claims:
     def _claiming_messages(self, message: Message, moment: Moment) -> str:
         """C12: grant the sender what is not done up to the proposal."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, proposal = message
-        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
-        if lease is None:
-            return refusal
+        lease = self.leases.get((group_id, topic, partition))
+        if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
+            return _refusal(lease)
         if lease.is_stale(moment.log_time):
             return codes.STALE
         return lease.progress.grant(proposal)
@@ -124,38 +128,10 @@ class Claims:
     def _commit_ranges(self, message: Message, moment: Moment) -> str:
         """P3-P5, by a holder that may be stale (C6)."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, ranges = message
-        lease, refusal = self._gate((group_id, topic, partition), instance_id, client_id, epoch)
-        if lease is None:
-            return refusal
+        lease = self.leases.get((group_id, topic, partition))
+        if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
+            return _refusal(lease)
         return lease.progress.commit(ranges)
-
-    # -- what several share ----------------------------------------------------------------------------
-
-    def _gate(
-        self, key: LeaseKey, instance_id: str, client_id: str, epoch: int
-    ) -> tuple[Lease, str] | tuple[None, str]:
-        """The lease if the sender holds it with this epoch; else None and why not (C5)."""
-        lease = self.leases.get(key)
-        if lease is None or lease.client_id is None:
-            return None, codes.NOT_HELD
-        if lease.epoch != epoch or lease.instance_id != instance_id or lease.client_id != client_id:
-            return None, codes.FENCED
-        return lease, codes.OK
-
-    def _beat(
-        self,
-        key: LeaseKey,
-        instance_id: str,
-        client_id: str,
-        epoch: int,
-        last_offset: int | None,
-        moment: Moment,
-    ) -> str:
-        lease, refusal = self._gate(key, instance_id, client_id, epoch)
-        if lease is None:
-            return refusal
-        lease.last_beat = moment.log_time
-        return _record_offset(lease, last_offset, moment)
 
     def _take_over(self, message: Message, moment: Moment) -> str:
         """C7: a restarted client takes its fresh lease over from its earlier instance."""
@@ -171,6 +147,21 @@ class Claims:
         lease.epoch = moment.offset
         lease.last_beat = moment.log_time
         return _record_offset(lease, last_offset, moment)
+
+
+def _refusal(lease: Lease | None) -> str:
+    """Why a record that carries an epoch is rejected where `Lease.is_held_by` says no (C5)."""
+    return codes.NOT_HELD if lease is None or lease.client_id is None else codes.FENCED
+
+
+def _beat(
+    lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, moment: Moment
+) -> str:
+    """One heartbeat, by itself or in a batch (C5)."""
+    if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
+        return _refusal(lease)
+    lease.last_beat = moment.log_time
+    return _record_offset(lease, last_offset, moment)
 
 
 def _record_offset(lease: Lease, last_offset: int | None, moment: Moment) -> str:

@@ -14,8 +14,9 @@ by level, never by recursion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 from msgpack import Unpacker, packb, unpackb
@@ -63,6 +64,10 @@ class UnknownTypeError(RejectedValueError):
 _SCALARS: Final = frozenset({int, str, bool, type(None)})
 _ALLOWED: Final = _SCALARS | {tuple, list}
 
+_EMPTY_MAP: Final[list[tuple[Any, Any]]] = []
+_KEY: Final = itemgetter(0)
+_VALUE: Final = itemgetter(1)
+
 #: Below this a value can't claim enough to hurt; above it the claims are checked before anything is built.
 _SMALL: Final = 1024
 
@@ -102,51 +107,55 @@ def build(kind: Kind, message: Message) -> Record:
 
 
 def read(value: bytes | None, level: int) -> tuple[Kind, Message]:
-    """The value's kind and fields, checked as far as E6 goes without any state."""
-    message = _parse(value)
-    if message[0] > level:
-        raise UnsupportedVersionError(f"version {message[0]}, the level is {level}")
-    kind = KINDS.get(message[1])
+    """The value's kind and fields, checked as far as E6 goes without any state. Raises RejectedValueError."""
+    message = _unpack(value, MAX_VALUE_BYTES)
+    try:
+        return _kind_of(message, level), message
+    except RejectedValueError:
+        # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
+        # in the value, so that look is taken only now; what it finds comes first.
+        _look_at_all(message)
+        raise
+
+
+def _kind_of(message: Message, level: int) -> Kind:
+    """E6 from the first five fields to the type's own."""
+    if len(message) < HEAD_FIELDS:
+        raise MalformedError(f"{len(message)} fields, every record has at least {HEAD_FIELDS}")
+    version, number, instance_id, client_id, group_id = message[:HEAD_FIELDS]
+    if type(version) is not int or version < 1 or type(number) is not int:
+        raise MalformedError("version must be an int of at least 1, and type an int")
+    problem = ok.id_problem(instance_id, client_id, group_id)
+    if problem is not None:
+        raise MalformedError(problem)
+    if version > level:
+        raise UnsupportedVersionError(f"version {version}, the level is {level}")
+    kind = KINDS.get(number)
     if kind is None or kind.level > level:
-        raise UnknownTypeError(f"type {message[1]} is not known at level {level}")
+        raise UnknownTypeError(f"type {number} is not known at level {level}")
     problem = kind.problem(message[HEAD_FIELDS:])
     if problem is not None:
         raise MalformedError(f"{kind.name}: {problem}", kind)
-    return kind, message
+    return kind
 
 
 def parse_state(snapshot: bytes) -> Message:
-    """The array that a snapshot is: as careful as with a record's value, but of any length."""
-    message = _unpack(snapshot)
+    """The array that a snapshot is: read as carefully as a record's value, but of any length."""
+    message = _unpack(snapshot, len(snapshot))
     _look_at_all(message)
     return message
 
 
-def _parse(value: bytes | None) -> Message:
-    """The value as E2's first sentences want it, with its first five fields well formed."""
+def _unpack(value: bytes | None, max_bytes: int) -> Message:
+    """The one msgpack array that these bytes are, whatever is in it."""
     if value is None:
         raise MalformedError("the record has no value")
-    if len(value) > MAX_VALUE_BYTES:
-        raise MalformedError(f"{len(value):,} bytes, at most {MAX_VALUE_BYTES:,} are allowed")
-    message = _unpack(value)
-    _look_at_all(message)
-    if len(message) < HEAD_FIELDS:
-        raise MalformedError(f"{len(message)} fields, every record has at least {HEAD_FIELDS}")
-    if type(message[0]) is not int or message[0] < 1 or type(message[1]) is not int:
-        raise MalformedError("version must be an int of at least 1, and type an int")
-    problem = ok.id_problem(message[2], message[3], message[4])
-    if problem is not None:
-        raise MalformedError(problem)
-    return message
-
-
-def _unpack(value: bytes) -> Message:
-    """The one msgpack array that these bytes are."""
+    if len(value) > max_bytes:
+        raise MalformedError(f"{len(value):,} bytes, at most {max_bytes:,} are allowed")
     try:
         if len(value) > _SMALL:
             _measure(value)
-        # Maps become lists of pairs, so that a value hidden by a later equal key is looked at too.
-        message = unpackb(value, use_list=False, object_pairs_hook=list)
+        message = unpackb(value, use_list=False, object_pairs_hook=_pairs_of_map, ext_hook=_refuse_extension)
     except (ValueError, UnpackException) as error:
         # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
         raise MalformedError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
@@ -162,23 +171,35 @@ def _measure(value: bytes) -> None:
     unpacker.skip()
 
 
+def _pairs_of_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """A map as its pairs, so that a value hidden by a later equal key is looked at too. All empty ones are one."""
+    return pairs or _EMPTY_MAP
+
+
+def _refuse_extension(code: int, data: bytes) -> object:
+    raise ValueError("extension types are not allowed")
+
+
 def _look_at_all(message: Message) -> None:
     """Raise MalformedError for anything but arrays, maps with string keys, ints, strings, nil and booleans.
 
-    Goes down level by level over everything at that depth at once.
+    Goes down level by level, over everything at that depth at once: no recursion, and no step of Python for
+    each single thing.
     """
-    things: Iterable[Any] = message
+    things: Sequence[Any] = message
     for _ in range(MAX_DEPTH):
-        things = list(things)
         found = set(map(type, things))
         if found <= _SCALARS:
             return
         if not found <= _ALLOWED:
             raise MalformedError("floats, binary and extension types are not allowed")
-        arrays = [thing for thing in things if type(thing) is tuple]
-        maps = [thing for thing in things if type(thing) is list]
-        pairs = list(chain.from_iterable(maps))
-        if any(type(key) is not str for key, _ in pairs):
-            raise MalformedError("the keys of a map must be strings")
-        things = chain(chain.from_iterable(arrays), (inner for _, inner in pairs))
+        inner: list[Any] = []
+        if tuple in found:
+            inner += chain.from_iterable([thing for thing in things if type(thing) is tuple])
+        if list in found:
+            pairs = list(chain.from_iterable([thing for thing in things if type(thing) is list]))
+            if not set(map(type, map(_KEY, pairs))) <= {str}:
+                raise MalformedError("the keys of a map must be strings")
+            inner += map(_VALUE, pairs)
+        things = inner
     raise MalformedError(f"nested more than {MAX_DEPTH} deep")

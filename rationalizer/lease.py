@@ -53,6 +53,10 @@ class Lease:
         """Whether the lease has a holder, stale or not."""
         return self.client_id is not None
 
+    def is_held_by(self, instance_id: str, client_id: str, epoch: int) -> bool:
+        """Whether this is the holder, with the lease's epoch (C5). Nobody holds a free lease."""
+        return self.epoch == epoch and self.instance_id == instance_id and self.client_id == client_id
+
     def age(self, log_time: int) -> int:
         """Milliseconds of log time since the last beat (C1)."""
         return log_time - self.last_beat

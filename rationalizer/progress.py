@@ -21,7 +21,7 @@ done_through and stable are one number: `pieces` is then None, and most of this 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rationalizer import codes
 from rationalizer.intervals import Intervals, union
@@ -70,7 +70,10 @@ class Progress:
         """All up to `offset` is done, for every key (P10): OK, or OFFSET_REGRESSION below stable (C5)."""
         if offset < self.stable:
             return codes.OFFSET_REGRESSION
-        self._raise_stable(offset)
+        if self.pieces is None and not self.intervals.firsts:
+            self.stable = offset
+        else:
+            self._raise_stable(offset)
         return codes.OK
 
     def grant(self, proposal: int) -> str:
@@ -91,7 +94,7 @@ class Progress:
         self.intervals.clear()
         return codes.REPOSITIONED
 
-    def commit(self, ranges: Iterable[tuple[int, int]], max_intervals: int = MAX_INTERVALS) -> str:
+    def commit(self, ranges: Sequence[tuple[int, int]], max_intervals: int = MAX_INTERVALS) -> str:
         """The offsets of `ranges` (at least one, first <= last) are done, for every key (P3-P5).
 
         OK or DUPLICATE_COMMIT; or, changing nothing, INDIVIDUAL_COMMIT_TOO_OLD or
@@ -104,14 +107,14 @@ class Progress:
         del firsts[:below]
         del lasts[:below]
         firsts[0] = max(firsts[0], self.stable + 1)
-        splice = self.intervals.plan(firsts, lasts)
-        if not splice.changes:
+        edits, growth = self.intervals.plan(firsts, lasts)
+        if not edits:
             return codes.DUPLICATE_COMMIT
-        moves_stable = splice.firsts[0] <= self.stable + 1
-        left = len(self.intervals) - (splice.end - splice.start) + len(splice.firsts) - moves_stable
-        if left > max_intervals:
+        # What is stored never touches stable, so only the first new interval can.
+        moves_stable = firsts[0] == self.stable + 1
+        if len(self.intervals) + growth - moves_stable > MAX_INTERVALS:
             return codes.MAX_INDIVIDUAL_COMMIT_REACHED
-        self.intervals.carry_out(splice)
+        self.intervals.carry_out(edits)
         if moves_stable or self.pieces is not None:
             self._raise_stable(self.stable)
         return codes.OK

@@ -123,7 +123,7 @@ class BeatEntry:
     last_offset: int | None
 
     def __post_init__(self) -> None:
-        if not ok.is_beat_entry((self.topic, self.partition, self.epoch, self.last_offset)):
+        if not ok.are_beat_entries(((self.topic, self.partition, self.epoch, self.last_offset),)):
             raise InvalidRecordError(f"BeatEntry: {self!r} is none: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
 
 

@@ -70,31 +70,44 @@ def _is_epoch_or_nil(value: object) -> bool:
     return value is None or is_offset(value)
 
 
-def is_beat_entry(value: object) -> bool:
-    """[topic, partition, epoch, last_offset] of a HeartbeatBatch."""
-    return (
-        type(value) is tuple
-        and len(value) == 4
-        and is_topic(value[0])
-        and is_partition(value[1])
-        and is_offset(value[2])
-        and is_last_offset(value[3])
-    )
-
-
-def _are_beat_entries(value: object) -> bool:
-    return type(value) is tuple and len(value) >= 1 and all(map(is_beat_entry, value))
-
-
-def _is_range(value: object) -> bool:
-    if type(value) is not tuple or len(value) != 2:
+def are_beat_entries(value: object) -> bool:
+    """The entries of a HeartbeatBatch: [topic, partition, epoch, last_offset], at least one."""
+    if type(value) is not tuple or not value:
         return False
-    first, last = value
-    return type(first) is int and type(last) is int and 0 <= first <= last <= MAX_OFFSET
+    if set(map(type, value)) != {tuple}:
+        return False
+    good_topics = set()  # entries are many and topics few
+    try:
+        for topic, partition, epoch, last_offset in value:
+            if type(topic) is not str or type(partition) is not int or type(epoch) is not int:
+                return False
+            if not 0 <= partition <= MAX_PARTITION or not 0 <= epoch <= MAX_OFFSET:
+                return False
+            if last_offset is not None and (
+                type(last_offset) is not int or not NOTHING_DONE <= last_offset <= MAX_OFFSET
+            ):
+                return False
+            if topic not in good_topics:
+                if not is_topic(topic):
+                    return False
+                good_topics.add(topic)
+    except ValueError:  # not four
+        return False
+    return True
 
 
 def _are_ranges(value: object) -> bool:
-    return type(value) is tuple and 1 <= len(value) <= MAX_COMMIT_RANGES and all(map(_is_range, value))
+    if type(value) is not tuple or not 1 <= len(value) <= MAX_COMMIT_RANGES:
+        return False
+    if set(map(type, value)) != {tuple}:
+        return False
+    try:
+        for first, last in value:
+            if type(first) is not int or type(last) is not int or not 0 <= first <= last <= MAX_OFFSET:
+                return False
+    except ValueError:  # not two
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,7 @@ HEARTBEAT_INTERVAL: Final = Rule(
 )
 TIME: Final = Rule(_between(0, MAX_TIME_MS), "an int, 0 … 2^63−1 (ms of log time)")
 LEVEL: Final = Rule(_between(1, MAX_LEVEL), "an int, 1 … 2^31−1")
-BEAT_ENTRIES: Final = Rule(_are_beat_entries, f"an array of at least one entry, each {BEAT_ENTRY_WANTS}")
+BEAT_ENTRIES: Final = Rule(are_beat_entries, f"an array of at least one entry, each {BEAT_ENTRY_WANTS}")
 RANGES: Final = Rule(
     _are_ranges, f"an array of 1 … {MAX_COMMIT_RANGES:,} [first, last] with 0 <= first <= last <= 2^63−1"
 )

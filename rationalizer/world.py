@@ -220,15 +220,19 @@ class World:
     def _belongs_here(self, kind: Kind, message: Message) -> bool:
         """L3. Every record that names something belongs to one CP; the others belong everywhere."""
         if kind.belongs is Belongs.LEASE:
-            return route_lease(message[5], message[6], self.partitions) == self.partition
+            return self._lease_belongs_here(message[4], message[5], message[6])
         if kind.belongs is Belongs.ENTRIES:
-            return all(
-                route_lease(topic, partition, self.partitions) == self.partition
-                for topic, partition, _, _ in message[5]
-            )
+            group_id = message[4]
+            return all(self._lease_belongs_here(group_id, topic, partition) for topic, partition, _, _ in message[5])
         if kind.belongs is Belongs.GROUP:
             return route_group(message[4], self.partitions) == self.partition
         return True
+
+    def _lease_belongs_here(self, group_id: str, topic: str, partition: int) -> bool:
+        # A lease that exists here was routed here when it was first claimed: no need to hash again.
+        return (group_id, topic, partition) in self._claims.leases or (
+            route_lease(topic, partition, self.partitions) == self.partition
+        )
 
     # -- what is about a group, or the log, as a whole ---------------------------------------------------
 
