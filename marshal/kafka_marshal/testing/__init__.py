@@ -1,0 +1,35 @@
+"""A real Kafka for tests: yours as well as ours.
+
+- :class:`LocalBroker`, :class:`LocalCluster`: brokers on this machine, to be killed, paused and restarted at will.
+- :func:`open_kafka`: a Kafka, wherever it comes from: named by KAFKA_MARSHAL_BOOTSTRAP, in a container, or local.
+- The pytest plugin (installed with the package) offers the fixtures ``kafka_broker``, ``kafka_bootstrap``,
+  ``kafka_cluster3`` and ``topic_factory``; nothing is started before a test asks for it.
+
+Needs the extra ``kafka-marshal[broker]`` (jar resolver and Java), unless Kafka is named or runs in a container.
+"""
+
+from __future__ import annotations
+
+from kafka_marshal.testing.broker import LocalBroker, LocalCluster
+from kafka_marshal.testing.choose import ExternalKafka, RunningKafka, open_kafka, run_broker
+from kafka_marshal.testing.errors import (
+    BrokerDiedError,
+    JarsMissingError,
+    JavaMissingError,
+    LocalBrokerError,
+    PortTakenError,
+)
+
+__all__ = [
+    "BrokerDiedError",
+    "ExternalKafka",
+    "JarsMissingError",
+    "JavaMissingError",
+    "LocalBroker",
+    "LocalBrokerError",
+    "LocalCluster",
+    "PortTakenError",
+    "RunningKafka",
+    "open_kafka",
+    "run_broker",
+]

@@ -1,0 +1,390 @@
+"""A real Kafka on this machine, without containers: KRaft brokers that are gone when this process is.
+
+::
+
+    from kafka_marshal.testing import LocalBroker
+
+    with LocalBroker() as broker:
+        run_my_test(broker.bootstrap_servers)
+
+Brokers listen on the loopback interface only, keep their data in a folder of their own in the system's temporary
+one, and end with the process that started them, also when that is killed with -9; then the data is removed too
+(``keep`` keeps it). One broker takes about two seconds to start and 300 MB of memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.testing import layout
+from kafka_marshal.testing.errors import BrokerDiedError, LocalBrokerError, PortTakenError
+from kafka_marshal.testing.jars import broker_jars
+from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.ports import LOOPBACK, free_ports, is_free
+from kafka_marshal.testing.processes import Processes
+
+__all__ = ["LocalBroker", "LocalCluster"]
+
+#: Somebody else may take a port between our choosing it and the broker's listening on it.
+_ATTEMPTS = 5
+
+
+class LocalCluster:
+    """One to several brokers, each also a controller, on this machine.
+
+    Topics of a cluster of three or more are replicated three times and need two replicas in sync
+    (``min.insync.replicas`` 2): it goes on when one broker is killed. Any thread may call any method. A forked
+    child may use the brokers, but not control them.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        port: int | None = None,
+        advertised_ports: Mapping[int, int] | None = None,
+        properties: Mapping[str, str] | None = None,
+        client_config: Mapping[str, object] | None = None,
+        keep: str | os.PathLike[str] | None = None,
+        jvm_options: Sequence[str] = (),
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        """Describe the cluster; :meth:`start` (or ``with``) starts it.
+
+        Args:
+            brokers: how many; their ids are 1, 2, …
+            port: broker 1 listens here, broker 2 on the next one, …; None: free ports are chosen.
+            advertised_ports: broker id → the port that clients are told to connect to, where a
+                :class:`~kafka_marshal.testing.proxy.TcpProxy` stands before the broker.
+            properties: broker settings on top of ours. Listeners are called CLIENT, INTERNAL and CONTROLLER.
+            client_config: librdkafka properties needed to talk to the CLIENT listener (TLS, SASL), where
+                properties ask for them.
+            keep: a folder for the data, which stays; a cluster that is there already goes on with its data.
+            jvm_options: such as ``-Xmx1g``.
+            start_timeout_s: how long the brokers may take to answer.
+        """
+        if brokers < 1:
+            raise ValueError(f"brokers must be at least 1, not {brokers}")
+        self._ids = tuple(range(1, brokers + 1))
+        self._first_port = port
+        self._advertised = dict(advertised_ports or {})
+        self._properties = dict(properties or {})
+        self._client_config = dict(client_config or {})
+        self._keep = Path(keep).absolute() if keep is not None else None
+        self._jvm_options = tuple(jvm_options)
+        self._start_timeout_s = start_timeout_s
+        self._owner = os.getpid()
+        self._folder: Path | None = None
+        self._processes: Processes | None = None
+        self._layouts: dict[int, layout.BrokerLayout] = {}
+        self._java: tuple[str, ...] = ()
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start all brokers and wait until each of them answers and knows all the others.
+
+        Raises:
+            LocalBrokerError: (one of its kinds) it can't be done; nothing is left running.
+        """
+        if self._processes is not None:
+            return self
+        java, jars = find_java(), broker_jars()
+        self._java = (str(java.path), *layout.JVM_OPTIONS, *layout.heap(len(self._ids)), *self._jvm_options)
+        self._java += ("-cp", os.pathsep.join(map(str, jars)))
+        self._folder = self._make_folder()
+        self._owner = os.getpid()
+        try:
+            self._processes = Processes(self._folder, keep=self._keep is not None)
+            atexit.register(self.stop)
+            self._start_brokers(self._processes)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all brokers; remove the data unless it is to be kept. Does nothing if nothing runs."""
+        if os.getpid() != self._owner:
+            return
+        atexit.unregister(self.stop)
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.end(grace_s=10.0 if self._keep else 0.0)
+        elif self._folder is not None and self._keep is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients connect to: ``host:port`` of every broker, with commas."""
+        return ",".join(f"{LOOPBACK}:{self._layout(broker_id).advertised_port}" for broker_id in self._ids)
+
+    @property
+    def client_config(self) -> dict[str, object]:
+        """librdkafka properties that clients need besides bootstrap.servers."""
+        return dict(self._client_config)
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        """Ids: 1, 2 and so on."""
+        return self._ids
+
+    @property
+    def folder(self) -> Path:
+        """Where data and logs are."""
+        if self._folder is None:
+            raise LocalBrokerError("This local Kafka does not run: call start() first.")
+        return self._folder
+
+    def port_of(self, broker_id: int) -> int:
+        """The port that the broker itself listens on (a proxy's port: see bootstrap_servers)."""
+        return self._layout(broker_id).port
+
+    def pid_of(self, broker_id: int) -> int:
+        """The broker's process id."""
+        return self._running().pid(str(broker_id))
+
+    def log_tail(self, broker_id: int = 1, lines: int = 40) -> str:
+        """The last lines a broker logged (warnings and worse) or printed."""
+        return self._layout(broker_id).log_tail(lines)
+
+    # -- bad days -----------------------------------------------------------------------------------------------
+
+    def kill(self, broker_id: int = 1) -> None:
+        """Kill it with -9, and wait until it is gone. Its data stays; :meth:`restart` brings it back."""
+        processes = self._running()
+        processes.signal(str(broker_id), signal.SIGKILL)
+        if processes.exit_status(str(broker_id), 30.0) is None:
+            raise LocalBrokerError(f"Broker {broker_id} did not end within 30 s of kill -9.")
+
+    def pause(self, broker_id: int = 1) -> None:
+        """SIGSTOP: it holds its connections and says nothing, like a machine that hangs."""
+        self._running().signal(str(broker_id), signal.SIGSTOP)
+
+    def resume(self, broker_id: int = 1) -> None:
+        """SIGCONT after :meth:`pause`."""
+        self._running().signal(str(broker_id), signal.SIGCONT)
+
+    def restart(self, broker_id: int = 1) -> None:
+        """End the broker in order if it runs, start it on the same ports and data, wait until it answers."""
+        processes = self._running()
+        name = str(broker_id)
+        if processes.exit_status(name) is None:
+            processes.signal(name, signal.SIGCONT)
+            processes.signal(name, signal.SIGTERM)
+            if processes.exit_status(name, 15.0) is None:
+                self.kill(broker_id)
+        self._launch(processes, broker_id)
+        self._wait_until_up(processes, {broker_id})
+
+    def check(self) -> None:
+        """Raise BrokerDiedError if a broker has ended without being told to."""
+        for broker_id in self._ids:
+            status = self._running().exit_status(str(broker_id))
+            if status is not None:
+                raise self._died(broker_id, status)
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    def _make_folder(self) -> Path:
+        if self._keep is None:
+            layout.sweep()
+            return Path(tempfile.mkdtemp(prefix=layout.FOLDER_PREFIX))
+        try:
+            self._keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalBrokerError(
+                f"Can't keep the data in {self._keep}: {error.strerror}. Nothing was started. Name another folder."
+            ) from error
+        return self._keep
+
+    def _start_brokers(self, processes: Processes) -> None:
+        fixed = [] if self._first_port is None else [self._first_port + i for i in range(len(self._ids))]
+        for port in fixed:
+            if not is_free(port):
+                raise PortTakenError(
+                    f"Port {port} of {LOOPBACK} is in use by another program. Nothing was started. End it (who it is: "
+                    f"`ss -ltnp 'sport = :{port}'`), or name another port, or none to have a free one chosen."
+                )
+        cluster_id = self._cluster_id()
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._layouts = self._lay_out(fixed)
+            if attempt == 1:
+                self._format(processes, cluster_id)
+            for broker_id in self._ids:
+                self._launch(processes, broker_id)
+            try:
+                self._wait_until_up(processes, set(self._ids))
+            except BrokerDiedError:
+                if attempt == _ATTEMPTS or not any(each.bind_failed() for each in self._layouts.values()):
+                    raise
+                for broker_id in self._ids:
+                    self.kill(broker_id)
+            else:
+                return
+
+    def _lay_out(self, fixed: Sequence[int]) -> dict[int, layout.BrokerLayout]:
+        """Choose ports and write every broker's configuration."""
+        count = len(self._ids)
+        chosen = free_ports(3 * count)
+        ports = list(fixed) or chosen[:count]
+        layouts = {
+            broker_id: layout.BrokerLayout(
+                folder=self.folder / f"broker-{broker_id}",
+                broker_id=broker_id,
+                port=ports[i],
+                advertised_port=self._advertised.get(broker_id, ports[i]),
+                internal_port=chosen[count + i],
+                controller_port=chosen[2 * count + i],
+            )
+            for i, broker_id in enumerate(self._ids)
+        }
+        for each in layouts.values():
+            each.write(list(layouts.values()), self._properties)
+        return layouts
+
+    def _cluster_id(self) -> str:
+        """The id of the cluster in the folder, made up for a new one."""
+        note = self.folder / "cluster.json"
+        if note.exists():
+            known = json.loads(note.read_text())
+            if known["brokers"] != len(self._ids):
+                raise LocalBrokerError(
+                    f"{self.folder} holds the data of a cluster of {known['brokers']} broker(s), not {len(self._ids)}. "
+                    "Nothing was started or changed. Ask for that many, or name another folder."
+                )
+            return str(known["cluster_id"])
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # An id that begins with a dash would look like an option.
+        cluster_id = "a" + cluster_id[1:]
+        note.write_text(json.dumps({"brokers": len(self._ids), "cluster_id": cluster_id}))
+        return cluster_id
+
+    def _format(self, processes: Processes, cluster_id: str) -> None:
+        """Prepare data folders that are new."""
+        fresh = [each for each in self._layouts.values() if not each.formatted]
+        for each in fresh:
+            tool = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(each.properties_file))
+            processes.start(f"format-{each.broker_id}", [*self._java, *tool], each.console)
+        for each in fresh:
+            status = processes.exit_status(f"format-{each.broker_id}", self._start_timeout_s)
+            if status != 0:
+                raise BrokerDiedError(
+                    f"Kafka could not prepare its data folder (status {status}). Nothing was started. It said:\n"
+                    f"{each.log_tail(30)}"
+                )
+
+    def _launch(self, processes: Processes, broker_id: int) -> None:
+        each = self._layout(broker_id)
+        program = [*self._java[:1], f"-Dlog4j2.configurationFile=file:{each.log4j_file}", *self._java[1:]]
+        processes.start(str(broker_id), [*program, "kafka.Kafka", str(each.properties_file)], each.console)
+
+    def _wait_until_up(self, processes: Processes, wanted: set[int]) -> None:
+        """Wait until each wanted broker answers, and a fresh cluster's brokers know each other."""
+        until = time.monotonic() + self._start_timeout_s
+        for broker_id in sorted(wanted):
+            port = self.port_of(broker_id)
+            probe = Probe(f"{LOOPBACK}:{port}", self._client_config)
+            # The probe only once somebody listens: librdkafka backs off after a refused connection, we need not.
+            self._await(processes, broker_id, until, functools.partial(_listens, port))
+            self._await(processes, broker_id, until, functools.partial(_knows, probe, wanted))
+
+    def _await(self, processes: Processes, broker_id: int, until: float, met: Callable[[], bool]) -> None:
+        while not met():
+            status = processes.exit_status(str(broker_id))
+            if status is not None:
+                raise self._died(broker_id, status)
+            if time.monotonic() >= until:
+                raise BrokerDiedError(
+                    f"Broker {broker_id} of the local Kafka did not answer on {LOOPBACK}:{self.port_of(broker_id)} "
+                    f"within {self._start_timeout_s:.0f} s. It is ended. It said last:\n{self.log_tail(broker_id)}"
+                )
+            time.sleep(0.02)
+
+    def _died(self, broker_id: int, status: int) -> BrokerDiedError:
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return BrokerDiedError(
+            f"Broker {broker_id} of the local Kafka ended {how}. What it held in memory is lost, its data is in "
+            f"{self.folder}. It said last:\n{self.log_tail(broker_id) or '  (nothing)'}"
+        )
+
+    def _layout(self, broker_id: int) -> layout.BrokerLayout:
+        if not self._layouts:
+            raise LocalBrokerError("This local Kafka does not run: call start() first.")
+        if broker_id not in self._layouts:
+            raise ValueError(f"there is no broker {broker_id}, only {', '.join(map(str, self._ids))}")
+        return self._layouts[broker_id]
+
+    def _running(self) -> Processes:
+        if self._processes is None or os.getpid() != self._owner:
+            raise LocalBrokerError("This local Kafka does not run, or was started by another process.")
+        return self._processes
+
+
+class LocalBroker(LocalCluster):
+    """A cluster of one broker. The internal topics are not replicated."""
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        advertised_port: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        client_config: Mapping[str, object] | None = None,
+        keep: str | os.PathLike[str] | None = None,
+        jvm_options: Sequence[str] = (),
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        """As for :class:`LocalCluster`. advertised_port: where a proxy stands before the broker."""
+        super().__init__(
+            1,
+            port=port,
+            advertised_ports=None if advertised_port is None else {1: advertised_port},
+            properties=properties,
+            client_config=client_config,
+            keep=keep,
+            jvm_options=jvm_options,
+            start_timeout_s=start_timeout_s,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that the broker itself listens on."""
+        return self.port_of(1)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1.0):
+        return True
+    return False
+
+
+def _knows(probe: Probe, wanted: set[int]) -> bool:
+    return wanted <= (probe.broker_ids(2.0) or set())

@@ -1,0 +1,37 @@
+"""What can go wrong with a local broker.
+
+::
+
+    MarshalError
+    └── LocalBrokerError        a local Kafka could not be had, or not be controlled
+        ├── JavaMissingError    no Java 17 or newer
+        ├── JarsMissingError    the broker's jars are not here and could not be downloaded
+        ├── PortTakenError      a port that was asked for is in use
+        └── BrokerDiedError     the broker ended by itself; the message ends with the tail of its log
+"""
+
+from __future__ import annotations
+
+from kafka_marshal.errors import MarshalError
+
+__all__ = ["BrokerDiedError", "JarsMissingError", "JavaMissingError", "LocalBrokerError", "PortTakenError"]
+
+
+class LocalBrokerError(MarshalError):
+    """A local Kafka could not be started, or not be controlled in the way asked for."""
+
+
+class JavaMissingError(LocalBrokerError):
+    """No Java that is new enough was found."""
+
+
+class JarsMissingError(LocalBrokerError):
+    """The broker's jars are not in the cache and could not be downloaded."""
+
+
+class PortTakenError(LocalBrokerError):
+    """A port that was asked for is in use by another program."""
+
+
+class BrokerDiedError(LocalBrokerError):
+    """The broker's process ended by itself, or never answered."""

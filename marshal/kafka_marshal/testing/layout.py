@@ -1,0 +1,176 @@
+"""One local broker's files: its configuration, its logs, its data."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka_marshal.testing.ports import LOOPBACK
+from kafka_marshal.testing.supervisor import LOCK_FILE
+
+__all__ = ["FOLDER_PREFIX", "JVM_OPTIONS", "BrokerLayout", "common_settings", "heap", "sweep"]
+
+#: Names the folders in the system's temporary one that are ours.
+FOLDER_PREFIX = "kafka-marshal-broker-"
+
+#: A start in two seconds counts for more here than the last per cent of throughput.
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Djava.awt.headless=true")
+
+#: A folder younger than this may belong to a supervisor that is about to lock it.
+_SWEEP_AFTER_S = 120.0
+
+_LOG4J = """\
+rootLogger.level=WARN
+rootLogger.appenderRef.file.ref=file
+appender.file.type=RollingFile
+appender.file.name=file
+appender.file.fileName={file}
+appender.file.filePattern={file}.%i
+appender.file.layout.type=PatternLayout
+appender.file.layout.pattern=%d{{HH:mm:ss.SSS}} %-5p %c{{1}}: %m%n
+appender.file.policies.type=Policies
+appender.file.policies.size.type=SizeBasedTriggeringPolicy
+appender.file.policies.size.size=8MB
+appender.file.strategy.type=DefaultRolloverStrategy
+appender.file.strategy.max=1
+"""
+
+
+def heap(brokers: int) -> tuple[str, ...]:
+    """Heap options: three brokers on a small machine get less each."""
+    return ("-Xms96m", "-Xmx512m" if brokers == 1 else "-Xmx384m")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLayout:
+    """Where one broker listens and writes."""
+
+    folder: Path
+    broker_id: int
+    #: Clients connect here …
+    port: int
+    #: … but are told to connect here (the same, unless a proxy stands between).
+    advertised_port: int
+    #: Other brokers connect here: a proxy for clients does not come between brokers.
+    internal_port: int
+    controller_port: int
+
+    @property
+    def properties_file(self) -> Path:
+        return self.folder / "server.properties"
+
+    @property
+    def log4j_file(self) -> Path:
+        return self.folder / "log4j2.properties"
+
+    @property
+    def console(self) -> Path:
+        """What the process printed."""
+        return self.folder / "console.log"
+
+    @property
+    def log(self) -> Path:
+        """What Kafka logged."""
+        return self.folder / "server.log"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def formatted(self) -> bool:
+        return (self.data / "meta.properties").exists()
+
+    def write(self, cluster: Sequence[BrokerLayout], properties: Mapping[str, str]) -> None:
+        """Write the broker's configuration, properties winning over ours; begin new logs."""
+        self.folder.mkdir(exist_ok=True)
+        settings = {**self._settings(cluster), **properties}
+        lines = [f"{_escaped(key)}={_escaped(value)}" for key, value in settings.items()]
+        self.properties_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.log4j_file.write_text(_LOG4J.format(file=_escaped(str(self.log))), encoding="utf-8")
+        for log in (self.console, self.log):
+            log.unlink(missing_ok=True)
+
+    def log_tail(self, lines: int) -> str:
+        """The last lines of Kafka's log, or of what the process printed when it did not get as far as logging."""
+        for log in (self.log, self.console):
+            if log.exists():
+                said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+                if said:
+                    return "\n".join(f"  {line}" for line in said)
+        return ""
+
+    def bind_failed(self) -> bool:
+        """Whether the broker ended because somebody took one of its ports."""
+        said = self.log_tail(200)
+        return any(sign in said for sign in ("BindException", "Address already in use", "failed to bind"))
+
+    def _settings(self, cluster: Sequence[BrokerLayout]) -> dict[str, str]:
+        return {
+            **common_settings(len(cluster)),
+            "node.id": str(self.broker_id),
+            "controller.quorum.voters": ",".join(
+                f"{each.broker_id}@{LOOPBACK}:{each.controller_port}" for each in cluster
+            ),
+            "listeners": f"CLIENT://{LOOPBACK}:{self.port},INTERNAL://{LOOPBACK}:{self.internal_port},"
+            f"CONTROLLER://{LOOPBACK}:{self.controller_port}",
+            "advertised.listeners": f"CLIENT://{LOOPBACK}:{self.advertised_port},"
+            f"INTERNAL://{LOOPBACK}:{self.internal_port}",
+            "log.dirs": str(self.data),
+        }
+
+
+def common_settings(brokers: int) -> dict[str, str]:
+    """Settings that all brokers of a cluster for tests have, wherever it runs."""
+    copies = min(3, brokers)
+    in_sync = 2 if copies == 3 else 1
+    return {
+        "process.roles": "broker,controller",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "INTERNAL",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": str(copies),
+        "min.insync.replicas": str(in_sync),
+        "offsets.topic.replication.factor": str(copies),
+        "transaction.state.log.replication.factor": str(copies),
+        "transaction.state.log.min.isr": str(in_sync),
+        "share.coordinator.state.topic.replication.factor": str(copies),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        # Few partitions: creating fifty takes longer than most tests.
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.num.partitions": "4",
+        # A killed broker's partitions get new leaders after 3 s instead of 9.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        "group.initial.rebalance.delay.ms": "0",
+        # 128 MB by default, for a cleaner that has little to do here.
+        "log.cleaner.dedupe.buffer.size": "16777216",
+    }
+
+
+def sweep() -> None:
+    """Remove folders left behind by a supervisor that was killed itself: nobody holds their lock."""
+    root = Path(tempfile.gettempdir())
+    for folder in root.glob(f"{FOLDER_PREFIX}*"):
+        try:
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _SWEEP_AFTER_S:
+                continue
+            with (folder / LOCK_FILE).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, or somebody else was faster
+
+
+def _escaped(text: str) -> str:
+    """A key or value of a Java properties file."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,0 +1,102 @@
+"""pytest plugin: a real Kafka for tests. It comes with the package; nothing has to be enabled.
+
+Nothing is started before a test asks for it, and one broker serves the whole session.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.choose import RunningKafka
+
+__all__ = ["TopicFactory", "kafka_bootstrap", "kafka_broker", "kafka_cluster3", "topic_factory"]
+
+
+class TopicFactory(Protocol):
+    """What the fixture ``topic_factory`` gives."""
+
+    def __call__(
+        self,
+        partitions: int = 1,
+        *,
+        prefix: str = "test",
+        settings: Mapping[str, str] | None = None,
+        kafka: RunningKafka | None = None,
+    ) -> str:
+        """Create a topic of a name that no other test has; return the name.
+
+        Args:
+            partitions: how many.
+            prefix: what the name begins with.
+            settings: topic settings, names and values as in Kafka.
+            kafka: where (default: the session's ``kafka_broker``); such as the fixture ``kafka_cluster3``.
+        """
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[RunningKafka]:
+    """A Kafka of one broker for the whole session (see :mod:`kafka_marshal.testing.choose`)."""
+    from kafka_marshal.testing.choose import open_kafka
+
+    kafka = open_kafka(1)
+    yield kafka
+    kafka.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(kafka_broker: RunningKafka) -> str:
+    """bootstrap.servers of ``kafka_broker``."""
+    return kafka_broker.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def kafka_cluster3() -> Iterator[RunningKafka]:
+    """Three brokers of our own, to be killed and paused, for the tests of one module.
+
+    Bring back what you kill: the module's other tests want three. (A session's worth of three brokers would hold a
+    gigabyte of memory to its end.)
+    """
+    from kafka_marshal.testing.choose import open_kafka
+
+    kafka = open_kafka(3, controllable=True)
+    yield kafka
+    kafka.stop()
+
+
+@pytest.fixture
+def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
+    """Makes topics, and removes them after the test."""
+    from kafka_marshal.adapters.probe import Probe
+
+    probes: dict[str, Probe] = {}
+    made: dict[str, list[str]] = {}
+    numbers = itertools.count(1)
+    test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:80].strip("-")
+
+    def create(
+        partitions: int = 1,
+        *,
+        prefix: str = "test",
+        settings: Mapping[str, str] | None = None,
+        kafka: RunningKafka | None = None,
+    ) -> str:
+        where: RunningKafka = kafka if kafka is not None else request.getfixturevalue("kafka_broker")
+        address = where.bootstrap_servers
+        if address not in probes:
+            probes[address] = Probe(address, where.client_config)
+        # Random, for a Kafka that outlives the session may hold topics of the last one.
+        name = f"{prefix}-{test}-{next(numbers)}-{os.urandom(3).hex()}"
+        probes[address].create_topic(name, partitions, min(3, len(where.broker_ids)), settings or {})
+        made.setdefault(address, []).append(name)
+        return name
+
+    yield create
+    for address, names in made.items():
+        probes[address].delete_topics(names)

@@ -1,0 +1,174 @@
+"""Runs a local cluster's processes, and ends them when whoever asked for them is gone, however it went.
+
+This file is run as a program of its own (standard library only, no package around it). It listens on its standard
+input, a pipe whose other end only its parent holds: when the parent ends, even by kill -9, the pipe closes, and
+everything started here is killed and the data removed. (PR_SET_PDEATHSIG alone would not do: it fires when the
+*thread* that forked ends.) It also looks whether it was handed to another parent: a forked sibling may hold a copy
+of the pipe.
+
+Lines of JSON in: ``{"do": "start", "name", "argv", "log"}``, ``{"do": "signal", "name", "signal"}``,
+``{"do": "end", "grace_s"}``. Lines out: ``{"event": "ready" | "locked"}`` first, then ``{"event": "started",
+"name", "pid"}``, ``{"event": "failed", "name", "error"}``, ``{"event": "exited", "name", "status"}``.
+
+Arguments: the parent's process id, the cluster's folder, "keep" or "remove".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+#: How often to look whether the parent is still ours, and children still run, when nothing else wakes us.
+LOOK_EVERY_S = 0.5
+#: How long brokers whose data is kept may take to close it in order, once nobody waits for them any more.
+ORPHAN_GRACE_S = 10.0
+#: Held by the supervisor as long as it lives: tells a folder in use from one left behind.
+LOCK_FILE = ".supervisor.lock"
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Supervisor:
+    """The processes of one cluster, by name."""
+
+    def __init__(self, parent: int, folder: Path, keep: bool) -> None:
+        self.parent = parent
+        self.folder = folder
+        self.keep = keep
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.grace_s = ORPHAN_GRACE_S if keep else 0.0
+
+    def serve(self, wake: int) -> None:
+        """Do what the parent asks until it says end, or is gone."""
+        pending = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while os.getppid() == self.parent:
+                ready = {key.fd for key, _ in selector.select(LOOK_EVERY_S)}
+                if wake in ready:
+                    os.read(wake, 4096)
+                self.reap()
+                if sys.stdin.fileno() not in ready:
+                    continue
+                chunk = os.read(sys.stdin.fileno(), 65536)
+                if not chunk:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    request = json.loads(line)
+                    if request["do"] == "end":
+                        self.grace_s = request["grace_s"]
+                        return
+                    self.obey(request)
+
+    def obey(self, request: dict[str, Any]) -> None:
+        """Start or signal one process."""
+        name = request["name"]
+        if request["do"] == "start":
+            try:
+                with open(request["log"], "ab") as log:
+                    child = subprocess.Popen(
+                        request["argv"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        cwd=self.folder,
+                        preexec_fn=_die_with_supervisor,
+                    )
+            except (OSError, subprocess.SubprocessError) as error:
+                tell({"event": "failed", "name": name, "error": str(error)})
+                return
+            self.children[name] = child
+            tell({"event": "started", "name": name, "pid": child.pid})
+        elif name in self.children:
+            # Not reaped yet, so the id can't have gone to another process.
+            self.children[name].send_signal(request["signal"])
+
+    def reap(self) -> None:
+        """Report children that ended."""
+        for name, child in list(self.children.items()):
+            status = child.poll()
+            if status is not None:
+                del self.children[name]
+                tell({"event": "exited", "name": name, "status": status})
+
+    def end(self) -> None:
+        """Kill what still runs, at once or after its grace; remove the data unless it is to be kept."""
+        if self.grace_s > 0:
+            for child in self.children.values():
+                child.send_signal(signal.SIGCONT)
+                child.terminate()
+            until = time.monotonic() + self.grace_s
+            while time.monotonic() < until and any(child.poll() is None for child in self.children.values()):
+                time.sleep(0.02)
+        for child in self.children.values():
+            child.kill()
+        for child in self.children.values():
+            child.wait()
+        if not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def tell(event: dict[str, Any]) -> None:
+    """One event to the parent, if it still listens."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
+
+
+def _die_with_supervisor() -> None:
+    """In the child, before it becomes a broker: be killed when the supervisor is (Linux; elsewhere no such thing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    """Run until the parent says end or is gone."""
+    parent, folder, fate = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    # Ctrl-C in a terminal goes to the parent, which ends us in order. (We lead a session of our own besides.)
+    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(ignored, signal.SIG_IGN)
+    with open(folder / LOCK_FILE, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell({"event": "locked"})
+            return 1
+        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        supervisor = Supervisor(parent, folder, fate == "keep")
+        signal.signal(signal.SIGTERM, _leave)
+        tell({"event": "ready"})
+        try:
+            supervisor.serve(wake)
+        except _Leave:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            supervisor.end()
+    return 0
+
+
+class _Leave(Exception):  # noqa: N818 - not an error
+    """SIGTERM: end in order."""
+
+
+def _leave(*_: object) -> None:
+    raise _Leave
+
+
+if __name__ == "__main__":
+    sys.exit(main())
