@@ -2,6 +2,7 @@
 
 - :class:`LocalBroker`, :class:`LocalCluster`: brokers on this machine, to be killed, paused and restarted at will.
 - :func:`open_kafka`: a Kafka, wherever it comes from: named by KAFKA_MARSHAL_BOOTSTRAP, in a container, or local.
+- :class:`TcpProxy`: stands before a broker and cuts, delays or swallows what passes.
 - The pytest plugin (installed with the package) offers the fixtures ``kafka_broker``, ``kafka_bootstrap``,
   ``kafka_cluster3`` and ``topic_factory``; nothing is started before a test asks for it.
 
@@ -19,9 +20,11 @@ from kafka_marshal.testing.errors import (
     LocalBrokerError,
     PortTakenError,
 )
+from kafka_marshal.testing.proxy import Direction, TcpProxy
 
 __all__ = [
     "BrokerDiedError",
+    "Direction",
     "ExternalKafka",
     "JarsMissingError",
     "JavaMissingError",
@@ -30,6 +33,7 @@ __all__ = [
     "LocalCluster",
     "PortTakenError",
     "RunningKafka",
+    "TcpProxy",
     "open_kafka",
     "run_broker",
 ]
