@@ -19,7 +19,7 @@ A record is judged in the order of E6: value, version, type, fields (codec.py); 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from msgpack import unpackb
 from msgpack.exceptions import UnpackException
@@ -181,20 +181,22 @@ class World:
             return
         leases = self._claims.leases
         pauses = self._pauses
+        unpack, heartbeat, max_offset, max_time = unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
         beats = 0
         try:
             for offset, timestamp_ms, value in records:
                 if (
                     type(value) is bytes
-                    and value[:3] == _HEARTBEAT
+                    and value[:3] == heartbeat
                     and len(value) <= _MAX_HEARTBEAT_BYTES
                     and type(offset) is int
                     and type(timestamp_ms) is int
-                    and self.next_offset <= offset <= MAX_OFFSET
-                    and timestamp_ms <= MAX_TIME_MS
+                    and self.next_offset <= offset <= max_offset
+                    and timestamp_ms <= max_time
                 ):
                     try:
-                        _, _, instance_id, client_id, group_id, topic, partition, epoch, done = unpackb(value)
+                        fields: list[Any] = unpack(value)
+                        _, _, instance_id, client_id, group_id, topic, partition, epoch, done = fields
                         lease = leases.get((group_id, topic, partition))
                     except (ValueError, TypeError, UnpackException):  # TypeError: a list is no key
                         lease = None
@@ -210,7 +212,7 @@ class World:
                     ):
                         progress = lease.progress
                         if (
-                            progress.stable <= done <= MAX_OFFSET
+                            progress.stable <= done <= max_offset
                             and progress.pieces is None
                             and not progress.intervals.firsts
                         ):
