@@ -7,6 +7,7 @@ clock (T4).
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Consumer", "ConsumerOptions", "TopicPartition"]
 
+logger = logging.getLogger("kafka_marshal")
+
 Key = tuple[str, int]
 
 DEFAULT_BATCH_SIZE = 1_000
@@ -46,7 +49,7 @@ RUN_SIZE = 1_000
 #: The longest one wait for messages lasts before stop() and errors are looked at.
 SLICE_S = 0.1
 
-#: How long close() waits for on_revoke and for the releases to show in the log.
+#: How long close() waits, once on_revoke has returned, for the releases to show in the log.
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -178,7 +181,14 @@ class Consumer:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
             self._engine = engine.add_consumer(subscription, settings)
             driver.ports[self._engine.number] = self
-        driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
+        try:
+            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
+        except BaseException:
+            self.free()
+            raise
+        known = {topic for topic, _ in subscription.partitions}
+        for topic in sorted(subscription.names - known):
+            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
 
     @property
     def _delivery(self) -> Delivery:
@@ -210,7 +220,7 @@ class Consumer:
                     cursor += 1
                     run.cursor = cursor
             finally:
-                with self._driver.locked():
+                with self._driver.locked(step=False):
                     self._delivery.leave_run(run, now_ms())
 
     def _poll_on(self) -> Iterator[Message]:
@@ -253,7 +263,7 @@ class Consumer:
                 run = self._next_granted(None)
                 if run is None:
                     return
-                with self._driver.locked():
+                with self._driver.locked(step=False):
                     start = self._delivery.granted_next
                     messages = run.messages[start : start + max_messages]
                     self._delivery.granted_next += len(messages)
@@ -268,7 +278,7 @@ class Consumer:
         """Wait for messages of one partition and take them in hand."""
         fill_until: float | None = None
         while True:
-            with self._driver.locked():
+            with self._driver.locked(step=False):
                 if self._is_over():
                     return None
                 now = now_ms()
@@ -283,7 +293,7 @@ class Consumer:
             left = min(until) - monotonic() if until else SLICE_S
             if deadline is not None and monotonic() >= deadline:
                 self._pump(0.0)
-                with self._driver.locked():
+                with self._driver.locked(step=False):
                     return self._delivery.next_run(max_messages, iterating, now_ms())
             self._pump(max(0.0, min(left, SLICE_S)))
 
@@ -292,7 +302,7 @@ class Consumer:
         run = self._next_granted(deadline)
         if run is None:
             return []
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             start = self._delivery.granted_next
             messages = run.messages[start : start + max_messages]
             self._delivery.granted_next = start + len(messages)
@@ -302,8 +312,7 @@ class Consumer:
     def _next_granted(self, deadline: float | None) -> Run | None:
         """At most once: the run being handed out, or the next one, granted by the log (C13)."""
         while True:
-            waiting: Assignment | None = None
-            with self._driver.locked():
+            with self._driver.locked(step=False):
                 if self._is_over():
                     return None
                 run = self._delivery.granted
@@ -311,6 +320,10 @@ class Consumer:
                     if self._delivery.granted_next < len(run.messages) and self._is_proven(run):
                         return run
                     self._delivery.finish_granted(now_ms())
+                filled = self._delivery.fullest(now_ms()) >= self._options.batch_size
+            if not filled and self._pump(0.0):
+                continue  # a backlog is there: claim full batches
+            with self._driver.locked(step=False):
                 waiting = self._delivery.propose(now_ms())
             if waiting is not None:
                 self._await_grant(waiting)
@@ -318,7 +331,7 @@ class Consumer:
             left = SLICE_S if deadline is None else deadline - monotonic()
             if left <= 0:
                 self._pump(0.0)
-                with self._driver.locked():
+                with self._driver.locked(step=False):
                     if not self._delivery.ready(now_ms()):
                         return None
                 continue
@@ -336,7 +349,7 @@ class Consumer:
             self._driver.wait_for(
                 lambda: assignment.over or assignment.grant is None or assignment.grant.accepted is not None, None
             )
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             self._delivery.collect(assignment, now_ms())
 
     def _is_over(self) -> bool:
@@ -348,20 +361,21 @@ class Consumer:
             raise self._engine.errors.pop(0)
         return False
 
-    def _pump(self, timeout_s: float) -> None:
-        """Fetch what is there, waiting up to timeout_s for the first message."""
+    def _pump(self, timeout_s: float) -> bool:
+        """Fetch what is there, waiting up to timeout_s for the first message. Whether anything came."""
         with self._reading:
             if self._closed:
-                return
+                return False
             messages, faults = self._reader.read(READ_SIZE, timeout_s)
         if not messages and not faults:
-            return
+            return False
         runs = [(key, list(group)) for key, group in groupby(messages, _key_of)] if messages else []
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             for key, group in runs:
                 self._delivery.fetched(key, group)
             for fault in faults:
                 self._judge(fault)
+        return True
 
     def _judge(self, fault: DataFault) -> None:
         if fault.topic is None or fault.partition is None:
@@ -380,13 +394,13 @@ class Consumer:
         """
         if self._options.at_most_once:
             return
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             self._delivery.done(message, now_ms())
 
     def _batch_done(self, run: Run) -> None:
         if self._options.at_most_once:
             return
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             self._delivery.done_run(run, now_ms())
 
     # Looking, and steering.
@@ -477,6 +491,7 @@ class Consumer:
         with self._driver.locked():
             self._engine.close(now_ms())
         with self._driver.condition:
+            self._driver.wait_for(lambda: not any(x.callback_running for x in self._engine.assignments.values()), None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
         self.free()
 

@@ -46,6 +46,9 @@ METADATA_INTERVAL_MS = 5_000.0
 #: How long one look-up may take before it is tried again.
 LOOKUP_TIMEOUT_S = 5.0
 
+#: Look-ups side by side: one that waits for a leader must not hold up the others.
+LOOKUP_THREADS = 4
+
 #: How long a Marshal waits at start for the log to be read to its end; progress restarts the wait.
 START_TIMEOUT_S = 15.0
 
@@ -103,7 +106,7 @@ class Driver:
         self._appender: Appender = cluster.appender(topic, delivery_timeout_ms=settings.heartbeat_interval_ms)
         self._retired: list[Appender] = []
         self._replace_appender = False
-        self._lookups = ThreadPoolExecutor(2, "kafka-marshal-lookup")
+        self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
         self._interest: dict[int, _Waiter] = {}
         self._next_metadata = 0.0
@@ -214,17 +217,28 @@ class Driver:
 
     # Under the lock.
 
-    @contextmanager
-    def locked(self) -> Iterator[Engine]:
-        """Use the engine; on leaving, what it wants done is carried out."""
+    def refuse_fork(self) -> None:
+        """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""
         if self.forked:
             raise ForkedError(
                 "this Marshal was made in the parent process and can't be used after a fork: its leases belong to the "
                 "parent. Make a Marshal of its own in the child"
             )
+
+    @contextmanager
+    def locked(self, *, step: bool = True) -> Iterator[Engine]:
+        """Use the engine; on leaving, what it wants done is carried out.
+
+        With step=False what is due by time is left to the background thread: for handing out, which is frequent.
+        """
+        self.refuse_fork()
         with self.condition:
             yield self.engine
-            self.settle()
+            if step:
+                self.settle()
+            elif self.engine.outbox.effects:
+                self._carry_out(self.engine.take_effects())
+                self.condition.notify_all()
 
     def settle(self) -> None:
         """Let the engine do what is due, and carry it out; the lock is held."""

@@ -86,6 +86,7 @@ class WorldView:
     @property
     def log_time(self) -> int:
         """The latest log time (ms) of any partition of the coordination topic (T1)."""
+        self._driver.refuse_fork()
         with self._driver.condition:
             return max(world.log_time for world in self._driver.replica.worlds.values())
 
@@ -94,5 +95,6 @@ class WorldView:
 
         The predicate is asked after every change. It must be quick: it runs under this Marshal's lock.
         """
+        self._driver.refuse_fork()
         with self._driver.condition:
             return bool(self._driver.wait_for(lambda: bool(predicate(self)), timeout))
