@@ -8,6 +8,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     codec, routing      bytes and back (section 2), and which CP a record belongs to (L3)
     intervals, progress what of a partition is done (section 4)
     lease, claims       leases and the records about them (section 3)
+    transitions, docs   the life of a lease as a table; the tables as a part of PROTOCOL.md
     planes, world       the state of one CP, and the replay that changes it (sections 1-4)
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
 """
