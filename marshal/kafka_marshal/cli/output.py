@@ -1,0 +1,231 @@
+"""What commands print: tables for people on a terminal, tab-separated lines in a pipe, JSON for programs, progress.
+
+Cells are made safe here (``text.clean``), in one place, so that no command can forget it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafka_marshal.cli.app import paint
+from kafka_marshal.cli.text import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "Cell",
+    "Column",
+    "ask",
+    "console",
+    "is_terminal",
+    "print_json",
+    "print_json_line",
+    "print_table",
+    "progress",
+    "rich_table",
+    "say",
+    "say_warning",
+    "warnings_from_the_library",
+]
+
+#: Work that is over sooner than this needs no progress bar.
+_PATIENCE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell with a style of its own (rich's names)."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, and whether its numbers stand to the right."""
+
+    title: str
+    right: bool = False
+
+
+Row = Sequence[str | Cell]
+
+
+def is_terminal() -> bool:
+    """Whether people read standard output as it comes."""
+    return sys.stdout.isatty()
+
+
+def say(text: str = "") -> None:
+    """A line for people on standard output."""
+    click.echo("\n".join(clean(line) for line in text.split("\n")))
+
+
+def say_warning(text: str) -> None:
+    """A line on standard error that does not change the exit status."""
+    click.echo(f"{paint('warning:', fg='yellow', bold=True)} {clean(text)}", err=True)
+
+
+def print_json(value: object) -> None:
+    """One JSON document."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_json_line(value: object) -> None:
+    """One JSON document on one line, at once: somebody may be waiting for it."""
+    click.echo(json.dumps(value))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that takes nothing in the text for markup, emoji or highlights."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None = None) -> Table:
+    """The table for a terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=None if title is None else Text(clean(title)),
+        title_justify="left",
+        pad_edge=False,
+        show_edge=False,
+    )
+    for column in columns:
+        table.add_column(Text(column.title), justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_rich_text(cell) for cell in row))
+    return table
+
+
+def _rich_text(cell: str | Cell) -> Any:
+    from rich.text import Text
+
+    return Text(clean(cell.text), style=cell.style) if isinstance(cell, Cell) else Text(clean(cell))
+
+
+def plain_rows(columns: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
+    """The table as tab-separated lines, its titles first: for cut, awk, sort and spreadsheets."""
+    yield "\t".join(column.title for column in columns)
+    for row in rows:
+        yield "\t".join(clean(cell.text if isinstance(cell, Cell) else cell) for cell in row)
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None = None) -> None:
+    """A table: drawn on a terminal, tab-separated elsewhere (without the title)."""
+    if is_terminal():
+        console().print(rich_table(columns, rows, title))
+        return
+    for line in plain_rows(columns, rows):
+        click.echo(line)
+
+
+def ask(question: str, yes: bool) -> bool:
+    """Whether to go on: `yes` (the option --yes), or somebody at a terminal says so.
+
+    Raises click.UsageError where nobody can be asked.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "nobody is there to be asked (standard input is no terminal). Nothing was done. Say --yes."
+        )
+    return click.confirm(clean(question), err=True)
+
+
+@contextmanager
+def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while `doing`; the caller gets a function of (done, total).
+
+    Nothing is shown where standard error is no terminal, or for work that is soon over.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    begun = time.monotonic()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(clean(doing), total=None)
+    shown = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - begun > _PATIENCE_S:
+            bar.start()
+            shown = True
+        if shown:
+            bar.update(task, completed=min(done, total), total=total)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            bar.stop()
+
+
+class _Warnings(logging.Handler):
+    """What the library logs, as lines on standard error (or wherever `emit_line` puts them)."""
+
+    def __init__(self, say_line: Callable[[str], None], level: int) -> None:
+        super().__init__(level)
+        self._say = say_line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line for each record."""
+        text = record.getMessage()
+        self._say(text if self.level > logging.DEBUG else f"{record.name}: {text}")
+
+
+@contextmanager
+def warnings_from_the_library(debug: bool, say_line: Callable[[str], None] = say_warning) -> Iterator[None]:
+    """While this is open, what the library warns about is said to the user (all it logs, with `debug`)."""
+    logger = logging.getLogger("kafka_marshal")
+    librdkafka = logging.getLogger("kafka_marshal.librdkafka")
+    handler = _Warnings(say_line, logging.DEBUG if debug else logging.WARNING)
+    before = logger.level, logger.propagate, librdkafka.level
+    logger.setLevel(handler.level)
+    logger.propagate = False
+    # What librdkafka complains about while it tries again is part of the error, if it comes to one.
+    librdkafka.setLevel(logging.DEBUG if debug else logging.CRITICAL)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        librdkafka.setLevel(before[2])
+
+
+def width() -> int:
+    """Columns of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 80
