@@ -41,7 +41,7 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 setup: $(VENV)/.stamp-setup ## install everything that is pinned into .venv
 
 jars: setup ## download the local broker's jars now (else at its first start)
-	$(PY) -m kafka_marshal.testing.jars
+	$(PY) -m kafka_marshal.testing
 
 test: setup ## all tests (a real broker is started where one is needed); ARGS='...' goes to pytest
 	$(PY) -m pytest $(ARGS)

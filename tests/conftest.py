@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines: on two shared cores they measure the neighbours. CI draws the same examples each time, so that a
@@ -11,3 +12,13 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses a broker's fixture needs a broker: the markers follow from that."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "kafka_cluster3" in fixtures:
+            item.add_marker(pytest.mark.cluster3)
+        elif "kafka_broker" in fixtures or "topic_factory" in fixtures:
+            item.add_marker(pytest.mark.broker)

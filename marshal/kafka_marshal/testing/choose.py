@@ -198,4 +198,4 @@ def run_broker(
         if kafka is not None:
             kafka.stop()
         if in_main:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

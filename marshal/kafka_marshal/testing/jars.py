@@ -5,7 +5,7 @@ gets a folder of its own, named after the versions in it. It is filled under ano
 complete: a download that was cut short is never taken for a whole one, and processes that want the same set at the
 same time wait for the first.
 
-``python -m kafka_marshal.testing.jars`` downloads the broker's jars ahead of time and prints the folder.
+``python -m kafka_marshal.testing`` downloads the broker's jars ahead of time and prints the folder.
 
 Environment:
 
@@ -22,6 +22,7 @@ import hashlib
 import importlib.util
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,7 @@ _SILENCE_S = 180.0
 _REMEDY = (
     "The local broker can't start without them; nothing else is affected. Either connect this machine to the network "
     "(behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'; with a repository of your own: "
-    "KAFKA_MARSHAL_IVY_SETTINGS=ivysettings.xml) and run `python -m kafka_marshal.testing.jars`, or copy the cache "
+    "KAFKA_MARSHAL_IVY_SETTINGS=ivysettings.xml) and run `python -m kafka_marshal.testing`, or copy the cache "
     "folder from a machine that has it, or point KAFKA_MARSHAL_JARS at the libs folder of a Kafka release, or use a "
     "Kafka that runs already: KAFKA_MARSHAL_BOOTSTRAP=host:port."
 )
@@ -132,6 +133,8 @@ def _download(name: str, dependencies: Sequence[tuple[str, str, str]], folder: P
     java = find_java()
     ivy = _find_ivy(name)
     began = time.monotonic()
+    for orphan in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(orphan, ignore_errors=True)  # of a download that was killed: nobody else has the lock
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         description = Path(scratch, "ivy.xml")
         description.write_text(_ivy_description(name, dependencies), encoding="utf-8")
@@ -206,13 +209,10 @@ def _lines(stream: IO[bytes], silence_s: float) -> Iterator[str]:
 
 def _complaint(lines: Sequence[str]) -> str:
     """The few lines of the resolver's output that tell what is wrong."""
-    telling = [
-        line.strip()
-        for line in lines
-        if any(word in line for word in ("UNRESOLVED", "FAILED", "xception", "ERROR", "error", "no answer"))
-    ]
+    signs = ("xception", ": not found", "no answer", "incorrect")
+    telling = [line.strip() for line in lines if any(sign in line for sign in signs)]
     unique = list(dict.fromkeys(telling)) or [line.strip() for line in list(lines)[-5:]]
-    return "\n".join(f"  {line}" for line in unique[:8])
+    return "\n".join(f"  {line}" for line in unique[:4])
 
 
 def _find_ivy(name: str) -> Path:
@@ -250,18 +250,3 @@ def _ivy_description(name: str, dependencies: Sequence[tuple[str, str, str]]) ->
 def _say(text: str) -> None:
     sys.stderr.write(f"kafka-marshal: {text}\n")
     sys.stderr.flush()
-
-
-def main() -> int:
-    """Have the broker's jars in the cache; print their folder."""
-    try:
-        jars = broker_jars()
-    except JarsMissingError as error:
-        _say(str(error))
-        return 1
-    sys.stdout.write(f"{jars[0].parent}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Where a Kafka comes from, what the command runs, and the fixtures in a project of somebody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.testing import (
+    ExternalKafka,
+    LocalBrokerError,
+    RunningKafka,
+    container,
+    open_kafka,
+    ports,
+    run_broker,
+)
+from tests.broker.helpers import alive, eventually, run_python
+
+
+def test_the_kafka_that_is_named_is_used_but_never_controlled(
+    kafka_broker: RunningKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", kafka_broker.bootstrap_servers)
+    kafka = open_kafka()
+    assert isinstance(kafka, ExternalKafka)
+    assert (kafka.bootstrap_servers, kafka.broker_ids) == (kafka_broker.bootstrap_servers, (1,))
+    for control in (kafka.kill, kafka.pause, kafka.resume, kafka.restart):
+        with pytest.raises(LocalBrokerError, match="is not ours"):
+            control()
+    kafka.stop()
+    kafka.check()
+    kafka_broker.check()
+
+
+def test_a_named_kafka_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    [closed] = ports.free_ports(1)
+    with pytest.raises(KafkaUnavailableError, match=f"BOOTSTRAP=127.0.0.1:{closed} does not answer within 0 s"):
+        ExternalKafka(f"127.0.0.1:{closed}", timeout_s=0.3)
+
+
+def test_a_wish_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "dokcer")
+    with pytest.raises(ConfigurationError, match="neither 'native' nor 'container'"):
+        open_kafka()
+
+
+def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    class Container:
+        def __init__(self, brokers: int, **_options: object) -> None:
+            assert brokers == 3
+
+        def start(self) -> Container:
+            started.append("container")
+            if len(started) > 2:
+                raise LocalBrokerError("no such image.")
+            return self
+
+    class Native:
+        def __init__(self, brokers: int, **_options: object) -> None:
+            assert brokers == 3
+
+        def start(self) -> Native:
+            started.append("native")
+            return self
+
+    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    monkeypatch.delenv("KAFKA_MARSHAL_BROKER", raising=False)
+    monkeypatch.setattr(container, "engine_answers", lambda: True)
+    monkeypatch.setattr(container, "ContainerCluster", Container)
+    monkeypatch.setattr("kafka_marshal.testing.choose.LocalCluster", Native)
+    assert isinstance(open_kafka(3), Container)
+    assert isinstance(open_kafka(3, keep="/somewhere"), Native), "a container can't keep its data in a folder"
+    assert isinstance(open_kafka(3), Native)
+    assert "no such image. A native broker is started instead." in capsys.readouterr().err
+    assert started == ["container", "native", "container", "native"]
+    monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
+    open_kafka(3)
+    assert started[4:] == ["native"]
+    monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "container")
+    monkeypatch.setattr(container, "engine_answers", lambda: False)
+    with pytest.raises(LocalBrokerError, match="no such image"):
+        open_kafka(3)
+
+
+COMMAND = """
+from pathlib import Path
+from kafka_marshal.testing import run_broker
+def announce(kafka):
+    print(kafka.bootstrap_servers, kafka.pid_of(1), kafka.folder, flush=True)
+run_broker({port}, 1, {keep!r} and Path({keep!r}), announce)
+print("ended in order", flush=True)
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_runs_until_it_is_told_to_end(number: signal.Signals, tmp_path: Path) -> None:
+    [port] = ports.free_ports(1)
+    keep = str(tmp_path / "kept") if number == signal.SIGTERM else None
+    process = run_python(
+        COMMAND.format(port=port, keep=keep), KAFKA_MARSHAL_BROKER="native", KAFKA_MARSHAL_BOOTSTRAP=""
+    )
+    assert process.stdout is not None
+    address, pid, folder = process.stdout.readline().split()
+    assert address == f"127.0.0.1:{port}"
+    assert alive(int(pid))
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "ended in order\n")
+    assert not alive(int(pid))
+    assert Path(folder).exists() == (keep is not None)
+    assert ports.is_free(port)
+
+
+@pytest.mark.broker
+def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
+    program = COMMAND.format(port=None, keep=None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_BOOTSTRAP": ""},
+    )
+    assert process.stdout is not None
+    _, pid, folder = process.stdout.readline().split()
+    os.kill(int(pid), signal.SIGKILL)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "BrokerDiedError: Broker 1 of the local Kafka ended by signal 9" in complaint
+    assert not Path(folder).exists()
+
+
+def test_the_command_announces_a_kafka_that_is_named_and_returns(
+    kafka_broker: RunningKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", kafka_broker.bootstrap_servers)
+    announced: list[RunningKafka] = []
+    run_broker(None, 1, None, announced.append)
+    assert [kafka.bootstrap_servers for kafka in announced] == [kafka_broker.bootstrap_servers]
+
+
+@pytest.mark.broker
+def test_the_command_can_be_ended_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
+    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    stop, announced = threading.Event(), list[RunningKafka]()
+    thread = threading.Thread(target=run_broker, args=(None, 1, None, announced.append), kwargs={"stop": stop})
+    thread.start()
+    eventually(lambda: announced, 60, "the start")
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+# -- the plugin in a user's own project --------------------------------------------------------------------------
+
+
+def run_users_tests(folder: Path, source: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_plugin_starts_nothing_that_is_not_used(tmp_path: Path) -> None:
+    # Nothing could be started: any attempt would fail.
+    broken = {"KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_JARS": str(tmp_path), "KAFKA_MARSHAL_BOOTSTRAP": ""}
+    unused = run_users_tests(tmp_path, "def test_without_kafka(): pass\n", **broken)
+    assert unused.returncode == 0, unused.stdout
+    used = run_users_tests(tmp_path, "def test_with_kafka(kafka_bootstrap): pass\n", **broken)
+    assert used.returncode == 1
+    assert "JarsMissingError" in used.stdout
+
+
+@pytest.mark.broker
+def test_a_users_test_has_a_topic_of_its_own_and_leaves_none_behind(kafka_broker: RunningKafka, tmp_path: Path) -> None:
+    source = """
+from confluent_kafka import Producer
+
+def test_mine(kafka_broker, kafka_bootstrap, topic_factory):
+    topic = topic_factory(4, prefix="users")
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    assert len(producer.list_topics(timeout=10).topics[topic].partitions) == 4
+"""
+    done = run_users_tests(tmp_path, source, KAFKA_MARSHAL_BOOTSTRAP=kafka_broker.bootstrap_servers)
+    assert done.returncode == 0, done.stdout
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    eventually(lambda: not [name for name in admin.list_topics(timeout=10).topics if name.startswith("users-")])

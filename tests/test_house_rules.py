@@ -1,0 +1,309 @@
+"""The rules of the house, as tests: what a reviewer would otherwise have to look for in every change."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"kafka_marshal": ROOT / "marshal" / "kafka_marshal", "rationalizer": ROOT / "rationalizer"}
+
+LONGEST_MODULE = 600
+LONGEST_FUNCTION = 70
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product, by its dotted name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+PYTHON_FILES = sorted(
+    path for top in ("marshal", "rationalizer", "tests", "benchmarks") for path in (ROOT / top).rglob("*.py")
+)
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def text_files() -> Iterator[Path]:
+    """Everything that a clone would hold: what git tracks, or would if it were added."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in path.read_bytes()[:4096]:
+            yield path
+
+
+# -- size ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {named(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PYTHON_FILES}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_MODULE} == {}
+
+
+def length_of(function: Function) -> int:
+    """Lines of a function without its docstring, which tells and does nothing."""
+    assert function.end_lineno is not None
+    length = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        assert first.end_lineno is not None
+        length -= first.end_lineno - first.lineno + 1
+    return length
+
+
+def test_no_function_is_too_long() -> None:
+    too_long = {}
+    for path in PYTHON_FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, Function) and length_of(node) > LONGEST_FUNCTION:
+                too_long[f"{named(path)}:{node.name}"] = length_of(node)
+    assert too_long == {}
+
+
+# -- packages -----------------------------------------------------------------------------------------------------
+
+
+def test_marshal_is_a_source_root_and_not_a_package() -> None:
+    assert not (ROOT / "marshal" / "__init__.py").exists(), "CPython's built-in module marshal would win over it"
+
+
+def test_the_packages_listed_are_those_in_the_tree() -> None:
+    listed = setup_cfg()["options"]["packages"].split()
+    in_tree = [name for name, path in MODULES.items() if path.name == "__init__.py"]
+    assert listed == sorted(in_tree)
+    for path in MODULES.values():
+        assert (path.parent / "__init__.py").exists(), f"{named(path)} is in a folder that is no package"
+
+
+def test_both_packages_say_that_they_are_typed() -> None:
+    for package, folder in PACKAGES.items():
+        assert (folder / "py.typed").exists()
+        assert setup_cfg()["options.package_data"][package].split() == ["py.typed"]
+
+
+def test_every_package_and_module_has_its_layer() -> None:
+    """The layers' list in .importlinter is complete, so that nothing escapes it."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / ".importlinter", encoding="utf-8")
+    listed = set(re.findall(r"[a-z_][a-z_.]*", parser["importlinter:contract:layers"]["layers"]))
+    tops = {name for name in MODULES if name.count(".") == 1 and name.startswith("kafka_marshal.")} | {"rationalizer"}
+    assert tops - listed == set()
+
+
+def test_what_is_required_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+    config = setup_cfg()
+    extras = {name: text for name, text in config["options.extras_require"].items() if name != "containers"}
+    for text in (config["options"]["install_requires"], *extras.values()):
+        for requirement in text.split():
+            name = re.split(r"[\[<>=]", requirement)[0].lower()
+            assert name == "kafka-marshal" or name in pins, f"{name} has no line in constraints.txt"
+
+
+def test_the_makefile_helps_with_each_of_its_targets() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+    [phony] = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert set(phony.split()) == targets
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert set(re.findall(r"^  make ([a-z-]+) ", shown, re.MULTILINE)) == targets
+
+
+# -- imports ------------------------------------------------------------------------------------------------------
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{named(path)}:{node.lineno}: relative import"
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_the_core_needs_the_standard_library_msgpack_and_xxhash_only() -> None:
+    allowed = {*sys.stdlib_module_names, "msgpack", "xxhash", "rationalizer"}
+    for name, path in MODULES.items():
+        if name.partition(".")[0] == "rationalizer":
+            assert imported_by(path) <= allowed, named(path)
+
+
+def test_the_engine_draws_no_numbers_but_from_a_generator_it_is_given() -> None:
+    for name, path in MODULES.items():
+        if not name.startswith("kafka_marshal.engine"):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+                assert node.attr == "Random", f"{named(path)}:{node.lineno}: random.{node.attr}"
+            if isinstance(node, ast.ImportFrom) and node.module == "random":
+                assert [alias.name for alias in node.names] == ["Random"], f"{named(path)}:{node.lineno}"
+
+
+# -- the public surface -------------------------------------------------------------------------------------------
+
+
+def all_of(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                assert node.value is not None
+                names: list[str] = ast.literal_eval(node.value)
+                return names
+    return None
+
+
+def defined_by(tree: ast.Module) -> set[str]:
+    """Public classes and functions that a module itself defines."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_all_is_true(name: str) -> None:
+    """Each name in ``__all__`` is there, once; nothing public that a module defines is missing from its ``__all__``."""
+    tree = tree_of(MODULES[name])
+    listed = all_of(tree)
+    if listed is None:
+        assert MODULES[name].name != "__init__.py" or not defined_by(tree), "a package says what is public"
+        return
+    assert len(listed) == len(set(listed))
+    assert defined_by(tree) - set(listed) == set()
+    if name.endswith("__main__"):
+        return
+    module = importlib.import_module(name)
+    assert [each for each in listed if not hasattr(module, each)] == []
+
+
+def test_the_tree_of_errors_is_drawn_whole() -> None:
+    tree = tree_of(MODULES["kafka_marshal.errors"])
+    drawn = set(re.findall(r"\b[A-Z]\w+Error\b", ast.get_docstring(tree) or ""))
+    assert drawn == set(all_of(tree) or ())
+
+
+def is_trivial(function: Function) -> bool:
+    """Its name and types say all there is: a Protocol's bare ``...``."""
+    body = function.body
+    return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+
+
+def documented_elsewhere() -> set[str]:
+    """Names of methods that a Protocol describes, or whose names it finds plain enough."""
+    found = set()
+    for path in MODULES.values():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and "Protocol" in {getattr(base, "id", "") for base in node.bases}:
+                found |= {each.name for each in node.body if isinstance(each, Function)}
+    return found
+
+
+CLASSES = {node.name for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+
+
+def has_a_foreign_base(node: ast.ClassDef) -> bool:
+    """Its methods are described by another project, as click's are."""
+    own = {*CLASSES, "Protocol", "Generic", "Exception", "NamedTuple"}
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return any(isinstance(base, ast.Attribute) or getattr(base, "id", "") not in own for base in bases)
+
+
+def undocumented(tree: ast.Module, elsewhere: set[str]) -> Iterator[str]:
+    if ast.get_docstring(tree) is None:
+        yield "the module"
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
+            continue
+        if ast.get_docstring(node) is None:
+            yield node.name
+        if not isinstance(node, ast.ClassDef) or has_a_foreign_base(node):
+            continue
+        for each in node.body:
+            if (
+                isinstance(each, Function)
+                and not each.name.startswith("_")
+                and ast.get_docstring(each) is None
+                and not is_trivial(each)
+                and each.name not in elsewhere
+            ):
+                yield f"{node.name}.{each.name}"
+
+
+def test_everything_public_is_documented() -> None:
+    elsewhere = documented_elsewhere()
+    missing = {name: list(undocumented(tree_of(path), elsewhere)) for name, path in MODULES.items()}
+    assert {name: names for name, names in missing.items() if names} == {}
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+#: Written so that no pattern matches itself.
+FORBIDDEN = {
+    "a folder of one machine": re.compile(r"(?<![\w.~])/(?:root|work)(?:/|\b(?![-\w]))"),
+    "a registry's host": re.compile(
+        r"repo\d?[.]maven[.]org|pypi[.]org|pythonhosted[.]org|npmjs[.](?:com|org)|proxy[.]golang[.]org", re.IGNORECASE
+    ),
+    "work left undone": re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b"),
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_holds(what: str) -> None:
+    found = []
+    for path in text_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if FORBIDDEN[what].search(line):
+                found.append(f"{named(path)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def test_tests_wait_for_conditions_not_for_times() -> None:
+    """A sleep stands in a loop that looks for something, or paces something."""
+    loops = (ast.While, ast.For, ast.AsyncFor)
+    found = []
+
+    def visit(node: ast.AST, path: Path, in_loop: bool) -> None:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep") and not in_loop:
+            found.append(f"{named(path)}:{node.lineno}")
+        for child in ast.iter_child_nodes(node):
+            visit(child, path, in_loop or isinstance(node, loops))
+
+    for path in PYTHON_FILES:
+        if path.is_relative_to(ROOT / "tests"):
+            visit(tree_of(path), path, False)
+    assert found == []
