@@ -28,7 +28,7 @@ from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClosedError, ForkedError, KafkaUnavailableError, MarshalError, UpgradeRequiredError
-from kafka_marshal.replica import Replica
+from kafka_marshal.replica import Applied, Replica
 from rationalizer import Outcome, encode
 
 __all__ = ["ConsumerPort", "Driver"]
@@ -97,6 +97,8 @@ class Driver:
         settings = make_settings(self.replica.info.partitions)
         self.engine = Engine(settings, self.replica.worlds, Random())
         self.ports: dict[int, ConsumerPort] = {}
+        #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
+        self.listeners: list[Applied] = []
         #: Errors to be raised by the next call of any kind, and the end of this driver.
         self.stop_requested = False
         self._topic = topic
@@ -166,6 +168,8 @@ class Driver:
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         self.engine.applied(cp, offset, outcome, now_ms())
+        for listener in self.listeners:
+            listener(cp, offset, outcome)
 
     def _wait_s(self) -> float:
         now = now_ms()

@@ -28,6 +28,8 @@ Each message says what happened, what it means for the data, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AdminError",
     "AuthenticationError",
@@ -143,6 +145,22 @@ class PositionLostError(MarshalError):
 
 class AdminError(MarshalError):
     """An admin operation failed; the message names what changed and what did not (C11, C16)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        in_hand: Sequence[tuple[str, int]] = (),
+        moved: Sequence[tuple[str, int]] = (),
+        unknown: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__(message)
+        #: (topic, partition)s that are still held by members.
+        self.in_hand = tuple(in_hand)
+        #: (topic, partition)s whose position was moved and not put back.
+        self.moved = tuple(moved)
+        #: (topic, partition)s of which the log had not said by then whether they moved.
+        self.unknown = tuple(unknown)
 
 
 class ClosedError(MarshalError):

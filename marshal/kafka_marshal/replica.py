@@ -74,12 +74,12 @@ class Replica:
         """Wait for news; ``apply`` takes it in."""
         return self._tail.read(timeout_s)
 
-    def apply(self, batch: TailBatch, applied: Applied | None = None) -> None:
-        """Apply what was read; report each record once caught up.
+    def apply(self, batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+        """Apply what was read; report each record once caught up, or from the first one on (history).
 
         Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on.
         """
-        live = self.caught_up
+        live = history or self.caught_up
         for cp, entries in batch.records.items():
             self._apply_entries(self.worlds[cp], entries, applied if live else None)
         for cp, end in batch.ends.items():
@@ -146,16 +146,21 @@ class Replica:
         if info.topic_id and self.info.topic_id and info.topic_id != self.info.topic_id:
             raise TopicChangedError(f"{self.topic!r} was deleted and made anew. {_REMEDY}")
 
-    def catch_up(self, timeout_s: float, progress: Callable[[int, int], None] | None = None) -> None:
+    def catch_up(
+        self,
+        timeout_s: float,
+        progress: Callable[[int, int], None] | None = None,
+        applied: Applied | None = None,
+    ) -> None:
         """Read up to the high watermark found at start (*blocking*), for those who only look.
 
-        progress is called with (records applied, records there were). Raises KafkaUnavailableError when nothing
-        came for timeout_s.
+        progress is called with (records applied, records there were), applied for each record. Raises
+        KafkaUnavailableError when nothing came for timeout_s.
         """
         deadline = monotonic() + timeout_s
         while not self.caught_up:
             batch = self.read(0.2)
-            self.apply(batch)
+            self.apply(batch, applied, history=True)
             if batch.records or batch.ends:
                 deadline = monotonic() + timeout_s
             elif monotonic() > deadline:

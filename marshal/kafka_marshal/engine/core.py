@@ -24,7 +24,7 @@ from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings, Loss
 from kafka_marshal.engine.effects import Effect, Key
 from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox
-from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.engine.manual import HandIn, ManualLease
 from kafka_marshal.engine.observer import Observer
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -266,9 +266,15 @@ class Engine:
 
     def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
         key = (record.topic, record.partition)
-        if outcome.accepted:
-            self.observer.freed(key, now)
-            self._look_again()
+        if not outcome.accepted:
+            return
+        self.observer.freed(key, now)
+        self._look_again()
+        lease = self.book.leases.get(key)
+        if own and lease is not None and lease.epoch == record.epoch and isinstance(lease.owner, ManualLease):
+            pause = self._worlds[lease.cp].pause(self.settings.group_id)
+            pausing = pause is not None and pause.client_id == self.settings.client_id
+            lease.owner.release_applied(HandIn(record.last_offset, outcome.code, pausing))
 
     def _released(self, key: Key, now: float) -> None:
         lease = self.book.leases.pop(key)

@@ -9,7 +9,7 @@ from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox, OwnLease
 from kafka_marshal.engine.observer import Observer
 from rationalizer import ClaimingMessages, CommitRanges, codes
 
-__all__ = ["Answer", "ManualLease"]
+__all__ = ["Answer", "HandIn", "ManualLease"]
 
 
 @dataclass(slots=True)
@@ -18,6 +18,16 @@ class Answer:
 
     accepted: bool | None = None
     code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Our release as our replica applied it, accepted."""
+
+    last_offset: int | None
+    code: str
+    #: We had the group paused at that very place of the log: last_offset replaced the progress (C11).
+    pausing: bool
 
 
 class ManualLease:
@@ -33,6 +43,8 @@ class ManualLease:
         #: Why the lease is over; "": it is not.
         self.loss = ""
         self.is_released = False
+        #: The release that ended it; None: none was applied yet (or somebody else ended it).
+        self.hand_in: HandIn | None = None
         self._book = book
         self._observer = observer
         self._outbox = outbox
@@ -73,6 +85,10 @@ class ManualLease:
         answer = self._grants.get(last_offset)
         if answer is not None and not answer.accepted:
             answer.accepted, answer.code = accepted, code
+
+    def release_applied(self, hand_in: HandIn) -> None:
+        """A release of ours was applied as accepted; the first copy ends the lease."""
+        self.hand_in = self.hand_in or hand_in
 
     def _answer_all(self, code: str) -> None:
         for _, answer in self._beats:
@@ -136,3 +152,10 @@ class ManualLease:
         elif self.lease.state is LeaseState.WANTED:
             self._book.drop(self.lease)
             self.is_released = True
+
+    def release_bare(self, now: float) -> None:
+        """Release with no offset, also where a release with one is under way: whichever copy is first settles it."""
+        if self.lease.state is LeaseState.RELEASING:
+            self._book.release(self.lease, None, now)
+        else:
+            self.release(None, now)
