@@ -10,9 +10,9 @@ The life of a lease, as the log moves it:
                                                |          CommitRanges (P3): ranges
                                                +--> ClaimingPartition once stale (C3): holder, epoch, HI
 
-`transitions.py` has all of it as one table. Stale is no state but a matter of log time (C1): a late beat revives a lease that nobody took (C6). Every
-record that carries an epoch is judged against the holder first (`Lease.is_held_by`), and a rejected record changes
-nothing.
+`transitions.py` has all of it as one table. Stale is no state but a matter of log time (C1): a late beat revives
+a lease that nobody took (C6). Every record that carries an epoch is judged against the holder first
+(`Lease.is_held_by`), and a rejected record changes nothing.
 """
 
 from __future__ import annotations
