@@ -83,7 +83,8 @@ class Marshal:
         self.topic = topic
         self._cluster = cluster
         self._consumers: list[Consumer] = []
-        self._stopping = False
+        #: Not empty: loops end. A list, since iterating threads look at it before each message.
+        self.stop_signal: list[bool] = []
         self._closed = False
         try:
             self._driver = Driver(
@@ -209,12 +210,12 @@ class Marshal:
 
     def stop(self) -> None:
         """Ask all loops over this Marshal's consumers to end. Safe in a signal handler; returns at once."""
-        self._stopping = True
+        self.stop_signal.append(True)
 
     @property
     def stopping(self) -> bool:
         """Whether stop() was called."""
-        return self._stopping
+        return bool(self.stop_signal)
 
     def close(self) -> None:
         """Release everything with its offsets, and end. A second call does nothing."""
@@ -228,7 +229,7 @@ class Marshal:
         if self._closed:
             return
         self._closed = True
-        self._stopping = True
+        self.stop_signal.append(True)
         if self._driver.forked:
             return
         try:

@@ -384,8 +384,7 @@ class ConsumerEngine:
             self.revoke(assignment, "the group is paused (C10)", now)
         timeout = self.settings.handler_timeout_ms
         if timeout is not None and lease.held:
-            assignment.tracker.follow()
-            oldest = assignment.tracker.oldest_in_hand()
+            oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now - oldest > timeout:
                 self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
                 return
@@ -408,7 +407,7 @@ class ConsumerEngine:
         for assignment in self.assignments.values():
             if assignment.stage is Stage.CLAIMING:
                 times.append((assignment.lease.claim_sent_at or now) + hi)
-            elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand()) is not None:
+            elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
                 times.append(oldest + timeout)
         return min(times)
 

@@ -34,7 +34,17 @@ def offset_of(message: Message) -> int:
 class Run:
     """Consecutive messages of one assignment, handed out together."""
 
-    __slots__ = ("assignment", "covers_from", "cursor", "done_count", "iterating", "marks", "messages", "since")
+    __slots__ = (
+        "assignment",
+        "covers_from",
+        "cursor",
+        "done_count",
+        "iterating",
+        "marks",
+        "messages",
+        "seen_cursor",
+        "since",
+    )
 
     def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
@@ -47,6 +57,7 @@ class Run:
         self.cursor = 0
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
         self.since = now
+        self.seen_cursor = 0
         self.done_count = 0
         #: For explicit runs: which messages are done.
         self.marks = bytearray(0 if iterating else len(messages))
@@ -140,6 +151,12 @@ class Tracker:
         # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
         self.done.commit([run.covered(first, last)], MAX_OFFSET)
 
-    def oldest_in_hand(self) -> float | None:
-        """Since when (ms, own clock) something is in hand without a break; None: nothing is."""
+    def oldest_in_hand(self, now: float) -> float | None:
+        """Since when (ms, own clock) something is in hand; None: nothing is.
+
+        For the message under a cursor: since it was first seen there, which is at most one look too late.
+        """
+        for run in self.runs:
+            if run.iterating and run.cursor != run.seen_cursor:
+                run.seen_cursor, run.since = run.cursor, now
         return min((run.since for run in self.runs), default=None)

@@ -1,0 +1,63 @@
+"""What the benchmarks share: a broker, a row, a table, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kafka_marshal.testing import open_kafka
+
+__all__ = ["Row", "bench_kafka", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured thing beside its baseline of the same run."""
+
+    name: str
+    ours: float
+    baseline: float
+    #: As the target is meant: ours / baseline for rates; for times see the benchmark.
+    ratio: float
+    #: What the ratio should reach (or, with at_most, not exceed).
+    target: float
+    unit: str
+    at_most: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target is met."""
+        return self.ratio <= self.target if self.at_most else self.ratio >= self.target
+
+
+@contextmanager
+def bench_kafka() -> Iterator[str]:
+    """A broker to measure on: KAFKA_MARSHAL_BOOTSTRAP, or one of our own."""
+    kafka = open_kafka()
+    try:
+        yield kafka.bootstrap_servers
+    finally:
+        kafka.stop()
+
+
+def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: object) -> None:
+    """Print a table; write JSON where asked."""
+    width = max(len(row.name) for row in rows)
+    print(f"{name}: {', '.join(f'{key} {value}' for key, value in conditions.items())}")
+    print(f"{'':{width}}  {'ours':>12} {'baseline':>12} {'ratio':>7} {'target':>8}")
+    for row in rows:
+        target = f"{'≤' if row.at_most else '≥'} {row.target:g}"
+        mark = "" if row.reached else "  missed"
+        print(f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}")
+    if json_path:
+        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": sys.version.split()[0]}
+        found = [{**asdict(row), "reached": row.reached} for row in rows]
+        Path(json_path).write_text(
+            json.dumps({"benchmark": name, "conditions": conditions, "machine": machine, "rows": found}, indent=1) + "\n"
+        )

@@ -1,0 +1,148 @@
+"""Messages a second through a Consumer, divided by a raw assign + consume loop with the best settings.
+
+Both touch value and offset of every 100-byte record, on the same broker, interleaved, medians of the rounds:
+
+    python -m benchmarks.throughput [--records N] [--rounds N] [--json FILE]
+
+Rows: batches() on one partition and on four, iteration, and at most once with batches of 10,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import uuid
+from collections.abc import Callable
+from statistics import median
+
+from confluent_kafka import Consumer as RawConsumer
+from confluent_kafka import Producer, TopicPartition
+
+from benchmarks.common import Row, bench_kafka, report
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.coordination import create_topic
+
+RECORD = b"x" * 100
+
+#: What the raw loop uses, and what our reader uses: the settings that matter, measured.
+RAW_CONFIG: dict[str, object] = {
+    "enable.auto.commit": False,
+    "auto.offset.reset": "error",
+    "fetch.queue.backoff.ms": 1,
+    "fetch.min.bytes": 1,
+    "queued.min.messages": 100_000,
+    "group.id": "raw",
+}
+
+RAW_BATCH = 5_000
+
+
+def fill(bootstrap: str, partitions: int, records: int) -> str:
+    """A topic with that many records, evenly spread."""
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    cluster = KafkaCluster(bootstrap, {})
+    cluster.create_topic(topic, partitions, 1, {}, 10)
+    cluster.close()
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    for number in range(records):
+        producer.produce(topic, RECORD, partition=number % partitions)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+    return topic
+
+
+def raw(bootstrap: str, topic: str, partitions: int, records: int) -> float:
+    """Seconds for the raw loop, from the first message to the last."""
+    consumer = RawConsumer({**RAW_CONFIG, "bootstrap.servers": bootstrap})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    seen = total = 0
+    began = 0.0
+    while seen < records:
+        messages = consumer.consume(RAW_BATCH, 1.0)
+        if messages and not began:
+            began = time.perf_counter()
+        for message in messages:
+            total += len(message.value() or b"") + (message.offset() or 0)
+        seen += len(messages)
+    took = time.perf_counter() - began
+    consumer.close()
+    return took
+
+
+def by_batches(consumer: Consumer, records: int) -> float:
+    seen = total = 0
+    began = 0.0
+    for batch in consumer.batches(max_messages=RAW_BATCH, timeout=0.0):
+        began = began or time.perf_counter()
+        for message in batch.messages:
+            total += len(message.value() or b"") + (message.offset() or 0)
+        batch.done()
+        seen += len(batch)
+        if seen >= records:
+            break
+    return time.perf_counter() - began
+
+
+def by_iteration(consumer: Consumer, records: int) -> float:
+    seen = total = 0
+    began = 0.0
+    for message in consumer:
+        began = began or time.perf_counter()
+        total += len(message.value() or b"") + (message.offset() or 0)
+        seen += 1
+        if seen >= records:
+            break
+    return time.perf_counter() - began
+
+
+def marshalled(
+    bootstrap: str, coordination: str, topic: str, records: int, loop: Callable[[Consumer, int], float], **options: object
+) -> float:
+    """Seconds for one way of reading through a Consumer."""
+    with Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal:
+        with marshal.consumer([topic], **options) as consumer:  # type: ignore[arg-type]
+            return loop(consumer, records)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=600_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    cases: list[tuple[str, int, Callable[[Consumer, int], float], dict[str, object], float]] = [
+        ("ALO batches(), 1 partition", 1, by_batches, {}, 0.95),
+        ("ALO batches(), 4 partitions", 4, by_batches, {}, 0.88),
+        ("ALO iteration, 1 partition", 1, by_iteration, {}, 0.85),
+        ("AMO batches of 10,000, 1 partition", 1, by_batches, {"delivery": "at-most-once", "batch_size": 10_000}, 0.80),
+    ]
+    with bench_kafka() as bootstrap:
+        coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
+        create_topic(KafkaCluster(bootstrap, {}), coordination, 8, 10)
+        topics = {partitions: fill(bootstrap, partitions, args.records) for partitions in (1, 4)}
+        times: dict[str, list[float]] = {}
+        for _ in range(args.rounds):
+            for name, partitions, loop, options, _ in cases:
+                topic = topics[partitions]
+                times.setdefault(f"raw {name}", []).append(raw(bootstrap, topic, partitions, args.records))
+                took = marshalled(bootstrap, coordination, topic, args.records, loop, **options)
+                times.setdefault(name, []).append(took)
+        rows = [
+            Row(
+                name,
+                ours=args.records / median(times[name]),
+                baseline=args.records / median(times[f"raw {name}"]),
+                ratio=median(b / a for a, b in zip(times[name], times[f"raw {name}"], strict=True)),
+                target=target,
+                unit="records/s",
+            )
+            for name, _, _, _, target in cases
+        ]
+    report("throughput", rows, args.json, records=args.records, rounds=args.rounds)
+
+
+if __name__ == "__main__":
+    main()
