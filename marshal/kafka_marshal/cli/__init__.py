@@ -1,4 +1,4 @@
-"""The command ``kafka-marshal``. This module loads without the extra ``[cli]``, to be able to say which one to install."""
+"""The command ``kafka-marshal``. This module loads without the extra ``[cli]``, to say which one to install."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import click
@@ -189,13 +189,13 @@ def _pipe_closed() -> int:
     return failures.PIPE_CLOSED
 
 
-def command(*args: Any, **kwargs: Any) -> Any:
+def command(*args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """``click.command`` with our Command class and the options that all take."""
     kwargs.setdefault("cls", Command)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
     kwargs["context_settings"] = {**settings, **kwargs.get("context_settings", {})}
 
-    def make(function: Any) -> click.Command:
+    def make(function: Callable[..., Any]) -> click.Command:
         made = click.command(*args, **kwargs)(common_options()(function))
         assert isinstance(made, click.Command)
         return made

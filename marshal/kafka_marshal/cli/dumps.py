@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -12,7 +15,8 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
-from rationalizer.dump import Replay, json_of_outcome, json_of_state
+from kafka_marshal.errors import MarshalError
+from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, json_of_outcome, json_of_state, record_line
 from rationalizer.limits import SUPPORTED_LEVEL
 
 __all__ = ["dump", "replay"]
@@ -21,18 +25,17 @@ __all__ = ["dump", "replay"]
 _LINES = 512
 
 
-class UntilType(click.ParamType):
-    """PARTITION:OFFSET."""
-
-    name = "P:OFFSET"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        partition, colon, offset = str(value).partition(":")
+def _until(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[int, int]:
+    """PARTITION:OFFSET, several: the last offset to replay of each. Named twice, both hold: the smaller one counts."""
+    limits: dict[int, int] = {}
+    for value in values:
+        partition, colon, offset = value.partition(":")
         if not colon or not all(part.isascii() and part.isdigit() for part in (partition, offset)):
-            self.fail(f"{value!r} is not of the form PARTITION:OFFSET, such as 3:1200", param, ctx)
-        return int(partition), int(offset)
+            raise click.BadParameter(
+                f"{value!r} is not of the form PARTITION:OFFSET, such as 3:1200", context, parameter
+            )
+        limits[int(partition)] = min(int(offset), limits.get(int(partition), int(offset)))
+    return limits
 
 
 @contextmanager
@@ -49,23 +52,24 @@ def open_dump(path: str) -> Iterator[BinaryIO]:
 @click.argument("dump", metavar="DUMP")
 @click.option("--state", is_flag=True, help="Print the state at the end instead: one JSON object.")
 @click.option(
-    "--until", type=UntilType(), multiple=True, help="Leave out this partition's records above OFFSET (repeatable)."
+    "--until",
+    metavar="P:OFFSET",
+    multiple=True,
+    callback=_until,
+    help="Leave out partition P's records above OFFSET (repeatable).",
 )
 @click.pass_obj
-def replay(options: Options, dump: str, state: bool, until: tuple[tuple[int, int], ...]) -> int:
-    """Replay DUMP (a file, or - for standard input): one JSON line a record, with its outcome.
+def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> int:
+    r"""Replay DUMP (a file, or - for standard input): one JSON line a record, with its outcome.
 
     \b
     Exit status: 0 replayed to the end; 1 a partition's replay stopped before an Upgrade that this release
     does not know; 2 DUMP is no dump (what was printed before means nothing).
     """
     options.if_interrupted = "The replay is not complete; what was printed is of its beginning."
-    limits: dict[int, int] = {}
-    for partition, offset in until:
-        limits[partition] = min(offset, limits.get(partition, offset))
-    out = click.get_binary_stream("stdout")
+    out = sys.stdout.buffer
     with open_dump(dump) as lines:
-        replaying = Replay(lines, limits)
+        replaying = Replay(lines, until)
         if state:
             # No line end after the one object, as in the protocol's examples, but where people read.
             end = b"\n" if sys.stdout.isatty() else b""
@@ -92,7 +96,72 @@ def _stopped(levels: dict[int, int]) -> int:
     for level in sorted(set(levels.values())):
         where = ", ".join(str(partition) for partition, wanted in levels.items() if wanted == level)
         say_error(
-            f"partition {where}: the replay stopped before an Upgrade to level {level}; this release knows levels up to "
-            f"{SUPPORTED_LEVEL}. What is shown is of before it. Install a release of kafka-marshal that knows level {level}."
+            f"partition {where}: the replay stopped before an Upgrade to level {level}; this release knows levels "
+            f"up to {SUPPORTED_LEVEL}. What is shown is of before it. Install a release that knows level {level}."
         )
     return NO if levels else DONE
+
+
+@command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file; it appears when the dump is complete. Default: standard output.",
+)
+@click.option(
+    "--allow-cut",
+    is_flag=True,
+    help="Dump also what is left of a log whose beginning is gone; replaying it does not give the true state.",
+)
+@click.pass_obj
+def dump(options: Options, output: Path | None, allow_cut: bool) -> int:
+    r"""Write the whole coordination log as JSON Lines, for `replay`, `who --from-dump` and other programs.
+
+    It reaches up to where the log ended when the command began. Partitions follow each other, so two dumps of the
+    same log are equal byte for byte.
+    """
+    options.if_interrupted = "The dump is not complete: do not use it."
+    if output is None:
+        _dump(options, sys.stdout.buffer, allow_cut)
+        return DONE
+    options.if_interrupted = f"The dump was not complete; {output} was not touched."
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            _dump(options, file, allow_cut)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+    return DONE
+
+
+def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
+    # Imported here: a replay needs neither.
+    from kafka_marshal.cli.output import progress, say_warning
+    from kafka_marshal.cli.reading import Log, connected
+
+    with connected(options) as cluster, progress("dumping") as show:
+        log = Log(cluster, options.topic, options.timeout)
+        if not allow_cut:
+            log.refuse_if_cut()
+        out.write((header_line(DumpHeader(log.topic, log.partitions)) + "\n").encode())
+        total = sum(log.ends.values()) - sum(log.starts.values())
+        before = 0
+        for cp, start in log.starts.items():
+            try:
+                for _, entries in log.read({cp: start}, progress=partial(_further, show, before, total)):
+                    lines = [record_line(DumpRecord(cp, *entry)) for entry in entries]
+                    out.write(("\n".join(lines) + "\n").encode())
+            except MarshalError:
+                say_warning("the dump is not complete: do not use it.")
+                raise
+            before += log.ends[cp] - start
+    out.flush()
+
+
+def _further(show: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    """Progress within one CP as progress of all."""
+    show(before + done, total)

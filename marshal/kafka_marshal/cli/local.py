@@ -87,7 +87,7 @@ def demo(context: click.Context) -> int:
 @command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> int:
-    """Print the script that completes kafka-marshal's commands and options in SHELL.
+    r"""Print the script that completes kafka-marshal's commands and options in SHELL.
 
     \b
     bash: eval "$(kafka-marshal completion bash)"                      in ~/.bashrc

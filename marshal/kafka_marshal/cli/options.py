@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 import click
 
 from kafka_marshal.cli.failures import WRONG_USE, CommandError
+from kafka_marshal.cli.text import parse_span, parse_time
 from kafka_marshal.coordination import DEFAULT_TOPIC
 
-__all__ = ["Command", "Options", "common_options", "read_properties"]
+__all__ = ["Command", "Options", "common_options", "read_properties", "span_option", "time_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -44,11 +46,11 @@ class Options:
             )
         return servers, properties
 
-    def reach(self) -> str:
-        """The options that reach the same topic of the same Kafka, for commands that are suggested."""
+    def reach(self, *, topic: bool = True) -> str:
+        """The options that reach the same Kafka (and the same topic there), for commands that are suggested."""
         words = ["--bootstrap", self.bootstrap] if self.bootstrap else []
         words += ["--config", self.config_file] if self.config_file else []
-        words += ["--topic", self.topic] if self.topic != DEFAULT_TOPIC else []
+        words += ["--topic", self.topic] if topic and self.topic != DEFAULT_TOPIC else []
         return "".join(f" {shlex.quote(word)}" for word in words)
 
 
@@ -142,3 +144,23 @@ class Command(click.Command):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+
+
+def span_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option that is a span of time: its milliseconds."""
+    if value is None:
+        return None
+    try:
+        return parse_span(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def time_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option that is a time: its milliseconds since 1970."""
+    if value is None:
+        return None
+    try:
+        return parse_time(value, int(time.time() * 1000))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None

@@ -96,19 +96,22 @@ class Log:
     def read(
         self,
         partitions: Mapping[int, int] | None = None,
+        ends: Mapping[int, int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[tuple[int, list[LogEntry]]]:
         """Runs of records of one CP each, ascending, up to the ends found at first (*blocking*).
 
-        partitions: from which offset to read each CP; default: all from their start.
+        partitions: from which offset to read each CP; default: all from their start. ends: up to which instead.
+        progress: called with (offsets passed, offsets in all).
         """
         positions = dict(self.starts if partitions is None else partitions)
-        waiting = {cp for cp, position in positions.items() if position < self.ends[cp]}
-        total = sum(self.ends[cp] - positions[cp] for cp in waiting)
+        ends = {cp: (ends or self.ends)[cp] for cp in positions}
+        waiting = {cp for cp, position in positions.items() if position < ends[cp]}
+        total = sum(ends[cp] - positions[cp] for cp in waiting)
         if not waiting:
             return
         tail = self._cluster.tail(self.topic, {cp: positions[cp] for cp in sorted(waiting)})
-        left = dict.fromkeys(waiting, 0)
+        passed = dict.fromkeys(waiting, 0)
         try:
             until = monotonic() + self._timeout_s
             while waiting:
@@ -118,23 +121,23 @@ class Log:
                     if cp not in waiting:
                         continue
                     position = entries[-1][0] + 1
-                    left[cp] = min(position, self.ends[cp]) - positions[cp]
-                    if position > self.ends[cp]:
-                        entries = [entry for entry in entries if entry[0] < self.ends[cp]]
-                    if position >= self.ends[cp]:
+                    passed[cp] = min(position, ends[cp]) - positions[cp]
+                    if position > ends[cp]:
+                        entries = [entry for entry in entries if entry[0] < ends[cp]]
+                    if position >= ends[cp]:
                         waiting.discard(cp)
                     if entries:
                         yield cp, entries
-                waiting -= {cp for cp, end in batch.ends.items() if end >= self.ends.get(cp, 0)}
+                waiting -= {cp for cp, end in batch.ends.items() if cp in waiting and end >= ends[cp]}
                 if batch.records or batch.ends:
                     until = monotonic() + self._timeout_s
                 elif monotonic() > until:
                     raise KafkaUnavailableError(
-                        f"{self.topic!r}: nothing read for {self._timeout_s:g} s, and partition(s) {sorted(waiting)} are "
-                        f"not read to their end{self._trouble}. Is the broker that leads them reachable?"
+                        f"{self.topic!r}: nothing read for {self._timeout_s:g} s, and partition(s) {sorted(waiting)} "
+                        f"are not read to their end{self._trouble}. Is the broker that leads them reachable?"
                     )
                 if progress is not None:
-                    progress(sum(left.values()), total)
+                    progress(sum(passed.values()), total)
         finally:
             tail.close()
 
@@ -154,8 +157,8 @@ class Log:
         count = marker_count(first[2]) if first[0] == 0 else None
         if count is not None and count != self.partitions:
             raise TopicChangedError(
-                f"{self.topic!r} has {self.partitions} partitions, but its first record in partition {cp} says that it was "
-                f"made with {count}: which of its records count can't be said. Make a new topic (L2)."
+                f"{self.topic!r} has {self.partitions} partitions, but its first record in partition {cp} says that it "
+                f"was made with {count}: which of its records count can't be said. Make a new topic (L2)."
             )
 
     def _judge(self, batch: TailBatch) -> None:
@@ -165,8 +168,8 @@ class Log:
             match fault.kind:
                 case FaultKind.OUT_OF_RANGE | FaultKind.UNKNOWN_TOPIC:
                     raise TopicChangedError(
-                        f"{where} was cut, deleted or made anew while it was read ({fault.message}). What was shown before "
-                        "is of the old log. Run the command again."
+                        f"{where} was cut, deleted or made anew while it was read ({fault.message}). What was shown "
+                        "before is of the old log. Run the command again."
                     )
                 case FaultKind.REFUSED:
                     raise AuthorizationError(f"{where} can't be read: {fault.message}.")

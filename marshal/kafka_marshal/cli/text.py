@@ -94,5 +94,5 @@ def number(value: int | None) -> str:
 
 
 def count(amount: int, one: str, many: str | None = None) -> str:
-    """ "1 lease", "3 leases", "12,345 records"."""
+    """An amount of something: 1 lease, 3 leases, 12,345 records."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"

@@ -1,0 +1,243 @@
+"""`init`: the coordination topic, made or checked (protocol: L1, L2)."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+
+import click
+
+from kafka_marshal.adapters.interface import Cluster, TopicConfig
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.output import is_terminal, print_json, say
+from kafka_marshal.cli.reading import Log, connected, marker_count
+from kafka_marshal.coordination import (
+    DEFAULT_PARTITIONS,
+    Problem,
+    append_markers,
+    create_topic,
+    find_problems,
+    required_settings,
+)
+from kafka_marshal.errors import CoordinationTopicError
+
+__all__ = ["init"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something about the topic that is not as L1 and L2 say."""
+
+    what: str
+    why: str
+    #: What to do; a command where one does it.
+    mend: str
+    #: Workers refuse the topic with it; else people are only told.
+    fatal: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done to the topic, and what is found wrong with it."""
+
+    topic: str
+    existed: bool = True
+    partitions: int | None = None
+    replication_factor: int | None = None
+    done: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def fit(self) -> bool:
+        """Whether workers can use the topic."""
+        return not any(fault.fatal for fault in self.faults)
+
+
+@command()
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    help=f"How many the topic gets, for ever ({DEFAULT_PARTITIONS}). A topic that is there must have that many.",
+)
+@click.option("--check", is_flag=True, help="Only look; change nothing.")
+@click.pass_obj
+def init(options: Options, partitions: int | None, check: bool) -> int:
+    r"""Create the coordination topic, or check the one that is there.
+
+    Says about each setting that is wrong what it does to leases, and which command of Kafka's own mends it. May be
+    run again at any time.
+
+    \b
+    Exit status: 0 the topic is fit for use; 1 it is not, or is missing (--check); 3 Kafka was not reachable.
+    """
+    options.if_interrupted = "Run kafka-marshal init again: it goes on where it stopped."
+    if check:
+        options.if_interrupted = "Nothing was changed."
+    with connected(options) as cluster:
+        report = _look_after(cluster, options, partitions, check)
+    if options.json:
+        print_json(_json(report))
+    else:
+        _tell(report)
+    return DONE if report.fit else NO
+
+
+def _look_after(cluster: Cluster, options: Options, partitions: int | None, check: bool) -> Report:
+    topic = options.topic
+    report = Report(topic)
+    config = cluster.topic_config(topic, options.timeout)
+    if config is None:
+        report.existed = False
+        if check:
+            mend = f"kafka-marshal init{options.reach()}"
+            report.faults.append(Fault(f"the topic {topic!r} does not exist", "no worker can start", mend, fatal=True))
+            return report
+        config = _create(cluster, options, partitions or DEFAULT_PARTITIONS, report)
+    report.partitions = config.info.partitions
+    report.replication_factor = config.replication_factor
+    report.faults += [_fault(problem, options) for problem in find_problems(config)]
+    if partitions is not None and partitions != config.info.partitions:
+        report.faults.append(
+            Fault(
+                f"it has {config.info.partitions} partitions, not {partitions}",
+                "the count is fixed when the topic is made: another one would split what members see (L2)",
+                f"leave out --partitions, or make a new topic: kafka-marshal init{options.reach(topic=False)} "
+                f"--topic NEW-NAME --partitions {partitions}, and move all members to it",
+                fatal=True,
+            )
+        )
+    _look_at_log(cluster, options, check, report)
+    report.faults.sort(key=lambda fault: not fault.fatal)
+    return report
+
+
+def _create(cluster: Cluster, options: Options, partitions: int, report: Report) -> TopicConfig:
+    """Make the topic, unless somebody else is faster: then that one is looked at like any other."""
+    try:
+        create_topic(cluster, options.topic, partitions, options.timeout)
+    except CoordinationTopicError:
+        config = cluster.topic_config(options.topic, options.timeout)
+        if config is None:
+            raise
+        report.existed = True
+        return config
+    config = cluster.topic_config(options.topic, options.timeout)
+    if config is None:
+        raise CoordinationTopicError(
+            f"{options.topic!r} was created, and is gone again: somebody deletes it. Find out who, then run init again."
+        )
+    settings = required_settings(min(3, config.replication_factor))
+    report.done.append(
+        f"created {options.topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
+        + ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+    )
+    report.done.append(f"appended to each partition the record that fixes their number at {partitions} (L2)")
+    return config
+
+
+def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
+    """The markers of L2, and whether the log is whole."""
+    log = Log(cluster, options.topic, options.timeout)
+    cut = [cp for cp, start in log.starts.items() if start > 0]
+    if cut:
+        report.faults.append(
+            Fault(
+                f"the log's beginning is gone in partition(s) {_list(cut)}",
+                "who holds what can't be known from the rest (L1)",
+                f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
+                "and move all members to it",
+                fatal=True,
+            )
+        )
+    empty = [cp for cp, end in log.ends.items() if end == 0]
+    if empty and not check:
+        append_markers(cluster, options.topic, empty, log.partitions, options.timeout)
+        report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number (L2)")
+    elif empty:
+        report.faults.append(
+            Fault(
+                f"partition(s) {_list(empty)} lack the first record, which fixes their number at {log.partitions}",
+                "partitions added later by mistake would go unnoticed, and members no longer see each other (L2)",
+                f"kafka-marshal init{options.reach()}",
+                fatal=True,
+            )
+        )
+    counts = _marker_counts(log, [cp for cp, end in log.ends.items() if log.starts[cp] == 0 and end > 0])
+    for count in sorted({c for c in counts.values() if c is not None and c != log.partitions}):
+        where = _list([cp for cp, c in counts.items() if c == count])
+        report.faults.append(
+            Fault(
+                f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {count}",
+                "partitions were added since: members that count differently do not see each other's claims (L2)",
+                f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
+                f"--partitions {log.partitions}, and move all members to it",
+                fatal=True,
+            )
+        )
+    unmarked = [cp for cp, count in counts.items() if count is None]
+    if unmarked:
+        report.faults.append(
+            Fault(
+                f"partition(s) {_list(unmarked)} begin with another record than the one that fixes their number",
+                "that partitions were added would go unnoticed there (L2)",
+                "nothing to do now; make the next topic with kafka-marshal init before anybody writes to it",
+                fatal=False,
+            )
+        )
+
+
+def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
+    """What the first record of each of these CPs says about their number."""
+    counts: dict[int, int | None] = dict.fromkeys(partitions)
+    for cp, entries in log.read(dict.fromkeys(partitions, 0), ends=dict.fromkeys(partitions, 1)):
+        counts[cp] = marker_count(entries[0][2])
+    return counts
+
+
+def _fault(problem: Problem, options: Options) -> Fault:
+    """A setting that differs, with the command of Kafka's own tools that mends it."""
+    value = problem.wanted.rpartition(" ")[2]
+    words = ["kafka-configs.sh", "--bootstrap-server", options.bootstrap or "HOST:PORT"]
+    words += ["--command-config", options.config_file] if options.config_file else []
+    words += ["--alter", "--entity-type", "topics", "--entity-name", options.topic]
+    words += ["--add-config", f"{problem.setting}={value}"]
+    found = f"{problem.setting} is {problem.found}, and must be {problem.wanted}"
+    return Fault(found, problem.why, shlex.join(words), problem.fatal)
+
+
+def _list(partitions: list[int]) -> str:
+    return ", ".join(map(str, partitions))
+
+
+def _json(report: Report) -> dict[str, object]:
+    return {
+        "topic": report.topic,
+        "fit": report.fit,
+        "existed": report.existed,
+        "partitions": report.partitions,
+        "replication_factor": report.replication_factor,
+        "done": report.done,
+        "problems": [
+            {"what": fault.what, "why": fault.why, "mend": fault.mend, "fatal": fault.fatal} for fault in report.faults
+        ],
+    }
+
+
+def _tell(report: Report) -> None:
+    for line in report.done:
+        say(line)
+    for fault in report.faults:
+        mark = "wrong" if fault.fatal else "note"
+        if is_terminal():
+            mark = click.style(mark, fg="red" if fault.fatal else "yellow", bold=True)
+        click.echo(f"{mark}: ", nl=False)
+        say(f"{fault.what}: {fault.why}.")
+        say(f"  {fault.mend}")
+    if not report.fit:
+        say(f"{report.topic!r} is not fit for use: workers refuse it.")
+    elif not report.done:
+        say(
+            f"{report.topic!r} is fit for use ({report.partitions} partitions, {report.replication_factor} replica(s))."
+        )
