@@ -214,5 +214,10 @@ def _are_triples(value: object) -> bool:
 
 def _are_pairs(value: object) -> bool:
     return type(value) is tuple and all(
-        type(pair) is tuple and len(pair) == 2 and ok.is_offset(pair[0]) and ok.is_offset(pair[1]) for pair in value
+        type(pair) is tuple
+        and len(pair) == 2
+        and ok.is_offset(pair[0])
+        and ok.is_offset(pair[1])
+        and pair[0] <= pair[1]
+        for pair in value
     )
