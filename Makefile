@@ -66,8 +66,11 @@ types: setup ## mypy --strict
 layers: setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
 
-bench: setup ## benchmarks: JSON and a table in out/
-	$(PY) -m benchmarks $(ARGS)
+BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
+
+bench: jars ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
+	@mkdir -p out
+	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json out/$$name.json $(ARGS); done
 
 demo: setup ## the whole story on 336,776 real flights, with a killed worker
 	$(BIN)/kafka-marshal demo $(ARGS)

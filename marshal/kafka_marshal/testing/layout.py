@@ -63,10 +63,12 @@ class BrokerLayout:
 
     @property
     def properties_file(self) -> Path:
+        """Kafka's own configuration."""
         return self.folder / "server.properties"
 
     @property
     def log4j_file(self) -> Path:
+        """What it logs, and where to."""
         return self.folder / "log4j2.properties"
 
     @property
@@ -81,10 +83,12 @@ class BrokerLayout:
 
     @property
     def data(self) -> Path:
+        """Kafka's log.dirs."""
         return self.folder / "data"
 
     @property
     def formatted(self) -> bool:
+        """Whether the data folder was prepared before."""
         return (self.data / "meta.properties").exists()
 
     def write(self, cluster: Sequence[BrokerLayout], properties: Mapping[str, str]) -> None:
