@@ -54,10 +54,13 @@ def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: 
     for row in rows:
         target = f"{'≤' if row.at_most else '≥'} {row.target:g}"
         mark = "" if row.reached else "  missed"
-        print(f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}")
+        print(
+            f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}"
+        )
     if json_path:
         machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": sys.version.split()[0]}
         found = [{**asdict(row), "reached": row.reached} for row in rows]
         Path(json_path).write_text(
-            json.dumps({"benchmark": name, "conditions": conditions, "machine": machine, "rows": found}, indent=1) + "\n"
+            json.dumps({"benchmark": name, "conditions": conditions, "machine": machine, "rows": found}, indent=1)
+            + "\n"
         )

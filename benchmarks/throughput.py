@@ -99,7 +99,12 @@ def by_iteration(consumer: Consumer, records: int) -> float:
 
 
 def marshalled(
-    bootstrap: str, coordination: str, topic: str, records: int, loop: Callable[[Consumer, int], float], **options: object
+    bootstrap: str,
+    coordination: str,
+    topic: str,
+    records: int,
+    loop: Callable[[Consumer, int], float],
+    **options: object,
 ) -> float:
     """Seconds for one way of reading through a Consumer."""
     with Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal:

@@ -1,0 +1,139 @@
+"""A coordination topic, data topics and members on the session's real broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Consumer, Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.coordination import create_topic
+
+HI = 600
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+    """Wait for a condition that nothing signals; fails after timeout_s."""
+    until = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < until, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+class Worker:
+    """A worker in a process of its own; see worker.py."""
+
+    def __init__(self, scene: Scene, client_id: str, topic: str, folder: Path, **options: object) -> None:
+        self.out = folder / f"{client_id}-{uuid.uuid4().hex[:6]}.jsonl"
+        arguments = {
+            "bootstrap": scene.bootstrap,
+            "group": scene.group,
+            "coordination": scene.coordination,
+            "topic": topic,
+            "client_id": client_id,
+            "out": str(self.out),
+            "hi": HI,
+            **options,
+        }
+        command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(arguments)]
+        self.process = subprocess.Popen(command)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it wrote, complete lines only."""
+        if not self.out.exists():
+            return []
+        return [json.loads(line) for line in self.out.read_text().split("\n")[:-1]]
+
+    def offsets(self, what: str = "handled") -> list[tuple[int, int]]:
+        return [(line["partition"], line["offset"]) for line in self.lines() if line["what"] == what]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+class Scene:
+    """One coordination topic of its own, and everything made on it."""
+
+    def __init__(self, bootstrap: str, new_topic: Callable[..., str]) -> None:
+        self.bootstrap = bootstrap
+        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
+        self.cluster = KafkaCluster(bootstrap, {})
+        create_topic(self.cluster, self.coordination, 3, 10)
+        self.new_topic = new_topic
+        self.members: list[Marshal] = []
+        self.workers: list[Worker] = []
+
+    def topic(self, partitions: int = 1, messages: int = 0, **settings: str) -> str:
+        name = self.new_topic(partitions, settings=settings)
+        self.publish(name, partitions, messages)
+        return name
+
+    def publish(self, topic: str, partitions: int, messages: int) -> None:
+        """That many messages to each partition; the value says which it is, counted from 0."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2})
+        for number in range(messages):
+            for partition in range(partitions):
+                producer.produce(topic, str(number).encode(), partition=partition)
+        assert producer.flush(20) == 0
+
+    def member(self, client_id: str | None = None, **options: Any) -> Marshal:
+        options = {"group_id": self.group, "topic": self.coordination, "heartbeat_interval_ms": HI, **options}
+        marshal = Marshal(self.bootstrap, client_id=client_id, **options)
+        self.members.append(marshal)
+        return marshal
+
+    def worker(self, client_id: str, topic: str, folder: Path, **options: object) -> Worker:
+        worker = Worker(self, client_id, topic, folder, **options)
+        self.workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.wait()
+        for member in self.members:
+            member.terminate()
+        self.cluster.close()
+
+
+@pytest.fixture
+def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Scene]:
+    made = Scene(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[tuple[int, int]]:
+    """Poll count messages and mark them done; (partition, offset) each."""
+    found: list[tuple[int, int]] = []
+    until = time.monotonic() + timeout_s
+    while len(found) < count:
+        message = consumer.poll(0.5)
+        if message is not None:
+            consumer.done(message)
+            found.append((message.partition() or 0, message.offset() or 0))
+        assert time.monotonic() < until, f"{len(found)} of {count} messages within {timeout_s} s"
+    return found

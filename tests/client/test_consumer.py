@@ -1,0 +1,272 @@
+"""Consumers, on a real broker: what is handed out, what is done, who gets what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import islice
+
+import pytest
+
+from kafka_marshal import ConfigurationError, Consumer, MaxClaims, PositionLostError, TopicPartition
+from tests.client.conftest import HI, Scene, take, wait_until
+
+
+def test_iteration_hands_out_everything_in_order(scene: Scene) -> None:
+    topic = scene.topic(3, 200)
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    with scene.member("a") as a, a.consumer([topic]) as consumer:
+        for message in consumer:
+            seen[message.partition() or 0].append(message.offset() or 0)
+            if sum(map(len, seen.values())) == 600:
+                break
+    assert seen == {partition: list(range(200)) for partition in range(3)}
+
+
+def test_c14_what_is_done_is_in_the_log_and_the_message_at_break_is_not(scene: Scene) -> None:
+    topic = scene.topic(1, 20)
+    with scene.member("a") as a, a.consumer([topic]) as consumer:
+        for message in consumer:
+            if message.offset() == 9:
+                break
+    with scene.member("b") as b:
+        assert b.world.lease(topic, 0).stable == 8  # type: ignore[union-attr]
+        with b.consumer([topic]) as consumer:
+            assert take(consumer, 1) == [(0, 9)]
+
+
+def test_the_message_at_an_exception_comes_again(scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    with scene.member("a") as a, a.consumer([topic]) as consumer:
+        with pytest.raises(ZeroDivisionError):
+            for message in consumer:
+                if message.offset() == 2:
+                    raise ZeroDivisionError
+        assert [m.offset() for m in islice(consumer, 3)] == [2, 3, 4]
+
+
+def test_p6_done_in_any_order_survives_a_restart(scene: Scene) -> None:
+    topic = scene.topic(1, 12)
+    a = scene.member("a")
+    consumer = a.consumer([topic])
+    messages = consumer.consume(10, timeout=10)
+    assert [m.offset() for m in messages] == list(range(10))
+    for message in (messages[8], messages[0], messages[3], messages[4]):
+        consumer.done(message)
+    consumer.close()
+    info = a.world.lease(topic, 0)
+    assert info is not None
+    assert (info.stable, info.ranges) == (0, ((3, 4), (8, 8)))
+    b = scene.member("b").consumer([topic])
+    assert [offset for _, offset in take(b, 8)] == [1, 2, 5, 6, 7, 9, 10, 11]
+
+
+def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
+    topic = scene.topic(2, 100)
+    a = scene.member("a")
+    with a.consumer([topic]) as consumer:
+        seen: Counter[int] = Counter()
+        for batch in consumer.batches(max_messages=30, timeout=0.2):
+            assert {m.partition() for m in batch} == {batch.partition}
+            assert 1 <= len(batch) <= 30
+            assert batch.epoch == a.world.lease(topic, batch.partition).epoch  # type: ignore[union-attr]
+            seen[batch.partition] += len(batch)
+            batch.done()
+            if seen.total() == 200:
+                break
+    assert seen == {0: 100, 1: 100}
+    assert [lease.stable for lease in a.world.leases()] == [99, 99]
+
+
+def test_c13_at_most_once_hands_out_each_message_once(scene: Scene) -> None:
+    topic = scene.topic(2, 50)
+    a = scene.member("a")
+    consumer = a.consumer([topic], delivery="at-most-once", batch_size=20)
+    got = [consumer.poll(10) for _ in range(25)]
+    assert a.world.wait_for(lambda world: any(lease.granted is not None for lease in world.leases()), 5)
+    consumer.close()
+    reported = sum(last - first + 1 for _, _, first, last in consumer.unprocessed)
+    b = scene.member("b").consumer([topic], delivery="at-most-once", batch_size=20)
+    rest = [b.poll(10) for _ in range(100 - 25 - reported)]
+    assert b.poll(0.3) is None
+    places = Counter((m.partition(), m.offset()) for m in got + rest if m is not None)
+    assert len(places) == 100 - reported
+    assert set(places.values()) == {1}
+
+
+def test_balanced_members_share_and_take_over(scene: Scene) -> None:
+    topic = scene.topic(6, 10)
+    a, b = scene.member("a"), scene.member("b")
+    first = a.consumer([topic])
+    wait_until(lambda: len(first.assignment()) == 6)
+    second = b.consumer([topic])
+    wait_until(lambda: (len(first.assignment()), len(second.assignment())) == (3, 3))
+    a.close()
+    wait_until(lambda: len(second.assignment()) == 6)
+
+
+def test_max_claims(scene: Scene) -> None:
+    topic = scene.topic(5, 1)
+    consumer = scene.member("a").consumer([topic], policy=MaxClaims(2))
+    wait_until(lambda: len(consumer.assignment()) == 2)
+    take(consumer, 2)
+    assert len(consumer.assignment()) == 2
+
+
+def test_callbacks_come_in_order_and_revoke_before_release(scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    a = scene.member("a")
+    told: list[tuple[str, list[TopicPartition]]] = []
+
+    def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        told.append(("revoke", partitions))
+        assert a.world.lease(topic, 0).client_id == "a"  # type: ignore[union-attr]
+
+    consumer = a.consumer([topic], on_assign=lambda _, p: told.append(("assign", p)), on_revoke=revoked)
+    take(consumer, 5)
+    consumer.close()
+    assert [what for what, _ in told] == ["assign", "revoke"]
+    assert told[0][1][0][:3] == (topic, 0, 0)
+    assert a.world.lease(topic, 0).client_id is None  # type: ignore[union-attr]
+
+
+def test_close_takes_less_than_a_second(scene: Scene) -> None:
+    topic = scene.topic(6, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic])
+    take(consumer, 60)
+    began = time.monotonic()
+    a.close()
+    # Not a measurement: close() promises to release within a second, and this only fails far above it.
+    assert time.monotonic() - began < 5
+    b = scene.member("b")
+    assert [(lease.client_id, lease.stable) for lease in b.world.leases()] == [(None, 9)] * 6
+
+
+def test_handler_timeout_costs_the_lease(scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    lost = threading.Event()
+    a = scene.member("a")
+    consumer = a.consumer([topic], handler_timeout=0.3, on_lost=lambda *_: lost.set())
+    message = consumer.poll(10)
+    assert message is not None
+    assert lost.wait(10)
+    consumer.done(message)
+    assert consumer.ignored_done == 1
+    assert [offset for _, offset in take(consumer, 5)] == [0, 1, 2, 3, 4]
+
+
+def test_beats_go_on_while_a_handler_takes_long(scene: Scene) -> None:
+    topic = scene.topic(1, 2)
+    a, b = scene.member("a"), scene.member("b")
+    consumer, other = a.consumer([topic]), None
+    message = consumer.poll(10)
+    assert message is not None
+    other = b.consumer([topic])
+    began = a.world.log_time
+    assert a.world.wait_for(lambda world: world.log_time > began + 6 * HI, 30)
+    assert other.assignment() == []
+    consumer.done(message)
+    assert take(consumer, 1) == [(0, 1)]
+
+
+def test_stop_from_a_signal_handler_ends_the_loop(scene: Scene) -> None:
+    topic = scene.topic(1, 3)
+    a = scene.member("a")
+    before = signal.signal(signal.SIGUSR1, lambda *_: a.stop())
+    try:
+        seen = 0
+        with a.consumer([topic]) as consumer:
+            for _ in consumer:
+                seen += 1
+                if seen == 3:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == 3
+    assert a.world.lease(topic, 0).stable == 2  # type: ignore[union-attr]
+
+
+def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    consumer = scene.member("a").consumer([topic])
+    take(consumer, 2)
+    consumer.pause()
+    assert consumer.poll(0.3) is None
+    assert len(consumer.assignment()) == 1
+    consumer.resume()
+    assert take(consumer, 8) == [(0, offset) for offset in range(2, 10)]
+
+
+def test_seek_goes_forward_only(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic])
+    take(consumer, 1)
+    consumer.seek(topic, 0, 7)
+    assert take(consumer, 3) == [(0, 7), (0, 8), (0, 9)]
+    with pytest.raises(ConfigurationError, match="go back"):
+        consumer.seek(topic, 0, 0)
+    consumer.close()
+    assert a.world.lease(topic, 0).stable == 9  # type: ignore[union-attr]
+
+
+def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic], start="latest")
+    assert a.world.wait_for(lambda world: (x := world.lease(topic, 0)) and x.stable == 9, 10)
+    consumer.close()
+    scene.publish(topic, 1, 3)
+    again = scene.member("b").consumer([topic], start="latest")
+    assert take(again, 3) == [(0, 10), (0, 11), (0, 12)]
+
+
+def test_p9_start_at_a_moment(scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    moment = datetime.now(UTC)
+    wait_until(lambda: datetime.now(UTC) > moment)
+    scene.publish(topic, 1, 2)
+    consumer = scene.member("a").consumer([topic], start=moment)
+    assert take(consumer, 2) == [(0, 5), (0, 6)]
+
+
+def test_p11_a_position_beyond_the_log_is_reported_not_looped_on(scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    a = scene.member("a")
+    a.claim(topic, 0).release(99)
+    lost = threading.Event()
+    consumer = a.consumer([topic], on_lost=lambda *_: lost.set())
+    with pytest.raises(PositionLostError, match=rf"--partition {topic}:0="):
+        consumer.poll(20)
+    assert lost.wait(5)
+    assert consumer.poll(0.5) is None
+
+
+def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
+    topic = scene.topic(1, 2)
+    consumer = scene.member("a").consumer([f"^{topic}.*"])
+    assert take(consumer, 2) == [(0, 0), (0, 1)]
+    scene.cluster.create_topic(f"{topic}-later", 2, 1, {}, 10)
+    scene.publish(f"{topic}-later", 2, 1)
+    assert sorted(take(consumer, 2, 30)) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delivery": "exactly-once"},
+        {"start": "yesterday"},
+        {"start": datetime(2026, 1, 1)},  # noqa: DTZ001  (a moment without a zone is what is tested)
+        {"batch_size": 0},
+        {"handler_timeout": 0},
+        {"policy": "balanced"},
+    ],
+)
+def test_wrong_options_are_refused(scene: Scene, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        scene.member("a").consumer(["t"], **options)  # type: ignore[arg-type]

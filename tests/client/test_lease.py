@@ -1,0 +1,168 @@
+"""Leases by hand, on a real broker."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from kafka_marshal import ConfigurationError, HeldError, LeaseLostError
+from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
+from tests.client.conftest import HI, Scene, wait_until
+
+
+def test_c3_earliest_claim_wins_and_the_loser_learns_by_whom(scene: Scene) -> None:
+    a, b = scene.member("a"), scene.member("b")
+    lease = a.claim("t", 0)
+    assert lease.valid
+    with pytest.raises(HeldError) as refused:
+        b.claim("t", 0, timeout=0)
+    assert refused.value.holder == "a"
+    assert refused.value.freshness == "fresh"
+    assert refused.value.since > 0
+
+
+def test_c3_one_of_many_racing_claims_wins(scene: Scene) -> None:
+    members = [scene.member(f"m{number}") for number in range(4)]
+    won: list[str] = []
+    start = threading.Barrier(4)
+
+    def race(number: int) -> None:
+        start.wait()
+        try:
+            members[number].claim("t", 0, timeout=0)
+            won.append(members[number].client_id)
+        except HeldError:
+            pass
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(won) == 1
+    for member in members:
+        assert member.world.wait_for(lambda world: (x := world.lease("t", 0)) and x.client_id == won[0], 5)
+
+
+def test_claim_waits_until_the_holder_releases(scene: Scene) -> None:
+    a, b = scene.member("a"), scene.member("b")
+    lease = a.claim("t", 0)
+    threading.Timer(0.3, lambda: lease.release(41)).start()
+    taken = b.claim("t", 0, timeout=20)
+    assert taken.last_offset == 41
+    assert taken.epoch > lease.epoch
+    assert not lease.valid
+
+
+def test_c5_c8_progress_is_reported_and_inherited(scene: Scene) -> None:
+    a = scene.member("a")
+    lease = a.claim("t", 0)
+    assert lease.last_offset is None
+    lease.heartbeat(10)
+    assert lease.last_offset == 10
+    lease.release(12)
+    again = a.claim("t", 0)
+    assert again.last_offset == 12
+    assert again.epoch > lease.epoch
+
+
+def test_beats_keep_a_lease_without_help(scene: Scene) -> None:
+    a = scene.member("a")
+    lease = a.claim("t", 0)
+    first = a.world.log_time
+    assert a.world.wait_for(lambda world: world.log_time > first + 5 * HI, 20)
+    assert lease.valid
+    assert lease.epoch == a.world.lease("t", 0).epoch  # type: ignore[union-attr]
+
+
+def test_c12_grant_is_given_once(scene: Scene) -> None:
+    a = scene.member("a")
+    lease = a.claim("t", 0)
+    lease.grant(9)
+    assert a.world.lease("t", 0).granted == 9  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="granted or done before"):
+        lease.grant(9)
+    lease.grant(10)
+
+
+def test_c8_a_released_lease_takes_no_more(scene: Scene) -> None:
+    lease = scene.member("a").claim("t", 0)
+    lease.release()
+    lease.release()
+    for action in (lease.require, lambda: lease.heartbeat(1), lambda: lease.grant(1)):
+        with pytest.raises(LeaseLostError):
+            action()
+
+
+def test_t4_a_silent_holder_stops_before_it_is_replaced(scene: Scene) -> None:
+    a, b = scene.member("a"), scene.member("b")
+    lease = a.claim("t", 0)
+    with a._driver.condition:  # the holder's own threads can do nothing, as if the process were stopped
+        held = b.claim("t", 0, timeout=20)
+        assert not lease.valid
+    assert held.epoch > lease.epoch
+    with pytest.raises(LeaseLostError):
+        lease.heartbeat(1)
+
+
+def test_c7_a_newer_instance_takes_over_and_the_older_is_told(scene: Scene) -> None:
+    old = scene.member("a")
+    lease = old.claim("t", 0)
+    lease.heartbeat(7)
+    new = scene.member("a")
+    taken = new.claim("t", 0, timeout=0)
+    assert taken.epoch > lease.epoch
+    assert taken.last_offset == 7
+    wait_until(lambda: not lease.valid)
+    with pytest.raises(ClientReplacedError, match="newer instance"):
+        old.claim("t", 1)
+
+
+def test_c7_terminate_keeps_the_lease_for_a_restart(scene: Scene) -> None:
+    old = scene.member("a")
+    epoch = old.claim("t", 0).epoch
+    old.terminate()
+    taken = scene.member("a").claim("t", 0, timeout=0)
+    assert taken.epoch > epoch
+
+
+def test_close_releases_by_hand_claims(scene: Scene) -> None:
+    a, b = scene.member("a"), scene.member("b")
+    a.claim("t", 0)
+    a.close()
+    a.close()
+    assert b.claim("t", 0, timeout=0).valid
+    with pytest.raises(ClosedError):
+        a.claim("t", 1)
+
+
+def test_the_same_lease_twice_is_refused(scene: Scene) -> None:
+    a = scene.member("a")
+    a.claim("t", 0)
+    with pytest.raises(ConfigurationError, match="already"):
+        a.claim("t", 0)
+
+
+@pytest.mark.parametrize("topic, partition", [("", 0), ("t\x1b[31m", 0), ("t" * 250, 0), ("t", -1), ("t", 2**31)])
+def test_e2_bad_names_are_refused_before_anything_is_sent(scene: Scene, topic: str, partition: int) -> None:
+    a = scene.member("a")
+    with pytest.raises(ConfigurationError):
+        a.claim(topic, partition)
+
+
+def test_a_forked_child_is_refused(scene: Scene) -> None:
+    a = scene.member("a")
+    lease = a.claim("t", 0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            a.claim("t", 1)
+        except ForkedError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    lease.heartbeat(1)
