@@ -87,12 +87,11 @@ def by_batches(consumer: Consumer, records: int) -> float:
 
 
 def by_iteration(consumer: Consumer, records: int) -> float:
-    seen = total = 0
+    total = 0
     began = 0.0
-    for message in consumer:
+    for seen, message in enumerate(consumer, 1):
         began = began or time.perf_counter()
         total += len(message.value() or b"") + (message.offset() or 0)
-        seen += 1
         if seen >= records:
             break
     return time.perf_counter() - began
@@ -107,9 +106,11 @@ def marshalled(
     **options: object,
 ) -> float:
     """Seconds for one way of reading through a Consumer."""
-    with Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal:
-        with marshal.consumer([topic], **options) as consumer:  # type: ignore[arg-type]
-            return loop(consumer, records)
+    with (
+        Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal,
+        marshal.consumer([topic], **options) as consumer,  # type: ignore[arg-type]
+    ):
+        return loop(consumer, records)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the
 """
 
 from kafka_marshal import errors
+from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.consumer import Batch, Consumer, TopicPartition
 from kafka_marshal.engine.policies import (
     Balanced,
@@ -14,6 +15,7 @@ from kafka_marshal.engine.policies import (
     WholeTopic,
 )
 from kafka_marshal.errors import (
+    AdminError,
     ClaimTimeoutError,
     ClientReplacedError,
     ConfigurationError,
@@ -30,6 +32,8 @@ from kafka_marshal.marshal import Marshal
 from kafka_marshal.world import LeaseInfo, WorldView
 
 __all__ = [
+    "Admin",
+    "AdminError",
     "Balanced",
     "Batch",
     "ClaimTimeoutError",
@@ -41,6 +45,7 @@ __all__ = [
     "GroupPausedError",
     "HeldError",
     "KafkaUnavailableError",
+    "InHand",
     "Lease",
     "LeaseInfo",
     "LeaseLostError",
@@ -48,6 +53,9 @@ __all__ = [
     "MarshalError",
     "MaxClaims",
     "Policy",
+    "Move",
+    "Pause",
+    "PausedPartition",
     "PositionLostError",
     "ReleaseIfBehind",
     "TopicPartition",

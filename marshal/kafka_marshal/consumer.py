@@ -356,7 +356,7 @@ class Consumer:
 
     @staticmethod
     def _is_proven(run: Run) -> bool:
-        """A granted message is handed out even while its lease is being let go, but not when it may be over (T4, T5)."""
+        """Whether a granted message may go out: also while its lease is let go, not when it may be over (T4, T5)."""
         lease = run.assignment.lease
         return lease.held and lease.in_doubt_since is None and now_ms() < lease.valid_until
 
@@ -460,7 +460,8 @@ class Consumer:
         with self._driver.locked():
             if not self._engine.seek((topic, partition), offset):
                 raise ConfigurationError(
-                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this consumer, or the "
+                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "
+                    "consumer, or the "
                     "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
                 )
 

@@ -198,7 +198,8 @@ class Driver:
 
     def _report_upgrade(self, cp: int, level: int) -> None:
         message = (
-            f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of kafka-marshal "
+            f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of "
+            "kafka-marshal "
             "does not know: leases in it end, the other partitions go on. Install a release that supports it (E4)"
         )
         logger.error(message)

@@ -85,12 +85,14 @@ class Lease:
             return
         if answer.accepted is None:
             raise LeaseLostError(
-                f"{self.topic} [{self.partition}]: the log did not show {what} within {timeout_s:g} s, and the lease (epoch "
+                f"{self.topic} [{self.partition}]: the log did not show {what} within {timeout_s:g} s, and the "
+                "lease (epoch "
                 f"{self.epoch}) ends meanwhile. It may or may not have been written; treat it as not done"
             )
         if answer.code == "PROPOSAL_TOO_LOW":
             raise ConfigurationError(
-                f"{self.topic} [{self.partition}]: {what} was rejected: offsets up to there were granted or done before, so "
+                f"{self.topic} [{self.partition}]: {what} was rejected: offsets up to there were granted or done "
+                "before, so "
                 "they are not yours. Nothing changed (C12)"
             )
         raise LeaseLostError(f"{what} was rejected ({answer.code or 'fenced'}). {self._lost_message()}")
@@ -98,7 +100,8 @@ class Lease:
     def _lost_message(self) -> str:
         reason = self._manual.loss or ("it was released" if self._manual.is_released else "it can't be proven in time")
         return (
-            f"{self.topic} [{self.partition}]: the lease (epoch {self.epoch}) is not ours any more: {reason}. Do not go on "
+            f"{self.topic} [{self.partition}]: the lease (epoch {self.epoch}) is not ours any more: {reason}. Do "
+            "not go on "
             "with work under it; what was reported before stays done. Claim it again to go on"
         )
 

@@ -186,7 +186,8 @@ class Marshal:
         pause = world.pause(self.group_id)
         if manual.refusal == codes.PAUSED and pause is not None:
             return GroupPausedError(
-                f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was claimed; "
+                f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
+                "claimed; "
                 f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume (C10)",
                 client_id=pause.client_id,
                 expires=pause.expires,
@@ -203,7 +204,8 @@ class Marshal:
                 freshness=info.freshness,
             )
         return ClaimTimeoutError(
-            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once (C17)"
+            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at "
+            "once (C17)"
         )
 
     # Ending.

@@ -45,8 +45,10 @@ class Replica:
         cut = {cp: low for (_, cp), (low, _) in marks.items() if low > 0}
         if cut:
             raise CoordinationTopicError(
-                f"the log of {topic!r} does not reach back to its beginning in partition(s) {sorted(cut)}, and no snapshot "
-                "bridges the gap: who holds what can't be known, so nothing was claimed. Old log may only be removed by "
+                f"the log of {topic!r} does not reach back to its beginning in partition(s) {sorted(cut)}, and no "
+                "snapshot "
+                "bridges the gap: who holds what can't be known, so nothing was claimed. Old log may only be "
+                "removed by "
                 "kafka-marshal prune (L1)"
             )
         missing = sorted(cp for cp in self.worlds if (topic, cp) not in marks)
@@ -111,7 +113,8 @@ class Replica:
         prefix, _, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
         if prefix == "partitions" and count != str(len(self.worlds)):
             raise TopicChangedError(
-                f"{self.topic!r} has {len(self.worlds)} partitions, but its first record in partition {cp} says that it "
+                f"{self.topic!r} has {len(self.worlds)} partitions, but its first record in partition {cp} says that "
+                "it "
                 f"was made with {count}: members that count differently would not see each other's claims. Nothing was "
                 "claimed. Make a new topic with the count you want, and move all members to it (L2)"
             )
@@ -121,7 +124,8 @@ class Replica:
         match fault.kind:
             case FaultKind.OUT_OF_RANGE:
                 raise TopicChangedError(
-                    f"{where}: our position is not in the log any more ({fault.message}): it was cut or made anew. {_REMEDY}"
+                    f"{where}: our position is not in the log any more ({fault.message}): it was cut or made anew. "
+                    f"{_REMEDY}"
                 )
             case FaultKind.UNKNOWN_TOPIC:
                 raise TopicChangedError(f"{where} is gone ({fault.message}). {_REMEDY}")
@@ -140,7 +144,8 @@ class Replica:
             raise TopicChangedError(f"{self.topic!r} is gone. {_REMEDY}")
         if info.partitions != self.info.partitions:
             raise TopicChangedError(
-                f"{self.topic!r} has {info.partitions} partitions now, it had {self.info.partitions}: members that count "
+                f"{self.topic!r} has {info.partitions} partitions now, it had {self.info.partitions}: members that "
+                "count "
                 f"differently do not see each other's claims. {_REMEDY}"
             )
         if info.topic_id and self.info.topic_id and info.topic_id != self.info.topic_id:

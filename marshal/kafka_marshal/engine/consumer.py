@@ -224,8 +224,10 @@ class ConsumerEngine:
         self.blocked[assignment.key] = self.known_stable(assignment.key)
         self.errors.append(
             PositionLostError(
-                f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this partition "
-                f"is handed out until its position is set: kafka-marshal release-group {self._engine.settings.group_id} "
+                f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this "
+                "partition "
+                "is handed out until its position is set: kafka-marshal release-group "
+                f"{self._engine.settings.group_id} "
                 f"--partition {topic}:{partition}=OFFSET (or =earliest) (P11)"
             )
         )
@@ -305,7 +307,8 @@ class ConsumerEngine:
         self._engine.outbox.add(StopFetch(self.number, assignment.key))
         topic, partition = assignment.key
         self.warn(
-            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not committed by "
+            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not "
+            "committed by "
             "this process any more; the next holder may get it again"
         )
         self._call(Callback.LOST, assignment)

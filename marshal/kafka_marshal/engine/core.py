@@ -225,7 +225,8 @@ class Engine:
         self.fail(
             ClientReplacedError(
                 f"a newer instance ({record.instance_id}) of client_id {self.settings.client_id!r} took over "
-                f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give every worker "
+                f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give "
+                "every worker "
                 "of a group its own client_id; a restarted one keeps its old one (C7)"
             ),
             now,

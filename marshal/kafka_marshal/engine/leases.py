@@ -267,7 +267,7 @@ class LeaseBook:
                 lease.refresh()
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> None:
-        """Lose what is not proven any more, send due beats (none in silent CPs: the group is paused), repeat releases."""
+        """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases."""
         for lease in list(self.leases.values()):
             if lease.held and now >= lease.valid_until:
                 self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)

@@ -87,7 +87,7 @@ class Policy:
     """Base of all policies. Write your own by overriding :meth:`wishes`."""
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        """What we would like, given the view, our own leases (sorted; those being let go are left out), and now (ms)."""
+        """What we would like, given the view, our own leases (sorted, without those being let go), and now (ms)."""
         return self.refine(Wishes(), view, own, now)
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
