@@ -18,16 +18,16 @@ from kafka_marshal.cli.watch import Picture, Section, show
 __all__ = ["lag"]
 
 _COLUMNS = (
-    Column("group"),
-    Column("topic"),
+    Column("group", pipes_only=True),
+    Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder"),
+    Column("holder", fold=True),
     Column("log end", right=True),
     Column("done", right=True),
-    Column("done beyond", right=True),
+    Column("beyond", right=True),
     Column("in flight", right=True),
     Column("lag", right=True),
-    Column("messages/s", right=True),
+    Column("msg/s", right=True),
 )
 
 
@@ -45,10 +45,10 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
     \b
     log end      where the partition's log ends now: the next message's offset
     done         everything below this offset is done (Kafka's CURRENT-OFFSET)
-    done beyond  messages done beyond that, out of order
+    beyond       messages done beyond that, out of order
     in flight    messages not done with something done beyond them (at least; those handed out last don't show)
     lag          messages in the log that are not done
-    messages/s   by what members handed in, over the last --window of log time; - where the log says too little
+    msg/s        by what members handed in, over the last --window of log time; - where the log says too little
 
     Partitions that the group never claimed are listed too. At-most-once work counts as done when it is handed out.
 
@@ -75,13 +75,14 @@ def _picture(view: View, group: str | None) -> Picture:
     if group is not None and not rows:
         notes.append(f"the log knows no group {group!r}: none of its members ever got a partition.")
     totals = {name: _total([row for row in rows if row.group == name]) for name in groups}
-    cells: list[list[str | Cell]] = []
+    sections = []
     for name in groups:
-        cells += [_cells(row) for row in rows if row.group == name]
+        cells = [_cells(row) for row in rows if row.group == name]
         cells.append(_total_cells(name, totals[name]))
+        sections.append(Section(_COLUMNS, cells, None, _headline(name, totals[name])))
     return Picture(
-        headline=", ".join(_headline(name, totals[name]) for name in groups) or "no groups",
-        sections=[Section(_COLUMNS, cells, "no leases")],
+        headline=f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}",
+        sections=sections or [Section(_COLUMNS, [], "no leases")],
         notes=notes,
         json={
             "topic": view.replica.topic,

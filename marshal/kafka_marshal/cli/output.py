@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -54,10 +54,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, and whether its numbers stand to the right."""
+    """A column: its title, whether its numbers stand to the right, whether it may be folded where space is short."""
 
     title: str
     right: bool = False
+    fold: bool = False
+    #: Shown in pipes only: long, and of use to programs.
+    pipes_only: bool = False
 
 
 Row = Sequence[str | Cell]
@@ -97,21 +100,24 @@ def console(*, stderr: bool = False) -> Console:
 
 def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None = None) -> Table:
     """The table for a terminal."""
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        box=box.SIMPLE_HEAD,
+        box=None,
         title=None if title is None else Text(clean(title)),
         title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        padding=(0, 2, 0, 0),
         pad_edge=False,
-        show_edge=False,
     )
     for column in columns:
-        table.add_column(Text(column.title), justify="right" if column.right else "left", overflow="fold")
+        if not column.pipes_only:
+            justify: Literal["left", "right"] = "right" if column.right else "left"
+            table.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not column.fold)
     for row in rows:
-        table.add_row(*(_rich_text(cell) for cell in row))
+        table.add_row(*(_rich_text(cell) for cell, column in zip(row, columns, strict=True) if not column.pipes_only))
     return table
 
 

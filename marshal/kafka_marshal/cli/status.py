@@ -16,17 +16,23 @@ from kafka_marshal.cli.watch import Picture, Section, show
 __all__ = ["status"]
 
 _LEASES = (
-    Column("group"),
-    Column("topic"),
+    Column("group", fold=True),
+    Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder"),
+    Column("holder", fold=True),
     Column("epoch", right=True),
     Column("freshness"),
     Column("silence", right=True),
     Column("stable", right=True),
     Column("lag", right=True),
 )
-_PAUSES = (Column("paused group"), Column("by"), Column("until"), Column("left", right=True), Column("in"))
+_PAUSES = (
+    Column("paused group", fold=True),
+    Column("by", fold=True),
+    Column("until"),
+    Column("left", right=True),
+    Column("in"),
+)
 
 _STYLES = {"fresh": "green", "unknown": "yellow", "stale": "red", "free": "dim"}
 

@@ -257,8 +257,8 @@ class View:
         self.follow(self.patience_s, seen)
         if not seen():
             raise KafkaUnavailableError(
-                f"the Ticks were appended to {self.replica.topic!r}, but could not be read within {self.patience_s:g} s. "
-                "Try again."
+                f"the Ticks were appended to {self.replica.topic!r}, but could not be read within {self.patience_s:g} s"
+                ": try again."
             )
         for world in self.worlds.values():
             self.clock.heard(world.log_time, "tick")
@@ -327,8 +327,8 @@ class View:
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""
         return [
-            f"partition {cp} of the log was raised to level {level}, which this release does not know: what is shown of "
-            "it is of before that. Install a newer release."
+            f"partition {cp} of the log was raised to level {level}, which this release does not know: what is shown "
+            "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
 

@@ -47,6 +47,8 @@ class Section:
     columns: Sequence[Column]
     rows: Sequence[Row]
     if_empty: str | None
+    #: For people only.
+    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,18 @@ def _print(taken: Picture, options: Options) -> int:
 
 def _print_plain(taken: Picture) -> None:
     """Tables as tab-separated lines, with an empty line between two; notes on standard error."""
-    first = True
+    before: Sequence[Column] | None = None
     for section in taken.sections:
-        if section.rows or first:
-            if not first:
-                click.echo()
-            for line in plain_rows(section.columns, section.rows):
-                click.echo(line)
-        first = False
+        if not section.rows and before is not None:
+            continue
+        lines = list(plain_rows(section.columns, section.rows))
+        if section.columns is before:  # one table for programs, however it is divided for people
+            del lines[0]
+        elif before is not None:
+            click.echo()
+        for line in lines:
+            click.echo(line)
+        before = section.columns
     for note in taken.notes:
         say_warning(note)
 
@@ -126,7 +132,7 @@ def _drawn(taken: Picture, warnings: Sequence[str]) -> Group:
     parts: list[RenderableType] = [Text(clean(taken.headline), style="bold")]
     for section in taken.sections:
         if section.rows:
-            parts.append(rich_table(section.columns, section.rows))
+            parts.append(rich_table(section.columns, section.rows, section.title))
         elif section.if_empty is not None:
             parts.append(Text(section.if_empty, style="dim"))
     parts += [Text.assemble(("note: ", "bold yellow"), clean(note)) for note in [*taken.notes, *warnings]]

@@ -1,0 +1,341 @@
+"""`log`: the coordination log for people."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+
+import click
+
+from kafka_marshal.adapters.interface import LogEntry
+from kafka_marshal.cli.app import command, paint, say_error
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.options import Options, time_option
+from kafka_marshal.cli.output import is_terminal, print_json_line, progress
+from kafka_marshal.cli.text import clean, time_text
+from kafka_marshal.cli.words import Seen, is_beat, reason, remember, what
+from rationalizer import Outcome, Record, World, codes
+
+__all__ = ["log"]
+
+#: What --follow shows of the past, where nothing else was asked for.
+_LAST = 10
+
+#: What is filled up with spaces on a terminal, so that lines mostly stand in columns.
+_WHERE, _WHO, _CODE = 10, 16, 12
+
+_TITLES = ("time", "partition", "offset", "group", "client", "instance", "what", "code", "why")
+
+Runs = Iterable[tuple[int, list[LogEntry]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One record, judged and put into words."""
+
+    partition: int
+    offset: int
+    outcome: Outcome
+    record: Record | None
+    what: str
+    why: str
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The order of the whole log: by log time, ties by CP."""
+        return self.outcome.log_time, self.partition, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records to tell of."""
+
+    group: str | None
+    since: int | None
+    no_beats: bool
+
+    def __call__(self, outcome: Outcome, record: Record | None) -> bool:
+        if self.since is not None and outcome.log_time < self.since:
+            return False
+        if self.group is not None and (record is None or record.group_id != self.group or outcome.type in _OF_NO_GROUP):
+            return False
+        return not (self.no_beats and is_beat(outcome, record))
+
+
+#: They carry some group id, which means nothing (T3).
+_OF_NO_GROUP = ("Tick", "Upgrade")
+
+
+class Teller:
+    """Replays runs of records and tells of those that are wanted."""
+
+    def __init__(self, partitions: int, wanted: Wanted, skip_below: dict[int, int]) -> None:
+        """skip_below: for each CP, the offset below which nothing is told of."""
+        self.worlds: dict[int, World] = {}
+        self._partitions = partitions
+        self._wanted = wanted
+        self._skip_below = skip_below
+        self._seen: dict[tuple[str, str, int], Seen] = {}
+
+    def tell(self, cp: int, entries: list[LogEntry]) -> Iterator[Told]:
+        """Replay a run of one CP's records, ascending."""
+        world = self.worlds.get(cp)
+        if world is None:
+            world = self.worlds[cp] = World(cp, self._partitions)
+        begin = self._first_to_tell(cp, entries)
+        if begin:
+            world.apply_many(entries[:begin])
+            for known in world.leases():
+                self._seen[known.group_id, known.topic, known.partition] = remember(known)
+        for offset, stamp, value in entries[begin:]:
+            outcome = world.apply(offset, stamp, value)
+            if outcome.code == codes.UPGRADE_REQUIRED:
+                return
+            record = outcome.record
+            topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+            before = None
+            if record is not None and isinstance(topic, str) and isinstance(number, int):
+                key = (record.group_id, topic, number)
+                before = self._seen.get(key)
+                lease = world.lease(*key)
+                if lease is not None:
+                    self._seen[key] = remember(lease)
+            if self._wanted(outcome, record):
+                why = reason(outcome, record, value, world, before)
+                yield Told(cp, offset, outcome, record, what(record, value), why)
+
+    def _first_to_tell(self, cp: int, entries: list[LogEntry]) -> int:
+        """How many records at the beginning of a run are replayed the fast way, without being looked at."""
+        skip_below, since = self._skip_below.get(cp, 0), self._wanted.since
+        for index, (offset, stamp, _) in enumerate(entries):
+            if offset >= skip_below and (since is None or stamp >= since):
+                return index
+        return len(entries)
+
+
+def in_order(told: Iterator[Told], ends: dict[int, int]) -> Iterator[Told]:
+    """The records of all CPs by log time. `ends`: for each CP that will come, the offset after its last record.
+
+    Only as many are held back as one CP is read ahead of another.
+    """
+    queues: dict[int, deque[Told]] = {cp: deque() for cp, end in ends.items() if end > 0}
+    open_cps = set(queues)
+    for each in told:
+        cp = each.partition
+        queues[cp].append(each)
+        if each.offset + 1 >= ends[cp]:
+            open_cps.discard(cp)
+        while queues and all(queues[cp] for cp in open_cps):
+            filled = [queue for queue in queues.values() if queue]
+            if not filled:
+                break
+            yield min(filled, key=lambda queue: queue[0].key).popleft()
+    yield from sorted((each for queue in queues.values() for each in queue), key=lambda each: each.key)
+
+
+@command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until Ctrl-C.")
+@click.option("--group", help="Only this group's records.")
+@click.option("--cp", type=click.IntRange(min=0), help="Only this partition of the log.")
+@click.option(
+    "--since", callback=time_option, metavar="TIME", help="From then on: 2026-11-21T04:50Z, 10m (ago), milliseconds."
+)
+@click.option("-n", "last", type=click.IntRange(min=0), metavar="N", help="The last N records (with --follow: 10).")
+@click.option("--no-beats", is_flag=True, help="Leave out heartbeats and Ticks with nothing remarkable about them.")
+@click.option("--from-dump", metavar="FILE", help="Read a dump instead of Kafka (- is standard input).")
+@click.pass_obj
+def log(
+    options: Options,
+    follow: bool,
+    group: str | None,
+    cp: int | None,
+    since: int | None,
+    last: int | None,
+    no_beats: bool,
+    from_dump: str | None,
+) -> int:
+    r"""The coordination log in words: time, who, what, outcome and why.
+
+    Times are log time (the broker's). On a terminal one line a record; in a pipe tab-separated columns with a line of
+    titles; with --json one object a line.
+
+    \b
+    Exit status: 0; 1 a part of the log needs a newer release; 3 no Kafka.
+    """
+    if from_dump is not None and follow:
+        raise click.UsageError("--follow needs Kafka: a dump does not grow.")
+    if follow and last is None and since is None:
+        last = _LAST
+    wanted = Wanted(group, since, no_beats)
+    printer = _printer(options)
+    with ExitStack() as stack:
+        if from_dump is not None:
+            worlds = _from_dump(stack, from_dump, cp, wanted, last, printer)
+        else:
+            worlds = _from_kafka(stack, options, cp, wanted, last, printer, follow)
+    return stopped(worlds.values())
+
+
+def stopped(worlds: Iterable[World]) -> int:
+    """Name the CPs that stand before an Upgrade; the exit status."""
+    status = DONE
+    for world in sorted(worlds, key=lambda world: world.partition):
+        if world.required_level is not None:
+            say_error(
+                f"partition {world.partition} of the log was raised to level {world.required_level}, which this "
+                "release does not know: its later records are not shown. Install a newer release."
+            )
+            status = NO
+    return status
+
+
+Printer = Callable[[Iterable[Told]], None]
+
+
+def _from_kafka(
+    stack: ExitStack, options: Options, cp: int | None, wanted: Wanted, last: int | None, printer: Printer, follow: bool
+) -> dict[int, World]:
+    from kafka_marshal.cli.reading import Log, connected
+
+    cluster = stack.enter_context(connected(options))
+    source = Log(cluster, options.topic, options.timeout)
+    source.refuse_if_cut()
+    cps = _chosen(source.partitions, cp)
+    ends = {cp: source.ends[cp] for cp in cps}
+    unfiltered = wanted.group is None and wanted.since is None and not wanted.no_beats
+    skip = {cp: max(0, end - last) for cp, end in ends.items()} if last is not None and unfiltered else {}
+    teller = Teller(source.partitions, wanted, skip)
+    # A bar would run across the lines that are printed meanwhile; it is for the search for the last ones.
+    progressed = stack.enter_context(progress("reading the log")) if last is not None else None
+
+    def told() -> Iterator[Told]:
+        for cp, entries in source.read(dict.fromkeys(cps, 0), progress=progressed):
+            source.check_marker(cp, entries[0])
+            yield from teller.tell(cp, entries)
+
+    if last is not None:
+        tails: dict[int, deque[Told]] = {cp: deque(maxlen=last) for cp in cps}
+        for each in told():
+            tails[each.partition].append(each)
+        printer(_last(tails, last))
+    else:
+        printer(in_order(told(), ends))
+    if follow:
+        _follow(source.follow(ends), teller, printer)
+    return teller.worlds
+
+
+def _follow(batches: Iterator[dict[int, list[LogEntry]]], teller: Teller, printer: Printer) -> None:
+    for batch in batches:
+        news = [told for cp, entries in batch.items() for told in teller.tell(cp, entries)]
+        printer(sorted(news, key=lambda told: told.key))
+        if teller.worlds and all(world.required_level is not None for world in teller.worlds.values()):
+            return
+
+
+def _from_dump(
+    stack: ExitStack, path: str, cp: int | None, wanted: Wanted, last: int | None, printer: Printer
+) -> dict[int, World]:
+    """Of a dump it is not known how far each CP reaches, so what is told of is held until its end."""
+    from kafka_marshal.cli.dumps import open_dump
+    from rationalizer.dump import DumpReader
+
+    reader = DumpReader(stack.enter_context(open_dump(path)))
+    cps = _chosen(reader.header.partitions, cp)
+    teller = Teller(reader.header.partitions, wanted, {})
+    tails: dict[int, deque[Told]] = {}
+    for number, records in groupby(reader, key=lambda record: record.partition):
+        if number in cps:
+            for record in records:
+                tail = tails.setdefault(number, deque(maxlen=last))
+                tail.extend(teller.tell(number, [(record.offset, record.timestamp_ms, record.value)]))
+    printer(_last(tails, last))
+    return teller.worlds
+
+
+def _last(tails: dict[int, deque[Told]], last: int | None) -> list[Told]:
+    told = sorted((each for tail in tails.values() for each in tail), key=lambda each: each.key)
+    return told if last is None else told[max(0, len(told) - last) :]
+
+
+def _chosen(partitions: int, cp: int | None) -> range:
+    if cp is None:
+        return range(partitions)
+    if cp >= partitions:
+        raise click.BadParameter(f"{cp}: the log has partitions 0 … {partitions - 1}", param_hint="--cp")
+    return range(cp, cp + 1)
+
+
+# -- printing ------------------------------------------------------------------------------------------------
+
+
+def _printer(options: Options) -> Printer:
+    """A function that prints what it is told of, at once as far as it goes."""
+    if options.json:
+        return _print_json
+    if is_terminal():
+        return _print_lines
+    # At the first call and not before: an error must not leave a lonely line of titles.
+    titles = iter(["\t".join(_TITLES) + "\n"])
+
+    def print_columns(told: Iterable[Told]) -> None:
+        sys.stdout.writelines(titles)
+        sys.stdout.writelines("\t".join(map(clean, _columns(each))) + "\n" for each in told)
+        sys.stdout.flush()
+
+    return print_columns
+
+
+def _columns(told: Told) -> list[str]:
+    record = told.record
+    who = ("", "", "") if record is None else (_group(record, told.outcome), record.client_id, record.instance_id)
+    time = time_text(told.outcome.log_time)
+    return [time, str(told.partition), str(told.offset), *who, told.what, told.outcome.code, told.why]
+
+
+def _group(record: Record, outcome: Outcome) -> str:
+    return "" if outcome.type in _OF_NO_GROUP else record.group_id
+
+
+def _print_lines(told: Iterable[Told]) -> None:
+    for each in told:
+        outcome, record = each.outcome, each.record
+        dim = is_beat(outcome, record)
+        colour = "red" if not outcome.accepted else "green" if outcome.code == codes.OK else "yellow"
+        time = time_text(outcome.log_time).replace("T", " ")
+        who = "?" if record is None else clean(record.client_id)
+        group = "" if record is None else clean(_group(record, outcome))
+        where = f"{each.partition}@{each.offset}"
+        does = clean(each.what) if not group else f"{group}: {clean(each.what)}"
+        code = paint(f"{outcome.code:{_CODE}}", fg=colour, bold=not outcome.accepted or None, dim=dim or None)
+        line = f"{paint(time, dim=True)} {where:>{_WHERE}}  {who:{_WHO}} {code} {does}"
+        if each.why:
+            line += paint(f"  ({clean(each.why)})", dim=True)
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _print_json(told: Iterable[Told]) -> None:
+    for each in told:
+        outcome, record = each.outcome, each.record
+        line: dict[str, object] = {
+            "partition": each.partition,
+            "offset": each.offset,
+            "log_time": outcome.log_time,
+            "type": outcome.type,
+            "accepted": outcome.accepted,
+            "code": outcome.code,
+            "epoch": outcome.epoch,
+        }
+        if outcome.entries is not None:
+            line["entries"] = list(outcome.entries)
+        for name in ("instance_id", "client_id", "group_id", "topic"):
+            line[name.removesuffix("_id")] = getattr(record, name, None)
+        line["topic_partition"] = getattr(record, "partition", None)
+        line["what"] = each.what
+        line["why"] = each.why
+        print_json_line(line)

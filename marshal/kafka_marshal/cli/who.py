@@ -1,0 +1,325 @@
+"""`who`: who owned a partition, since when, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import click
+
+from kafka_marshal.adapters.interface import LogEntry
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
+from kafka_marshal.cli.log import stopped
+from kafka_marshal.cli.options import Options, time_option
+from kafka_marshal.cli.output import Column, print_json, print_table, progress, say
+from kafka_marshal.cli.text import span, time_text
+from rationalizer import Lease, World, route_lease
+from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
+
+__all__ = ["who"]
+
+_COLUMNS = (
+    Column("owner", fold=True),
+    Column("instance", pipes_only=True),
+    Column("epoch", right=True),
+    Column("since"),
+    Column("until"),
+    Column("log offsets"),
+    Column("ended", fold=True),
+)
+
+#: (group, topic, partition)
+LeaseKey = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class Span:
+    """From when to when one instance owned a lease, or nobody did (client None). Offsets are the CP's."""
+
+    client: str | None
+    instance: str | None
+    epoch: int
+    since: int
+    since_offset: int
+    until: int | None = None
+    until_offset: int | None = None
+    ended: str = ""
+    #: Log time of the last beat, as far as the log was read.
+    last_beat: int = 0
+
+
+@dataclass(slots=True)
+class Moment:
+    """The lease at the place that was asked about."""
+
+    span: Span
+    last_beat: int
+    heartbeat_interval_ms: int
+    freshness: str
+
+
+@dataclass(slots=True)
+class Ownership:
+    """The history of one lease, and one moment of it, from a replay of its CP."""
+
+    key: LeaseKey
+    cp: int
+    partitions: int
+    #: Judge the state after the records up to this log time, or this offset; neither: at the end of the log.
+    at: int | None = None
+    at_offset: int | None = None
+    spans: list[Span] = field(default_factory=list)
+    moment: Moment | None = None
+    world: World = field(init=False)
+    _passed: bool = False
+
+    def __post_init__(self) -> None:
+        self.world = World(self.cp, self.partitions)
+
+    def take(self, entries: Iterable[LogEntry]) -> None:
+        """Replay records of the CP, ascending."""
+        world = self.world
+        for offset, stamp, value in entries:
+            if not self._passed and self._is_beyond(offset, stamp):
+                self._capture()
+            outcome = world.apply(offset, stamp, value)
+            if outcome.accepted:
+                self._note(world.lease(*self.key), offset, outcome.type)
+
+    def end(self) -> None:
+        """The log ends here."""
+        if not self._passed:
+            self._capture()
+
+    def _is_beyond(self, offset: int, stamp: int) -> bool:
+        if self.at_offset is not None:
+            return offset > self.at_offset
+        return self.at is not None and stamp > self.at
+
+    def _capture(self) -> None:
+        self._passed = True
+        lease = self.world.lease(*self.key)
+        if lease is not None and self.spans:
+            judged_at = self.world.log_time if self.at is None else max(self.at, self.world.log_time)
+            freshness = lease.freshness(judged_at)
+            self.moment = Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)
+
+    def _note(self, lease: Lease | None, offset: int, record_type: str | None) -> None:
+        current = self.spans[-1] if self.spans else None
+        if lease is None:
+            if current is not None and current.until is None:
+                self._close(current, offset, "the group was forgotten")
+            return
+        if current is not None and current.until is None:
+            same = (current.client, current.instance) == (lease.client_id, lease.instance_id)
+            if same and (not lease.held or current.epoch == lease.epoch):
+                if lease.held:
+                    current.last_beat = lease.last_beat
+                return
+            self._close(current, offset, self._how(current, lease, record_type))
+        self.spans.append(
+            Span(
+                lease.client_id, lease.instance_id, lease.epoch, self.world.log_time, offset, last_beat=lease.last_beat
+            )
+        )
+
+    def _close(self, current: Span, offset: int, how: str) -> None:
+        current.until = self.world.log_time
+        current.until_offset = offset
+        current.ended = how
+
+    def _how(self, current: Span, lease: Lease, record_type: str | None) -> str:
+        if current.client is None:
+            return f"claimed by {lease.client_id}"
+        if not lease.held:
+            stable = lease.progress.stable
+            return f"released, all done to {stable}" if stable >= 0 else "released, nothing done"
+        if record_type == "Heartbeat":
+            return "its own newer instance took over"
+        silence = span(self.world.log_time - current.last_beat)
+        return f"silent for {silence}, then claimed by {lease.client_id}"
+
+
+def _text(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Ids are UTF-8 in the log; an argument that is not can't be one."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("is not UTF-8 text", context, parameter) from None
+    return value
+
+
+@command()
+@click.argument("group", callback=_text)
+@click.argument("topic_name", metavar="TOPIC", callback=_text)
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
+@click.option("--at", callback=time_option, metavar="TIME", help="2026-11-21T04:50:12Z, 10m (ago), or milliseconds.")
+@click.option(
+    "--offset", type=click.IntRange(min=0), metavar="CP_OFFSET", help="At this offset of its part of the log."
+)
+@click.option("--from-dump", metavar="FILE", help="Read a dump instead of Kafka (- is standard input).")
+@click.pass_obj
+def who(
+    options: Options,
+    group: str,
+    topic_name: str,
+    partition: int,
+    at: int | None,
+    offset: int | None,
+    from_dump: str | None,
+) -> int:
+    r"""Who owned PARTITION of TOPIC for GROUP, since when and until when, with the epochs.
+
+    Without --at and --offset: who owns it now, and the whole history. The answer comes from the records alone, so a
+    dump gives it a year later. TIME is log time, the broker's; without an offset it is local.
+
+    \b
+    Exit status: 0, also where nobody owned it; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
+    """
+    if at is not None and offset is not None:
+        raise click.UsageError("--at and --offset both say when: give one of them.")
+    key = (group, topic_name, partition)
+    with ExitStack() as stack:
+        if from_dump is not None:
+            owned = _from_dump(stack, from_dump, key, at, offset)
+        else:
+            owned = _from_kafka(stack, options, key, at, offset)
+    if options.json:
+        print_json(_json(owned))
+    elif owned.spans:
+        _tell(owned)
+    if not owned.spans:
+        raise CommandError(
+            f"the log knows no lease of {group!r} on {topic_name!r} partition {partition}: nobody ever got it (or the "
+            f"group was forgotten before the log began). Its place would be partition {owned.cp} of the log.",
+            NO,
+        )
+    return stopped([owned.world]) or DONE
+
+
+def _from_kafka(stack: ExitStack, options: Options, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
+    from kafka_marshal.cli.reading import Log, connected
+
+    source = Log(stack.enter_context(connected(options)), options.topic, options.timeout)
+    source.refuse_if_cut()
+    owned = Ownership(key, route_lease(key[1], key[2], source.partitions), source.partitions, at, offset)
+    _check_offset(offset, source.ends[owned.cp], owned.cp)
+    progressed = stack.enter_context(progress("replaying the log"))
+    for cp, entries in source.read({owned.cp: 0}, progress=progressed):
+        source.check_marker(cp, entries[0])
+        owned.take(entries)
+    owned.end()
+    return owned
+
+
+def _from_dump(stack: ExitStack, path: str, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
+    from kafka_marshal.cli.dumps import open_dump
+    from rationalizer.dump import DumpReader
+
+    reader = DumpReader(stack.enter_context(open_dump(path)))
+    owned = Ownership(key, route_lease(key[1], key[2], reader.header.partitions), reader.header.partitions, at, offset)
+
+    def entries() -> Iterator[LogEntry]:
+        for record in reader:
+            if record.partition == owned.cp:
+                yield record.offset, record.timestamp_ms, record.value
+
+    owned.take(entries())
+    owned.end()
+    _check_offset(offset, owned.world.next_offset, owned.cp)
+    return owned
+
+
+def _check_offset(offset: int | None, end: int, cp: int) -> None:
+    if offset is not None and offset >= end:
+        raise CommandError(
+            f"--offset {offset}: partition {cp} of the log, where this lease is kept, ends before {end}.", WRONG_USE
+        )
+
+
+# -- the answer ----------------------------------------------------------------------------------------------
+
+
+def _tell(owned: Ownership) -> None:
+    group, topic, partition = owned.key
+    say(f"{group}, {topic} partition {partition} (kept in partition {owned.cp} of the log)")
+    say(_answer(owned))
+    if owned.at is not None and owned.at > owned.world.log_time:
+        say(f"Its part of the log ends at {time_text(owned.world.log_time)}; what came after is not in it.")
+    if owned.at is None and owned.at_offset is None:
+        say()
+        print_table(_COLUMNS, [_row(each) for each in owned.spans])
+
+
+def _answer(owned: Ownership) -> str:
+    """The sentence that answers the question."""
+    when = "Now" if owned.at is None else f"At {time_text(owned.at)}"
+    if owned.at_offset is not None:
+        when = f"After offset {owned.at_offset}"
+    moment = owned.moment
+    if moment is None:
+        first = owned.spans[0]
+        if first.until is not None and owned.world.lease(*owned.key) is None and owned.at is None:
+            return f"{when}: nobody; the group was forgotten at {time_text(owned.spans[-1].until or 0)}."
+        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client}."
+    held = moment.span
+    if held.client is None:
+        return f"{when}: nobody, free since {time_text(held.since)} ({_later(held)})."
+    text = f"{when}: {held.client}, epoch {held.epoch}, since {time_text(held.since)} ({_later(held)})."
+    if moment.freshness == "stale":
+        lapsed = moment.last_beat + STALE_AFTER_INTERVALS * moment.heartbeat_interval_ms
+        text += f"\nBut silent since {time_text(moment.last_beat)}: its lease had lapsed at {time_text(lapsed)}."
+    elif moment.freshness == "unknown":
+        text += f"\nIts last beat was at {time_text(moment.last_beat)}, more than one interval before."
+    return text
+
+
+def _later(found: Span) -> str:
+    if found.until is None:
+        return "as far as the log goes"
+    return f"until {time_text(found.until)}: {found.ended}"
+
+
+def _row(each: Span) -> list[str]:
+    last = "" if each.until_offset is None else str(each.until_offset)
+    return [
+        "nobody" if each.client is None else each.client,
+        each.instance or "",
+        "" if each.client is None else str(each.epoch),
+        time_text(each.since),
+        "" if each.until is None else time_text(each.until),
+        f"{each.since_offset}-{last}",
+        each.ended,
+    ]
+
+
+def _span_json(each: Span) -> dict[str, object]:
+    return {
+        "holder": None if each.client is None else {"client": each.client, "instance": each.instance},
+        "epoch": None if each.client is None else each.epoch,
+        "since": each.since,
+        "since_offset": each.since_offset,
+        "until": each.until,
+        "until_offset": each.until_offset,
+        "ended": each.ended or None,
+    }
+
+
+def _json(owned: Ownership) -> dict[str, object]:
+    group, topic, partition = owned.key
+    moment = owned.moment
+    answer = None
+    if moment is not None:
+        answer = {**_span_json(moment.span), "last_beat": moment.last_beat, "freshness": moment.freshness}
+    return {
+        "group": group,
+        "topic": topic,
+        "topic_partition": partition,
+        "partition": owned.cp,
+        "log_time": owned.world.log_time,
+        "next_offset": owned.world.next_offset,
+        "answer": answer,
+        "history": [_span_json(each) for each in owned.spans],
+    }
