@@ -1,0 +1,65 @@
+"""PROTOCOL.md says what the tables say, and the tables are whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rationalizer import codes, docs
+from rationalizer.records import KINDS
+from rationalizer.transitions import TRANSITIONS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
+
+
+def test_the_page_holds_the_tables_as_the_code_has_them() -> None:
+    assert docs.replaced(PAGE) == PAGE, "run: python -m rationalizer.docs < PROTOCOL.md > new && mv new PROTOCOL.md"
+
+
+def test_the_command_writes_the_page() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "rationalizer.docs"], input=PAGE.encode(), capture_output=True, check=True, cwd=ROOT
+    )
+    assert run.stdout.decode("utf-8") == PAGE
+
+
+def test_a_page_without_markers_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        docs.replaced("# No markers\n")
+
+
+def test_every_outcome_is_a_row_and_every_row_an_outcome() -> None:
+    constants = {
+        value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str) and name == value
+    }
+    assert constants - {codes.UPGRADE_REQUIRED} == {row.code for row in codes.TABLE}
+    assert len(codes.TABLE) == len({row.code for row in codes.TABLE})
+
+
+def test_the_codes_of_accepted_records() -> None:
+    assert {"OK", "ALREADY_HELD", "OFFSET_REGRESSION", "REPOSITIONED", "DUPLICATE_COMMIT"} == codes.ACCEPTED
+
+
+def test_every_rule_that_a_table_cites_stands_on_the_page() -> None:
+    cited = " ".join([row.rules for row in codes.TABLE] + [row.rule for row in TRANSITIONS])
+    for rule in set(re.findall(r"\b[A-Z]\d+\b", cited)):
+        assert f"- **{rule}** " in PAGE
+
+
+def test_the_kinds_are_those_of_level_1() -> None:
+    assert sorted(KINDS) == [1, 2, 3, 4, 5, 6, 7, 8, 32, 33]
+    assert {kind.level for kind in KINDS.values()} == {1}
+    assert all(f"| {number} | {kind.name} |" in PAGE for number, kind in KINDS.items())
+
+
+def test_every_clarification_has_a_test() -> None:
+    tests = (Path(__file__).parent / "test_clarifications.py").read_text(encoding="utf-8")
+    numbers = re.findall(r"^- \*\*Q(\d+)\*\*", PAGE, re.MULTILINE)
+    assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
+    for number in numbers:
+        assert re.search(rf"def test_q{number}_", tests), f"Q{number} has no test"

@@ -1,0 +1,202 @@
+"""apply_many's short cut: never another state, another count or another answer than the long way."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgpack import ExtType, packb
+
+from rationalizer import Heartbeat, Tick, World, encode
+from tests.rationalizer.log import A1, A2, ADMIN, B1, HI, Log
+
+TOP = 2**63 - 1
+ONE = packb(1)
+
+
+def _prepared() -> Log:
+    """Leases of every sort. There is an epoch 1 and a partition 1: True and 1.0 are equal to them."""
+    log = Log(now=0)
+    log.tick()
+    log.claim(A1, partition=1, ok=True)  # epoch 1
+    log.claim(A1, partition=0, ok=True)  # epoch 2
+    log.claim(B1, partition=2, ok=True)
+    log.claim(A1, group="h", partition=1, ok=True)  # epoch 4, with ranges
+    lease = log.world.lease("h", "t", 1)
+    assert lease is not None
+    lease.progress.commit([(10, 12), (20, 30)])
+    log.claim(A1, group="p", partition=1, ok=True)  # epoch 5, paused by somebody
+    log.pause(ADMIN, 10**6, group="p")
+    log.claim(A1, group="q", partition=1, ok=True)  # epoch 7, by itself
+    log.pause(A1, 10**6, group="q")
+    log.claim(A1, group="o", partition=1, ok=True)  # epoch 9, a pause that is over
+    log.pause(ADMIN, 1, group="o")
+    log.claim(A1, group="k", partition=1, ok=True)  # epoch 11, shared by key
+    lease = log.world.lease("k", "t", 1)
+    assert lease is not None
+    lease.progress.commit_key_range(0, 99, 15)
+    return log
+
+
+def _twins() -> tuple[World, World]:
+    return _prepared().world, _prepared().world
+
+
+def _same(left: World, right: World) -> None:
+    assert left.snapshot() == right.snapshot()
+    assert (left.accepted, left.rejected) == (right.accepted, right.rejected)
+    assert (left.next_offset, left.log_time, left.required_level) == (
+        right.next_offset,
+        right.log_time,
+        right.required_level,
+    )
+
+
+def _compare(records: list[tuple[int, bytes | None]]) -> None:
+    """The same records: one by one, all at once, and each in a run of its own."""
+    long_way, at_once = _twins()
+    one_by_one = _prepared().world
+    log = [(long_way.next_offset + n, stamp, value) for n, (stamp, value) in enumerate(records)]
+    for record in log:
+        long_way.apply(*record)
+        one_by_one.apply_many([record])
+        _same(long_way, one_by_one)
+    at_once.apply_many(log)
+    _same(long_way, at_once)
+
+
+def _int_forms(value: int) -> list[bytes]:
+    forms = [packb(value)]
+    if value >= 0:
+        forms.append(b"\xcf" + struct.pack(">Q", value))
+    if -(2**63) <= value < 2**63:
+        forms.append(b"\xd3" + struct.pack(">q", value))
+    return forms
+
+
+#: Things that may stand in any field instead of what belongs there.
+ODD = [packb(thing) for thing in (None, True, False, 0, 1, 1.0, -1, "", "1", "a", b"a", [], [1], ["t"], {}, {"a": 1})]
+ODD += [packb(ExtType(1, b"x")), b"\xc1", b"\xd9\x01t", b"\xca\x3f\x80\x00\x00", packb(2**64 - 1), packb("x" * 300)]
+
+FIELDS: list[list[bytes]] = [
+    [ONE, b"\xcc\x01", packb(2), packb(True), packb(1.0), packb(0)],
+    [ONE, b"\xcc\x01", packb(32), packb(True), packb(3)],
+    [packb("1"), packb("2"), b"\xd9\x011"],
+    [packb("a"), packb("b"), packb("admin")],
+    [packb(group) for group in ("g", "h", "p", "q", "o", "k", "nobody's")],
+    [packb("t"), packb("u"), b"\xda\x00\x01t"],
+    [form for value in (0, 1, 2, 3, 2**31) for form in _int_forms(value)] + [packb(True), packb(1.0), packb(1.5)],
+    [form for value in (1, 2, 3, 4, 5, 7, 9, 11) for form in _int_forms(value)]
+    + [packb(None), packb(True), packb(1.0)],
+    [form for value in (-2, -1, 0, 5, 9, 13, 15, 40, TOP, TOP + 1) for form in _int_forms(value)]
+    + [packb(None), packb(True), packb(5.0)],
+]
+HEADS = [b"\x99", b"\x99", b"\x99", b"\xdc\x00\x09", b"\xdd\x00\x00\x00\x09", b"\x98", b"\x9a", b"\x89"]
+TAILS = [b"", b"", b"", b"", b"\x00", b"\xc1"]
+
+beats = st.builds(
+    lambda head, fields, tail: head + b"".join(fields) + tail,
+    st.sampled_from(HEADS),
+    st.tuples(*(st.sampled_from(pool) | st.sampled_from([pool[0]] * 3 + ODD) for pool in FIELDS)),
+    st.sampled_from(TAILS),
+)
+#: Right in most fields, so that the short cut is met from all sides, and one byte wrong at times.
+good_beats = st.builds(
+    lambda group, partition, epoch, done: encode(Heartbeat(*A1, group, "t", partition, epoch, done)),
+    st.sampled_from(["g", "h", "p", "q", "o", "k"]),
+    st.sampled_from([1, 1, 1, 0]),
+    st.sampled_from([1, 1, 2, 4, 5, 7, 9, 11]),
+    st.integers(-1, 40) | st.none() | st.integers(TOP - 1, TOP),
+)
+
+
+def _spoil(value: bytes, place: int, change: Callable[[bytes, int], bytes]) -> bytes:
+    return change(value, place % len(value))
+
+
+spoilt_beats = st.builds(
+    _spoil,
+    good_beats,
+    st.integers(0, 10**6),
+    st.sampled_from(
+        [
+            lambda value, at: value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :],
+            lambda value, at: value[:at] + bytes([(value[at] + 0x80) % 256]) + value[at + 1 :],
+            lambda value, at: value[:at] + value[at + 1 :],
+            lambda value, at: value[:at] + b"\x01" + value[at:],
+            lambda value, at: value[:at],
+        ]
+    ),
+)
+anything = st.one_of(good_beats, good_beats, beats, spoilt_beats, st.just(None), st.just(encode(Tick(*A1, "g"))))
+stamps = st.integers(-5, 4 * HI) | st.sampled_from([-1, 0, HI, 2 * HI, 2 * HI + 1, TOP])
+
+
+@settings(max_examples=400)
+@given(records=st.lists(st.tuples(stamps, anything), max_size=12))
+def test_any_bytes_end_the_same_both_ways(records: list[tuple[int, bytes | None]]) -> None:
+    _compare(records)
+
+
+@pytest.mark.parametrize("field", range(len(FIELDS)))
+def test_each_field_with_anything_else_in_it_ends_the_same_both_ways(field: int) -> None:
+    for group, epoch in (("g", 1), ("h", 4), ("q", 7)):
+        right = [ONE, ONE, packb("1"), packb("a"), packb(group), packb("t"), ONE, packb(epoch), packb(13)]
+        for other in FIELDS[field] + ODD:
+            spoilt = [*right[:field], other, *right[field + 1 :]]
+            _compare([(5, b"\x99" + b"".join(spoilt)), (6, b"\x99" + b"".join(right))])
+
+
+def test_every_cut_and_every_flipped_bit_of_a_beat_ends_the_same_both_ways() -> None:
+    good = encode(Heartbeat(*A1, "g", "t", 1, 1, 300))
+    _compare([(5, good[:cut]) for cut in range(len(good) + 1)])
+    flipped = [bytearray(good) for _ in range(8 * len(good))]
+    for bit, value in enumerate(flipped):
+        value[bit // 8] ^= 1 << bit % 8
+    _compare([(5, bytes(value)) for value in flipped])
+
+
+def _forbid_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this went the long way")
+
+    monkeypatch.setattr(World, "_replay", refuse)
+
+
+def test_a_plain_beat_takes_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _prepared().world
+    world_before = world.next_offset
+    _forbid_the_long_way(monkeypatch)
+    values = [encode(Heartbeat(*A1, "g", "t", 1, 1, done)) for done in (-1, 5, 5, 6, 70_000, TOP)]
+    world.apply_many([(world_before + n, 10 + n, value) for n, value in enumerate(values)])
+    lease = world.lease("g", "t", 1)
+    assert lease is not None
+    assert (lease.progress.stable, lease.last_beat, world.log_time) == (TOP, 15, 15)
+
+
+@pytest.mark.parametrize(
+    ("who", "beat"),
+    [
+        (A1, ("g", 1, 1, None)),  # nil
+        (A1, ("g", 1, None, 5)),  # a takeover
+        (A1, ("g", 1, 2, 5)),  # fenced
+        (A2, ("g", 1, 1, 5)),
+        (B1, ("g", 1, 1, 5)),
+        (A1, ("g", 9, 1, 5)),  # not held
+        (A1, ("h", 1, 4, 5)),  # has ranges
+        (A1, ("k", 1, 11, 5)),  # has pieces
+        (A1, ("p", 1, 5, 5)),  # paused
+        (A1, ("q", 1, 7, 5)),  # repositions
+    ],
+)
+def test_what_is_not_plain_goes_the_long_way(
+    monkeypatch: pytest.MonkeyPatch, who: tuple[str, str], beat: tuple[str, int, int | None, int | None]
+) -> None:
+    world = _prepared().world
+    group, partition, epoch, done = beat
+    _forbid_the_long_way(monkeypatch)
+    with pytest.raises(AssertionError, match="long way"):
+        world.apply_many([(world.next_offset, 5, encode(Heartbeat(*who, group, "t", partition, epoch, done)))])
