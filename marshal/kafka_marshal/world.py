@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kafka_marshal.driver import Driver
 from rationalizer import Lease, World, route_lease
 
-__all__ = ["LeaseInfo", "WorldView"]
+__all__ = ["LeaseInfo", "WorldView", "lease_info"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,22 @@
+"""Pausing, repositioning and tidying up a group while it runs (C10, C11, C16), with nothing but the log.
+
+==============  ==============================================================================================
+``client``      :class:`Admin`: what an operator asks for
+``pause``       :class:`Pause`: a group paused in every CP, for as long as it is needed
+``moving``      the way positions are moved under a pause, and put back when that fails (C11)
+``hold``        the pause itself: begun, extended without a break, ended (C10)
+``members``     what members do meanwhile: who holds what, who let go when
+``positions``   where to: offsets, ``"earliest"``, ``"latest"``, moments → :class:`Move`
+``groups``      what needs no pause or ends one: evict, forget, resume
+``session``     one run against one group: a replica, and records appended and awaited
+``history``     was a client_id seen consuming? Then it must not pause (C11)
+==============  ==============================================================================================
+"""
+
+from kafka_marshal.admin.client import Admin
+from kafka_marshal.admin.groups import PausedPartition
+from kafka_marshal.admin.members import InHand
+from kafka_marshal.admin.pause import Pause
+from kafka_marshal.admin.positions import Move, Target
+
+__all__ = ["Admin", "InHand", "Move", "Pause", "PausedPartition", "Target"]

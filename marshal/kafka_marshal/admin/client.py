@@ -1,0 +1,200 @@
+"""Admin: pauses, repositions and tidies up groups while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.admin import groups
+from kafka_marshal.admin.history import find_consuming
+from kafka_marshal.admin.pause import Pause
+from kafka_marshal.admin.positions import Move, Target, moves_to, resolve
+from kafka_marshal.admin.session import Session
+from kafka_marshal.config import check_ids, new_client_id
+from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.world import LeaseInfo
+
+__all__ = ["Admin"]
+
+DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+#: A pause of more than a year is a mistake.
+MAX_PAUSE_S = 366 * 86_400
+
+
+class Admin:
+    """Steers groups from outside, through the log. It holds nothing open between calls.
+
+    ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
+    an Admin made with it later carries on, or ends, a pause that this process could not end. It must not be one that
+    consumes in the group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
+    HI of the leases it claims while it moves positions.
+
+    All calls may block. Besides AdminError they raise KafkaUnavailableError where no broker answers,
+    CoordinationTopicError where the topic can't be trusted, ConfigurationError for what can't be meant.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        topic: str = DEFAULT_TOPIC,
+        client_id: str | None = None,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        def open_cluster() -> Cluster:
+            # Imported here so that what needs no Kafka does not load librdkafka.
+            from kafka_marshal.adapters.kafka import KafkaCluster
+
+            return KafkaCluster(bootstrap_servers, dict(config or {}))
+
+        self._set_up(open_cluster, topic, client_id, heartbeat_interval_ms)
+
+    @classmethod
+    def on_cluster(
+        cls,
+        open_cluster: Callable[[], Cluster],
+        *,
+        topic: str = DEFAULT_TOPIC,
+        client_id: str | None = None,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+    ) -> Self:
+        """An Admin on any implementation of the adapters' Cluster; each call opens one, and closes it."""
+        admin = cls.__new__(cls)
+        admin._set_up(open_cluster, topic, client_id, heartbeat_interval_ms)
+        return admin
+
+    def _set_up(
+        self, open_cluster: Callable[[], Cluster], topic: str, client_id: str | None, heartbeat_interval_ms: int
+    ) -> None:
+        self.topic = topic
+        #: Unique for this Admin unless it was given.
+        self.client_id = f"admin-{new_client_id()}" if client_id is None else client_id
+        self._is_new = client_id is None
+        self._heartbeat_interval_ms = heartbeat_interval_ms
+        self._open_cluster = open_cluster
+        check_ids("group", self.client_id, heartbeat_interval_ms)
+
+    # With a pause.
+
+    def pause(self, group: str, expires_in: float = 300) -> Pause:
+        """A pause of the group, to be used in a ``with`` block; entering it pauses (C10, C11).
+
+        ``expires_in`` (seconds): how long the group stays paused after this process has died, or has done nothing.
+        """
+        self._check_group(group)
+        if not 0 < expires_in < MAX_PAUSE_S:
+            raise ConfigurationError(
+                f"expires_in must be above 0 and below {MAX_PAUSE_S} seconds, not {expires_in!r}. Nothing was changed"
+            )
+        return Pause(lambda: self._open_to_pause(group), group, self.client_id, expires_in)
+
+    def forget(self, group: str, timeout: float = 30.0, *, force: bool = False) -> int:
+        """Drop all that the log knows of a group that is gone: leases and progress (C16); how many leases there were.
+
+        The group is paused, its leases must fall free or go stale within timeout seconds, and then every CP forgets it.
+        Raises AdminError, and lets the group go on, where they do not, and, without force, where a member answers the
+        pause: then the group is alive, and would begin from its ``start=`` again.
+        """
+        with self.pause(group, max(60.0, 2 * timeout)) as pause:
+            try:
+                pause.wait_released(timeout)
+            except AdminError as error:
+                raise AdminError(
+                    f"group {group!r} is at work; nothing was forgotten, and it goes on. {error}", in_hand=error.in_hand
+                ) from error
+            alive = sorted(pause.signs_of_life)
+            if alive and not force:
+                raise AdminError(
+                    f"group {group!r} is alive: {', '.join(map(repr, alive))} answered the pause. Nothing was "
+                    "forgotten, and it goes on. End its members first; forced, they would begin from their start= "
+                    "again (C16)"
+                )
+            return pause.forget()
+
+    # Without one.
+
+    def plan(self, group: str, positions: Mapping[TopicPartition, Target], *, force: bool = False) -> list[Move]:
+        """What ``Pause.reposition`` would move, as things are now; nothing is paused, and nothing appended."""
+        self._check_group(group)
+        cluster = self._open_cluster()
+        with groups.caught_up(cluster, self.topic) as replica:
+            targets = resolve(cluster, positions, force=force)
+            return moves_to(targets, lambda key: groups.find_lease(replica, group, key))
+
+    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo:
+        """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
+
+        What the holder had in hand is repeated by the next one. Raises AdminError where nobody holds the lease, where
+        the holder beat within the last HI (``force`` takes the lease from a living one), and where somebody was faster.
+        """
+        self._check_group(group)
+        with self._session(group) as session:
+            return groups.evict(session, topic, partition, force=force)
+
+    def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
+        """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
+
+        ``client_id``: end this client's pause only (None: anybody's). What that admin still holds is released, too.
+        An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
+        """
+        self._check_group(group)
+        with self._session(group) as session:
+            return groups.end_pause(session, client_id)
+
+    def pauses(self, group: str) -> list[groups.PausedPartition]:
+        """In which CPs the group is paused, by whom, until when; nothing is appended."""
+        self._check_group(group)
+        with groups.caught_up(self._open_cluster(), self.topic) as replica:
+            return groups.pauses(replica, group)
+
+    def progress(self, group: str) -> list[LeaseInfo]:
+        """All leases of the group with their positions, sorted by topic and partition; nothing is appended."""
+        self._check_group(group)
+        with groups.caught_up(self._open_cluster(), self.topic) as replica:
+            return groups.progress(replica, group)
+
+    # Inside.
+
+    def _check_group(self, group: str) -> None:
+        check_ids(group, self.client_id, self._heartbeat_interval_ms)
+
+    def _open(self, group: str) -> Session:
+        return Session(self._open_cluster(), self.topic, group, self.client_id, self._heartbeat_interval_ms)
+
+    @contextmanager
+    def _session(self, group: str) -> Iterator[Session]:
+        session = self._open(group)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def _open_to_pause(self, group: str) -> Session:
+        if not self._is_new:
+            self._refuse_consumer(group)
+        return self._open(group)
+
+    def _refuse_consumer(self, group: str) -> None:
+        cluster = self._open_cluster()
+        try:
+            deed = find_consuming(cluster, self.topic, group, self.client_id)
+        finally:
+            cluster.close()
+        if deed is not None:
+            raise ConfigurationError(
+                f"client_id {self.client_id!r} is a consumer's in group {group!r}: it {deed}. Paused by it, the "
+                "group's beats from that consumer would move positions. Nothing was changed. Leave client_id away, "
+                "and a unique one is made (C11)"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Nothing is open between calls."""

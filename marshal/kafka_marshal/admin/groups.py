@@ -1,0 +1,153 @@
+"""What needs no pause, or ends one: looking, evicting, and ending a dead admin's pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.admin.positions import check_name
+from kafka_marshal.admin.session import Session, bare_release, key_of
+from kafka_marshal.errors import AdminError
+from kafka_marshal.replica import Replica
+from kafka_marshal.world import LeaseInfo, lease_info
+from rationalizer import Lease, Record, ReleaseGroup, route_lease
+
+__all__ = ["PausedPartition", "caught_up", "end_pause", "evict", "find_lease", "pauses", "progress"]
+
+START_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class PausedPartition:
+    """One CP in which a group is paused (C10)."""
+
+    #: Partition of the coordination topic.
+    partition: int
+    client_id: str
+    #: Log time (ms) at which the pause ends.
+    expires: int
+    #: Log time (ms) of the CP as of its last record. Without traffic it stands still, and the pause may be over.
+    log_time: int
+
+
+@contextmanager
+def caught_up(cluster: Cluster, topic: str) -> Iterator[Replica]:
+    """A replica that has read the log to its end, for those who only look (*blocking*). Closes the cluster, too."""
+    try:
+        replica = Replica(cluster, topic, START_TIMEOUT_S)
+        try:
+            replica.catch_up(START_TIMEOUT_S)
+            yield replica
+        finally:
+            replica.close()
+    finally:
+        cluster.close()
+
+
+def pauses(replica: Replica, group_id: str) -> list[PausedPartition]:
+    """Where the group is paused at log time, in order of CPs."""
+    found = []
+    for cp, world in sorted(replica.worlds.items()):
+        pause = world.pause(group_id)
+        if pause is not None:
+            found.append(PausedPartition(cp, pause.client_id, pause.expires, world.log_time))
+    return found
+
+
+def find_lease(replica: Replica, group_id: str, key: TopicPartition) -> Lease | None:
+    """The lease, live."""
+    return replica.worlds[route_lease(*key, len(replica.worlds))].lease(group_id, *key)
+
+
+def progress(replica: Replica, group_id: str) -> list[LeaseInfo]:
+    """All leases of the group, sorted by topic and partition."""
+    found = [
+        lease_info(lease, world)
+        for world in replica.worlds.values()
+        for lease in world.leases()
+        if lease.group_id == group_id
+    ]
+    return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+
+
+def evict(session: Session, topic: str, partition: int, *, force: bool) -> LeaseInfo:
+    """Release a lease in its holder's name, without an offset; returns the lease as it was (*blocking*)."""
+    key = (topic, partition)
+    check_name(key)
+    where = f"{topic} [{partition}]"
+    cp = session.cp_of(key)
+    # Without traffic log time stands still, and a dead holder looks fresh: ask the broker what time it is.
+    session.tick([cp])
+    with session.locked():
+        lease = session.lease(key)
+        was = None if lease is None else lease_info(lease, session.worlds[cp])
+        release = bare_release(lease) if lease is not None and lease.held else None
+    if was is None:
+        raise AdminError(f"{where}: nobody of group {session.group_id!r} ever held it. Nothing was changed")
+    if release is None:
+        raise AdminError(
+            f"{where}: is free already, nobody of group {session.group_id!r} holds it. Nothing was changed"
+        )
+    if was.freshness == "fresh" and not force:
+        raise AdminError(
+            f"{where}: {was.client_id!r} beat less than {was.heartbeat_interval_ms} ms ago and may be alive. Nothing "
+            "was changed. End that process and wait, or force it: it loses the lease then, and what it has in hand "
+            "is repeated"
+        )
+    (answer,) = session.ask((cp, release))
+    if answer.outcome is None:
+        raise AdminError(
+            f"{where}: the log did not show the release in time; it may be written or not. Look at kafka-marshal "
+            "status, and do it again"
+        )
+    if not answer.accepted:
+        raise AdminError(
+            f"{where}: {was.client_id!r} does not hold it any more under epoch {was.epoch} ({answer.outcome.code}): "
+            "somebody was faster. Nothing was changed"
+        )
+    return was
+
+
+def end_pause(session: Session, client_id: str | None) -> list[PausedPartition]:
+    """End a pause in the name of the client that made it, everywhere; what was paused by it (*blocking*).
+
+    What that client still holds is released, too, so that members need not wait until it goes stale.
+    """
+    session.tick(session.cps)
+    with session.locked():
+        paused = pauses(session.driver.replica, session.group_id)
+        names = {client_id} if client_id is not None else {x.client_id for x in paused}
+        ended = [x for x in paused if x.client_id in names]
+        others = [x for x in paused if x.client_id not in names]
+        records: list[tuple[int, Record]] = [
+            (cp, bare_release(lease))
+            for lease in session.leases()
+            if lease.held
+            and (cp := session.cp_of(key_of(lease)), lease.client_id) in {(x.partition, x.client_id) for x in ended}
+        ]
+    if others and not ended:
+        raise AdminError(
+            f"group {session.group_id!r} is not paused by {client_id!r}, but by {others[0].client_id!r}. Nothing was "
+            "changed"
+        )
+    _ask_all(session, records)
+    by_cp = {x.partition: x.client_id for x in paused}
+    ends: list[tuple[int, Record]] = [
+        (cp, ReleaseGroup(session.instance_id, by_cp.get(cp, name), session.group_id, 0))
+        for name in sorted(names)
+        for cp in session.cps
+        if by_cp.get(cp, name) == name
+    ]
+    _ask_all(session, ends)
+    return ended
+
+
+def _ask_all(session: Session, records: list[tuple[int, Record]]) -> None:
+    silent = sorted({x.cp for x in session.ask(*records) if x.outcome is None})
+    if silent:
+        raise AdminError(
+            f"partition(s) {silent} of the coordination topic did not answer in time: the pause of "
+            f"{session.group_id!r} may last there until it runs out. Do it again when the brokers are back"
+        )

@@ -1,0 +1,144 @@
+"""What the group's members do while an admin has it paused: who holds what, who let go when, who lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import TopicPartition
+from kafka_marshal.admin.hold import Hold
+from kafka_marshal.admin.session import Session, key_of
+from kafka_marshal.clock import now_ms
+from kafka_marshal.engine.settings import proof_margin_ms
+from kafka_marshal.errors import AdminError
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    Outcome,
+    Record,
+    ReleasingPartition,
+    Tick,
+)
+
+__all__ = ["InHand", "Members"]
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A partition whose holder has not handed in all it had when the pause began."""
+
+    topic: str
+    partition: int
+    #: client_id of the holder, or of the one that let go too late.
+    client_id: str
+    epoch: int
+    #: "fresh" or "unknown": still at work. "stale": silent for longer than 2·HI. "late": let go when 2·HI were as good
+    #: as over, which is when a member gives up what it has in hand (T4). What was in hand of the last two is repeated.
+    state: str
+    #: Everything up to this offset was handed in; None: nothing.
+    stable: int | None
+
+    @property
+    def key(self) -> TopicPartition:
+        """(topic, partition)"""
+        return self.topic, self.partition
+
+    def __str__(self) -> str:
+        done = "nothing" if self.stable is None else f"up to offset {self.stable}"
+        return f"{self.topic} [{self.partition}] by {self.client_id!r} ({self.state}; handed in: {done})"
+
+
+class Members:
+    """Follows the members through the log. All methods are called under the session's lock."""
+
+    def __init__(self, session: Session, hold: Hold) -> None:
+        self._session = session
+        self._hold = hold
+        self._late: dict[TopicPartition, InHand] = {}
+        #: instance_id of a process that works under our own client_id; "": there is none.
+        self.twin = ""
+        #: client_id → the first record it sent during the pause: it is alive.
+        self.signs_of_life: dict[str, str] = {}
+
+    def applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """Our replica applied a record."""
+        session = self._session
+        record = outcome.record
+        if record is None or record.group_id != session.group_id or record.instance_id == session.instance_id:
+            return
+        if isinstance(record, Tick) or not self._hold.is_ours(cp):
+            return
+        if record.client_id == session.client_id:
+            if _is_at_work(record, outcome):
+                self.twin = record.instance_id
+            return
+        self.signs_of_life.setdefault(record.client_id, outcome.type or "")
+        if isinstance(record, ReleasingPartition) and outcome.accepted:
+            self._handed_in(record, outcome)
+
+    def _handed_in(self, record: ReleasingPartition, outcome: Outcome) -> None:
+        key = (record.topic, record.partition)
+        lease = self._session.lease(key)
+        if lease is None:
+            return
+        hi = lease.heartbeat_interval_ms
+        # A member gives up what it has in hand one margin before 2·HI (T4); another margin is for its beat's way here.
+        if lease.age(outcome.log_time) >= 2 * hi - 2 * proof_margin_ms(hi):
+            self._late[key] = _describe(lease, record.client_id, "late")
+
+    def held(self, chosen: frozenset[TopicPartition] | None) -> list[Lease]:
+        """Leases that somebody else holds, stale ones too; of the chosen partitions (None: of all)."""
+        return [
+            lease
+            for lease in self._session.leases()
+            if lease.held and lease.client_id != self._session.client_id and (chosen is None or key_of(lease) in chosen)
+        ]
+
+    def at_work(self, chosen: frozenset[TopicPartition] | None) -> list[Lease]:
+        """Those of them that are not stale."""
+        return [lease for lease in self.held(chosen) if self._freshness(lease) != "stale"]
+
+    def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
+        """What is held still, or was let go too late, sorted."""
+        found = {key: late for key, late in self._late.items() if chosen is None or key in chosen}
+        for lease in self.held(chosen):
+            found[key_of(lease)] = _describe(lease, lease.client_id or "", self._freshness(lease))
+        return [found[key] for key in sorted(found)]
+
+    def _freshness(self, lease: Lease) -> str:
+        return lease.freshness(self._session.world_of(key_of(lease)).log_time)
+
+    def tick_times(self, leases: Iterable[Lease]) -> dict[int, float]:
+        """CP → when, by our own clock (ms), a Tick will show one of these leases as stale (T3)."""
+        now = now_ms()
+        due: dict[int, float] = {}
+        for lease in leases:
+            if self._freshness(lease) != "stale":
+                key = key_of(lease)
+                cp = self._session.cp_of(key)
+                due[cp] = min(due.get(cp, float("inf")), self._session.driver.engine.observer.opens_at(key, now))
+        return due
+
+    def check(self) -> None:
+        """Raise AdminError where somebody else works under our client_id."""
+        if self.twin:
+            raise AdminError(
+                f"another process (instance {self.twin}) acts as client_id {self._session.client_id!r} in group "
+                f"{self._session.group_id!r} while this admin has it paused. Nothing more was changed. See that each "
+                "admin and each worker has a client_id of its own, then do it again (C11)"
+            )
+
+
+def _describe(lease: Lease, client_id: str, state: str) -> InHand:
+    stable = lease.progress.stable
+    return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
+
+
+def _is_at_work(record: Record, outcome: Outcome) -> bool:
+    """Something that neither a dead admin's last record nor a release in its name can be."""
+    if isinstance(record, (Heartbeat, HeartbeatBatch)):
+        return outcome.accepted
+    return isinstance(record, (ClaimingPartition, ClaimingMessages))

@@ -1,0 +1,224 @@
+"""Moving positions under a pause (C11): everything is claimed first, and only then anything is written.
+
+::
+
+    claim all ──▶ keep them with beats of nil ──▶ write all positions, as releases ──▶ each shown as REPOSITIONED or OK,
+       │                                               │                               with the pause in force
+       └─ any failure: release with nil,               └─ any failure: release the rest with nil, and write
+          nothing was changed                             the complete old progress of the moved ones back
+
+What can't be put back is named. A partition moves whole or not at all, for one record moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kafka_marshal.adapters.interface import TopicPartition
+from kafka_marshal.admin.positions import Move, moves_to
+from kafka_marshal.admin.session import Session
+from kafka_marshal.clock import now_ms
+from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.errors import AdminError, MarshalError
+from rationalizer import Lease, codes
+from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
+
+__all__ = ["PauseInForce", "move_all"]
+
+#: How long all claims, and then all positions, may take to show in the log.
+STEP_TIMEOUT_S = 15.0
+
+#: How long releases may take to show in the log when a step has failed.
+SETTLE_TIMEOUT_S = 5.0
+
+
+class PauseInForce(Protocol):
+    """What moving needs of the pause."""
+
+    def check(self) -> None:
+        """Raise AdminError unless it is in force everywhere."""
+
+    def extend_if_short(self) -> None:
+        """See that there is time left."""
+
+    def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
+        """Wait for met(), and extend the pause meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The progress of one lease. (No key ranges: at level 1 no record can make any.)"""
+
+    stable: int
+    granted: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, lease: Lease | None) -> _Done:
+        if lease is None:
+            return cls(NOTHING_DONE, NOTHING_DONE, ())
+        ranges = tuple((first, last) for first, last in lease.progress.ranges)
+        return cls(lease.progress.stable, lease.progress.granted, ranges)
+
+
+def move_all(pause: PauseInForce, session: Session, targets: Mapping[TopicPartition, int]) -> list[Move]:
+    """Put each partition's position at its offset (the one to be read next); returns the moves (*blocking*).
+
+    Raises AdminError, which says what moved and what did not.
+    """
+    mover = _Mover(pause, session, targets)
+    mover.claim()
+    mover.write()
+    return mover.moves
+
+
+class _Mover:
+    def __init__(self, pause: PauseInForce, session: Session, targets: Mapping[TopicPartition, int]) -> None:
+        self.moves: list[Move] = []
+        self._pause = pause
+        self._session = session
+        self._targets = targets
+        self._leases: dict[TopicPartition, ManualLease] = {}
+        self._before: dict[TopicPartition, _Done] = {}
+
+    # First step: nothing is changed.
+
+    def claim(self) -> None:
+        """Hold all of the leases, with time left on the pause, or none."""
+        try:
+            self._leases = self._claim(self._targets)
+            with self._session.locked():
+                missing = {key: lease for key, lease in self._leases.items() if not lease.lease.held}
+                self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
+                self.moves = moves_to(self._targets, self._session.lease)
+            if missing:
+                named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
+                raise AdminError(f"not all partitions could be claimed ({named})")
+            self._pause.extend_if_short()
+            self._pause.check()
+        except BaseException as error:
+            self._release_all()
+            if isinstance(error, MarshalError):
+                raise AdminError(f"no position was moved: {error}") from error
+            raise
+
+    def _claim(self, keys: Iterable[TopicPartition]) -> dict[TopicPartition, ManualLease]:
+        with self._session.locked() as engine:
+            leases = {key: engine.claim(key) for key in keys}
+        self._pause.wait(lambda: all(x.lease.held or x.loss for x in leases.values()), STEP_TIMEOUT_S)
+        return leases
+
+    def _release_all(self) -> bool:
+        """Release with nil whatever is held still; whether the log has shown the end of all of them."""
+
+        def over() -> bool:
+            return all(x.is_released or x.loss for x in self._leases.values())
+
+        try:
+            with self._session.locked():
+                for lease in self._leases.values():
+                    lease.release_bare(now_ms())
+            return self._session.wait_for(over, now_ms() + SETTLE_TIMEOUT_S * 1000)
+        except MarshalError:
+            return False  # the log can't be asked any more: what is held goes stale by itself
+
+    # Second step: positions are written.
+
+    def write(self) -> None:
+        """Release every lease with its new position, and see each of them applied under the pause."""
+        try:
+            with self._session.locked():
+                now = now_ms()
+                lost = [key for key, lease in self._leases.items() if now >= lease.lease.hand_out_until]
+                if not lost:
+                    for move in self.moves:
+                        self._leases[move.key].release(move.last_offset, now)
+            if lost:
+                raise AdminError(f"leases were lost before anything was written: {_names(lost)}")
+            self._pause.wait(lambda: all(x.is_released for x in self._leases.values()), STEP_TIMEOUT_S)
+            with self._session.locked():
+                failed = [move for move in self.moves if not self._is_moved(move, under_pause=True)]
+            if failed:
+                raise AdminError(f"the log did not show these moves with the pause in force: {_list(failed)}")
+        except BaseException as error:
+            self._undo(error)
+            raise
+
+    def _is_moved(self, move: Move, *, under_pause: bool = False) -> bool:
+        """Whether the log has shown our release with the new position (and the pause in force with it)."""
+        hand_in = self._leases[move.key].hand_in
+        return (
+            hand_in is not None
+            and hand_in.last_offset == move.last_offset
+            and hand_in.code in (codes.REPOSITIONED, codes.OK)
+            and (hand_in.pausing or not under_pause)
+        )
+
+    # On failure in it.
+
+    def _undo(self, cause: BaseException) -> None:
+        """Put back what moved, or raise AdminError with what could not be put back."""
+        settled = self._release_all()
+        unknown = [] if settled else [m for m in self.moves if not self._is_over(m)]
+        moved = [m for m in self.moves if self._is_moved(m) and self._before[m.key] != _Done(m.last_offset, -1, ())]
+        problem = ""
+        if moved:
+            try:
+                moved = self._write_back(moved)
+            except MarshalError as error:
+                problem = f" ({error})"
+        if not moved and not unknown:
+            if isinstance(cause, MarshalError):
+                raise AdminError(
+                    f"moving failed in its last step: {cause}. Every position is as it was before. Do it again"
+                ) from cause
+            return
+        still = [m for m in self.moves if m not in moved and m not in unknown]
+        raise AdminError(
+            f"moving failed in its last step: {cause}. Moved, and not put back{problem}: {_list(moved)}. Not moved: "
+            f"{_list(still)}. Moved or not, the log has not said: {_list(unknown)}. Do it again to finish it (C11)",
+            moved=[m.key for m in moved],
+            unknown=[m.key for m in unknown],
+        ) from cause
+
+    def _is_over(self, move: Move) -> bool:
+        lease = self._leases[move.key]
+        return lease.is_released or bool(lease.loss)
+
+    def _write_back(self, moved: Sequence[Move]) -> list[Move]:
+        """Write the complete old progress of these partitions; returns those where that failed."""
+        self._pause.extend_if_short()
+        self._pause.check()
+        self._leases.update(self._claim(move.key for move in moved))
+        with self._session.locked():
+            for move in moved:
+                if self._leases[move.key].lease.held:
+                    _put_back(self._leases[move.key], self._before[move.key])
+        self._release_all()
+        with self._session.locked():
+            return [m for m in moved if _Done.of(self._session.lease(m.key)) != self._before[m.key]]
+
+
+def _put_back(lease: ManualLease, done: _Done) -> None:
+    """Write a progress in full: a beat of the pausing client replaces everything, the rest is added to that (C11)."""
+    now = now_ms()
+    if done.granted == NOTHING_DONE:
+        lease.beat(done.stable, now)
+    else:
+        # A grant must lie above stable (C12), and the next beat with an offset would take it away again.
+        lease.beat(done.granted - 1, now)
+        lease.grant(done.granted, now)
+        if done.stable > done.granted:
+            lease.commit_ranges(((done.granted + 1, done.stable),))
+    for start in range(0, len(done.ranges), MAX_COMMIT_RANGES):
+        lease.commit_ranges(done.ranges[start : start + MAX_COMMIT_RANGES])
+
+
+def _names(keys: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic} [{partition}]" for topic, partition in keys)
+
+
+def _list(moves: Sequence[Move]) -> str:
+    return ", ".join(map(str, moves)) or "none"

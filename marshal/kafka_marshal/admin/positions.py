@@ -1,0 +1,134 @@
+"""Where a group is to go on: what people write, resolved to offsets of the data partitions' logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.errors import AdminError, ConfigurationError
+from rationalizer import BeatEntry, InvalidRecordError, Lease
+from rationalizer.limits import MAX_OFFSET
+
+__all__ = ["Move", "Target", "check_name", "check_targets", "moves_to", "resolve"]
+
+#: The offset to be read next, "earliest", "latest", or a moment (an aware datetime: the first message at or after it).
+Target = int | str | datetime
+
+WORDS = ("earliest", "latest")
+
+LOOKUP_TIMEOUT_S = 10.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition's position, as it was and as it is to be. Both are the offset to be read next."""
+
+    topic: str
+    partition: int
+    #: None: nobody of the group ever held this partition, a consumer's ``start=`` decides.
+    before: int | None
+    after: int
+    #: Offsets above ``before`` that are done already, out of order (P1). The move forgets them: they count as not done.
+    done_ahead: int = 0
+
+    @property
+    def key(self) -> TopicPartition:
+        """(topic, partition)"""
+        return self.topic, self.partition
+
+    @property
+    def last_offset(self) -> int:
+        """The last_offset that puts the position there (E5); −1: nothing is done."""
+        return self.after - 1
+
+    def __str__(self) -> str:
+        return f"{self.topic} [{self.partition}]: {'new' if self.before is None else self.before} → {self.after}"
+
+
+def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
+    """Raise ConfigurationError for what can't be meant."""
+    for key, target in positions.items():
+        check_name(key)
+        where = f"{key[0]} [{key[1]}]"
+        if isinstance(target, datetime):
+            if target.tzinfo is None:
+                raise ConfigurationError(
+                    f"{where}: {target} has no time zone; say which moment is meant. Nothing was changed"
+                )
+        elif isinstance(target, bool) or not isinstance(target, (int, str)):
+            raise ConfigurationError(
+                f"{where}: {target!r} is no position: an offset (to be read next), 'earliest', 'latest' or a datetime "
+                "is. Nothing was changed"
+            )
+        elif isinstance(target, str) and target not in WORDS:
+            raise ConfigurationError(f"{where}: {target!r} is neither 'earliest' nor 'latest'. Nothing was changed")
+        elif isinstance(target, int) and not 0 <= target <= MAX_OFFSET:
+            raise ConfigurationError(f"{where}: {target} is no offset: 0 … 2^63−1 are. Nothing was changed")
+
+
+def check_name(key: TopicPartition) -> None:
+    """Raise ConfigurationError where this names no partition that could be claimed (E2)."""
+    try:
+        topic, partition = key
+        BeatEntry(topic, partition, 0, None)
+    except (InvalidRecordError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{key!r} is no (topic, partition). Nothing was changed. {error}") from error
+
+
+def resolve(cluster: Cluster, positions: Mapping[TopicPartition, Target], *, force: bool) -> dict[TopicPartition, int]:
+    """The offset to be read next, of each partition; in order of topic and partition (*blocking*).
+
+    Raises AdminError for partitions that are not there, and, without force, for offsets outside the log.
+    """
+    check_targets(positions)
+    marks = cluster.watermarks(sorted(positions), LOOKUP_TIMEOUT_S)
+    missing = [f"{topic} [{partition}]" for topic, partition in sorted(positions) if (topic, partition) not in marks]
+    if missing:
+        raise AdminError(
+            f"{', '.join(missing)}: not on this cluster, or without a leader at the moment. Nothing was changed. "
+            "Check topic and partition, or try again when the brokers are back"
+        )
+    at_time = _offsets_at(cluster, positions)
+    found: dict[TopicPartition, int] = {}
+    for key in sorted(positions):
+        target = positions[key]
+        low, high = marks[key]
+        if isinstance(target, datetime):
+            found[key] = at_time.get(key, high)
+        elif isinstance(target, str):
+            found[key] = low if target == "earliest" else high
+        else:
+            found[key] = target
+            if not force and not low <= target <= high:
+                raise AdminError(
+                    f"{key[0]} [{key[1]}]: offset {target} is outside the log, which holds {low} to {high - 1} and "
+                    f"goes on at {high}. Nothing was changed. Choose {low} ('earliest') to {high} ('latest'), or "
+                    "force it"
+                )
+    return found
+
+
+def _offsets_at(cluster: Cluster, positions: Mapping[TopicPartition, Target]) -> dict[TopicPartition, int]:
+    moments: dict[int, list[TopicPartition]] = {}
+    for key, target in sorted(positions.items(), key=lambda item: item[0]):
+        if isinstance(target, datetime):
+            moments.setdefault((target - _EPOCH) // timedelta(milliseconds=1), []).append(key)
+    found: dict[TopicPartition, int] = {}
+    for timestamp_ms, keys in moments.items():
+        found.update(cluster.offsets_for_time(keys, max(0, timestamp_ms), LOOKUP_TIMEOUT_S))
+    return found
+
+
+def moves_to(targets: Mapping[TopicPartition, int], lease_of: Callable[[TopicPartition], Lease | None]) -> list[Move]:
+    """What it means for the group to go on at these offsets."""
+    moves = []
+    for key, after in targets.items():
+        lease = lease_of(key)
+        before = None if lease is None else lease.progress.stable + 1
+        ahead = 0 if lease is None else sum(last - first + 1 for first, last in lease.progress.ranges)
+        moves.append(Move(*key, before, after, ahead))
+    return moves

@@ -1,0 +1,183 @@
+"""One run of an admin against one group: its own replica and engine, and records appended and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.clock import now_ms
+from kafka_marshal.config import new_instance_id
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.core import Engine
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.errors import AdminError
+from rationalizer import Lease, Outcome, Record, ReleasingPartition, Tick, World, route_lease
+from rationalizer import Pause as PauseInForce
+
+__all__ = ["Asked", "Session", "bare_release", "key_of"]
+
+#: How long the log may take to show a record of ours before the operation fails.
+ANSWER_TIMEOUT_S = 10.0
+
+#: How long what was appended last may take to be acknowledged when a session ends.
+FLUSH_TIMEOUT_S = 1.0
+
+
+def key_of(lease: Lease) -> TopicPartition:
+    """(topic, partition)"""
+    return lease.topic, lease.partition
+
+
+def bare_release(lease: Lease) -> ReleasingPartition:
+    """A release in the holder's name, under the present epoch, which says nothing about the offset."""
+    holder = lease.instance_id or "", lease.client_id or ""
+    return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A record of ours, and what the log answered."""
+
+    cp: int
+    record: Record
+    #: Own clock (ms) when it was first handed to the producer.
+    sent_at: float = 0.0
+    #: None: our own replica has not applied it (yet).
+    outcome: Outcome | None = None
+    #: The group's pause in this CP right after it was applied.
+    pause: PauseInForce | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Our own replica applied it, and it took effect."""
+        return self.outcome is not None and self.outcome.accepted
+
+
+class Session:
+    """A driver under the group's id and the admin's client_id. One thread at a time."""
+
+    def __init__(self, cluster: Cluster, topic: str, group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
+        """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.marshal.Marshal` does."""
+        self.group_id = group_id
+        self.client_id = client_id
+        self.instance_id = new_instance_id()
+        self.cluster = cluster
+        #: Called, under the lock, for each record applied.
+        self.on_applied: Callable[[int, int, Outcome], None] | None = None
+        self._waiting: list[Asked] = []
+        self._closed = False
+        try:
+            self.driver = Driver(
+                cluster,
+                topic,
+                lambda partitions: EngineSettings(
+                    group_id, client_id, self.instance_id, partitions, heartbeat_interval_ms
+                ),
+            )
+        except BaseException:
+            cluster.close()
+            raise
+        self.driver.listeners.append(self._applied)
+
+    # Looking.
+
+    @property
+    def ids(self) -> tuple[str, str, str]:
+        """What every record of ours begins with."""
+        return self.instance_id, self.client_id, self.group_id
+
+    @property
+    def worlds(self) -> dict[int, World]:
+        """The CPs as our replica knows them; look under ``locked()``."""
+        return self.driver.replica.worlds
+
+    @property
+    def cps(self) -> list[int]:
+        """All CPs, ascending."""
+        return sorted(self.worlds)
+
+    def cp_of(self, key: TopicPartition) -> int:
+        """The CP that a lease belongs to (L3)."""
+        return route_lease(*key, len(self.worlds))
+
+    def world_of(self, key: TopicPartition) -> World:
+        """The CP's world that a lease belongs to."""
+        return self.worlds[self.cp_of(key)]
+
+    def lease(self, key: TopicPartition) -> Lease | None:
+        """The lease, live; look under ``locked()``."""
+        return self.world_of(key).lease(self.group_id, *key)
+
+    def leases(self) -> list[Lease]:
+        """All leases of the group, live, sorted by topic and partition; look under ``locked()``."""
+        found = [x for world in self.worlds.values() for x in world.leases() if x.group_id == self.group_id]
+        return sorted(found, key=key_of)
+
+    @contextmanager
+    def locked(self) -> Iterator[Engine]:
+        """Use the engine and look at the worlds; raises why the session can't go on, if it can't."""
+        with self.driver.locked() as engine:
+            self.driver.check()
+            yield engine
+
+    def wait_for(self, met: Callable[[], object], until: float) -> bool:
+        """Wait until met() is true, asked under the lock after every change, or our own clock shows until (ms)."""
+        with self.driver.condition:
+            done = bool(self.driver.wait_for(lambda: bool(met()), max(0.0, until - now_ms()) / 1000))
+            self.driver.check()
+        return done
+
+    # Asking the log.
+
+    def ask(self, *records: tuple[int, Record], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Asked]:
+        """Append each (CP, record), and wait until our own replica has applied it (*blocking*).
+
+        What is not answered within an HI is sent again: any copy counts (C17). The rest has no outcome in the answer.
+        """
+        asked = [Asked(cp, record) for cp, record in records]
+        deadline = monotonic() + timeout_s
+        with self.driver.condition:
+            self._waiting.extend(asked)
+        try:
+            while (left := [x for x in asked if x.outcome is None]) and monotonic() < deadline:
+                with self.locked() as engine:
+                    for one in left:
+                        one.sent_at = one.sent_at or now_ms()
+                        engine.outbox.append(one.cp, one.record)
+                    again_at = now_ms() + engine.settings.heartbeat_interval_ms
+                until = min(again_at, now_ms() + max(0.0, deadline - monotonic()) * 1000)
+                self.wait_for(lambda: all(x.outcome is not None for x in asked), until)
+        finally:
+            with self.driver.condition:
+                self._waiting = [x for x in self._waiting if not any(x is one for one in asked)]
+        return asked
+
+    def tick(self, cps: Iterable[int]) -> dict[int, int]:
+        """Move log time (T3): the broker's present time (ms) of each of these CPs (*blocking*)."""
+        asked = self.ask(*((cp, Tick(*self.ids)) for cp in cps))
+        silent = [one.cp for one in asked if one.outcome is None]
+        if silent:
+            raise AdminError(
+                f"partition(s) {silent} of the coordination topic did not show a record of ours within "
+                f"{ANSWER_TIMEOUT_S:g} s. Is the broker that leads them reachable?"
+            )
+        return {one.cp: one.outcome.log_time for one in asked if one.outcome is not None}
+
+    def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        for one in self._waiting:
+            if one.cp == cp and one.outcome is None and one.record == outcome.record:
+                one.outcome = outcome
+                one.pause = self.worlds[cp].pause(self.group_id)
+        if self.on_applied is not None:
+            self.on_applied(cp, offset, outcome)
+
+    def close(self) -> None:
+        """End the session; nothing is released or resumed by that. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.driver.flush(FLUSH_TIMEOUT_S)
+        self.driver.shut_down()
