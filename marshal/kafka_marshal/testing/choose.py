@@ -11,6 +11,7 @@ One order of choice for the fixtures and for the command:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -169,6 +170,8 @@ def run_broker(
 ) -> None:
     """Run a Kafka until Ctrl-C, SIGTERM or stop; what ``kafka-marshal broker`` does.
 
+    Ctrl-C before it is up raises KeyboardInterrupt, as anywhere; nothing is left then.
+
     Args:
         port: of the first broker; None: a free one.
         brokers: how many.
@@ -190,10 +193,9 @@ def run_broker(
         announce(kafka)
         if isinstance(kafka, ExternalKafka):
             return
-        while not done.wait(0.5):
-            kafka.check()
-    except KeyboardInterrupt:
-        pass
+        with contextlib.suppress(KeyboardInterrupt):
+            while not done.wait(0.5):
+                kafka.check()
     finally:
         if kafka is not None:
             kafka.stop()
