@@ -190,11 +190,9 @@ def run_broker(
     kafka = None
     try:
         kafka = open_kafka(brokers, port=port, keep=keep)
-        announce(kafka)
-        if isinstance(kafka, ExternalKafka):
-            return
         with contextlib.suppress(KeyboardInterrupt):
-            while not done.wait(0.5):
+            announce(kafka)
+            while not isinstance(kafka, ExternalKafka) and not done.wait(0.5):
                 kafka.check()
     finally:
         if kafka is not None:
