@@ -127,9 +127,10 @@ def _invoke(args: list[str], options: Options) -> int:
     except click.ClickException as error:
         say_error(error.format_message())
         return failures.WRONG_USE
-    except (KeyboardInterrupt, click.Abort, EOFError):
+    except (KeyboardInterrupt, click.Abort, EOFError) as error:
         sys.stdout.flush()
         click.echo(f"\ninterrupted. {clean(options.if_interrupted)}", err=True)
+        _say_notes(error)
         return failures.INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
@@ -146,12 +147,19 @@ def _failed(error: Exception, options: Options) -> int:
     if explained is not None:
         status, text = explained
         say_error(text)
+        _say_notes(error)
         return status
     say_error(
         f"{type(error).__name__}: {clean(str(error))}. This is a fault of kafka-marshal, not of your data. "
         "The same command with --debug shows where; please report it."
     )
     return failures.BUG
+
+
+def _say_notes(error: BaseException) -> None:
+    """What the library added while it tidied up after the error."""
+    for note in getattr(error, "__notes__", ()):
+        click.echo(clean(str(note)), err=True)
 
 
 def say_error(text: str) -> None:

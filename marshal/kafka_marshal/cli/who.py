@@ -14,6 +14,7 @@ from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.log import stopped
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Column, print_json, print_table, progress, say
+from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.cli.text import span, time_text
 from rationalizer import Lease, World, route_lease
 from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
@@ -142,18 +143,9 @@ class Ownership:
         return f"silent for {silence}, then claimed by {lease.client_id}"
 
 
-def _text(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Ids are UTF-8 in the log; an argument that is not can't be one."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter("is not UTF-8 text", context, parameter) from None
-    return value
-
-
 @command()
-@click.argument("group", callback=_text)
-@click.argument("topic_name", metavar="TOPIC", callback=_text)
+@click.argument("group", callback=id_argument)
+@click.argument("topic_name", metavar="TOPIC", callback=id_argument)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
 @click.option("--at", callback=time_option, metavar="TIME", help="2026-11-21T04:50:12Z, 10m (ago), or milliseconds.")
 @click.option(

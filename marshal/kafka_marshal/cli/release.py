@@ -1,0 +1,374 @@
+"""`release-group`: pause a group, move its positions, let it go on (protocol: C10, C11)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.output import Column, ask, print_json, print_table, say_warning
+from kafka_marshal.cli.reading import connected
+from kafka_marshal.cli.steering import admin_of, id_argument, paused, say_unless
+from kafka_marshal.cli.text import count, parse_time, span, time_text
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin, InHand, Move, Pause, Target
+
+__all__ = ["release_group"]
+
+_MOVES = (
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("now", right=True),
+    Column("to", right=True),
+    Column("means"),
+)
+
+_PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<position>.+))?")
+
+#: With --wait: longer than the longest lease that can be (2 · 600 s).
+_LONG_S = 3_600.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One --partition: partition None means all of the topic, position None what --to says."""
+
+    topic: str
+    partition: int | None
+    position: Target | None
+
+
+def _position(text: str) -> Target:
+    """earliest, latest, an offset, or a time. Raises ValueError."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return _EPOCH + timedelta(milliseconds=parse_time(text, int(time.time() * 1000)))
+
+
+def _to(context: click.Context, parameter: click.Parameter, value: str | None) -> Target | None:
+    if value is None:
+        return None
+    try:
+        return _position(value)
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(f"{error} (or earliest, latest, an offset)", context, parameter) from None
+
+
+def _wishes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Wish]:
+    wishes = []
+    for value in values:
+        found = _PARTITION.fullmatch(value)
+        if found is None:
+            raise click.BadParameter(
+                f"{value!r} is not of the form TOPIC:PARTITION=POSITION, such as flights:3=1200", context, parameter
+            )
+        number, position = found["partition"], found["position"]
+        target = None if position is None else _to(context, parameter, position)
+        wishes.append(Wish(found["topic"], None if number is None else int(number), target))
+    return wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for, but for where and who."""
+
+    group: str
+    to: Target | None
+    wishes: list[Wish]
+    expires_ms: int
+    within_ms: int
+    wait: bool
+    force: bool
+    yes: bool
+
+
+@command()
+@click.argument("group", callback=id_argument)
+@click.option(
+    "--to",
+    callback=_to,
+    metavar="earliest|latest|TIME|OFFSET",
+    help="Where to go on: the next message to be read. TIME: 2026-11-21T04:50Z, or 10m (ago).",
+)
+@click.option(
+    "--partition",
+    "wishes",
+    callback=_wishes,
+    multiple=True,
+    metavar="T:P=OFFSET",
+    help="Move this partition only (repeatable). T:P or T alone take --to; earliest, latest and times do, too.",
+)
+@click.option(
+    "--expires", callback=span_option, default="5m", metavar="SPAN", help="A dead admin's pause ends then (5m)."
+)
+@click.option(
+    "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for members as long as it takes, and go on where work in hand will be repeated (it is named).",
+)
+@click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
+@click.option("--resume", is_flag=True, help="End a dead admin's pause instead.")
+@click.option(
+    "--client-id", callback=lambda c, p, v: v if v is None else id_argument(c, p, v), help="Carry on as this admin."
+)
+@click.pass_obj
+def release_group(
+    options: Options,
+    group: str,
+    to: Target | None,
+    wishes: list[Wish],
+    expires: int,
+    within: int,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
+    force: bool,
+    resume: bool,
+    client_id: str | None,
+) -> int:
+    r"""Pause GROUP while it runs, put its positions elsewhere, and let it go on. Nobody restarts.
+
+    Members see the pause in the log, finish what they have in hand and release with their offsets; then all positions
+    are moved, and the pause ends. Up to the last step a failure, or Ctrl-C, changes nothing. Without --to and
+    --partition the group is only paused: until Ctrl-C, or for --expires.
+
+    Work that a member had in hand for longer than two of its heartbeat intervals is repeated. Where that is so, the
+    command names the partitions and ends with status 1, nothing moved; with --wait it names them and goes on.
+
+    \b
+    Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
+    """
+    wanted = Wanted(group, to, wishes, expires, within, wait, force, yes)
+    if resume:
+        if to is not None or wishes or dry_run:
+            raise click.UsageError("--resume only ends a pause: it goes with --client-id and --yes, and nothing else.")
+        return _resume(options, group, client_id, yes)
+    incomplete = [wish for wish in wishes if wish.position is None]
+    if incomplete and to is None:
+        raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
+    with admin_of(options, client_id) as admin:
+        if to is None and not wishes:
+            if dry_run:
+                raise click.UsageError("--dry-run shows what would be moved: say where to, with --to or --partition.")
+            return _only_pause(options, admin, wanted)
+        targets = _targets(options, admin, wanted)
+        plan = admin.plan(group, targets, force=force)
+        if not options.json:
+            _print_moves(plan)
+        if dry_run:
+            if options.json:
+                print_json(_result(group, None, plan, [], moved=False))
+            return DONE
+        return _move(options, admin, wanted, targets, plan)
+
+
+def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:
+    """Which partition goes where. Without --partition: all partitions of all topics the group ever worked on."""
+    wishes = wanted.wishes
+    if not wishes:
+        topics = sorted({lease.topic for lease in admin.progress(wanted.group)})
+        if not topics:
+            raise CommandError(
+                f"the log knows no group {wanted.group!r}. Nothing was changed. To set where a new group begins, name "
+                "its partitions with --partition.",
+                NO,
+            )
+        wishes = [Wish(topic, None, None) for topic in topics]
+    whole = sorted({wish.topic for wish in wishes if wish.partition is None})
+    counts = _partition_counts(options, whole)
+    targets: dict[tuple[str, int], Target] = {}
+    for wish in sorted(wishes, key=lambda wish: wish.partition is not None):  # a partition prevails over its topic
+        position = wanted.to if wish.position is None else wish.position
+        assert position is not None
+        numbers: Iterable[int] = range(counts[wish.topic]) if wish.partition is None else [wish.partition]
+        targets.update({(wish.topic, number): position for number in numbers})
+    return targets
+
+
+def _partition_counts(options: Options, topics: list[str]) -> dict[str, int]:
+    if not topics:
+        return {}
+    with connected(options) as cluster:
+        infos = cluster.topic_info(topics, options.timeout)
+    missing = [topic for topic in topics if topic not in infos]
+    if missing:
+        raise CommandError(
+            f"topic(s) {', '.join(map(repr, missing))} are not on this cluster (any more). Nothing was changed. Name "
+            "the partitions to be moved with --partition.",
+            NO,
+        )
+    return {topic: info.partitions for topic, info in infos.items()}
+
+
+def _move(
+    options: Options, admin: Admin, wanted: Wanted, targets: dict[tuple[str, int], Target], plan: list[Move]
+) -> int:
+    question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and let it go on?"
+    if not ask(question, wanted.yes):
+        say_unless(options.json, "Nothing was changed.")
+        return NO
+    with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
+        say_unless(options.json, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
+        in_hand = _wait_released(options, pause, wanted, list(targets))
+        if in_hand and not wanted.wait:
+            if options.json:
+                print_json(_result(wanted.group, pause.client_id, plan, in_hand, moved=False))
+            raise CommandError(
+                "nothing was moved, and the group goes on: work in hand there would be repeated. See that it gets done "
+                "and try again, or accept that with --wait."
+            )
+        options.if_interrupted = (
+            "What had been moved was put back, and the group goes on; where that was interrupted too, "
+            f"kafka-marshal lag --group {wanted.group}{options.reach()} shows the positions."
+        )
+        moves = pause.reposition(targets, force=wanted.force)
+        options.if_interrupted = "All positions were moved, and the group goes on."
+    if options.json:
+        print_json(_result(wanted.group, admin.client_id, moves, in_hand, moved=True))
+    say_unless(options.json, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
+    return DONE
+
+
+def _wait_released(
+    options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
+) -> list[InHand]:
+    """Wait until members let go; say where what they had in hand will be repeated."""
+    say_unless(options.json, "waiting for its members to hand in what they have …")
+    timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
+    in_hand = pause.wait_released(timeout_s, partitions)
+    for each in in_hand:
+        done = "nothing" if each.stable is None else f"what lies up to offset {each.stable}"
+        say_warning(
+            f"{each.topic} partition {each.partition}: {each.client_id} handed in {done}, and not in time what it had "
+            "in hand: that is repeated"
+        )
+    return in_hand
+
+
+def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
+    """Keep the group paused until Ctrl-C, or until the pause runs out."""
+    if not ask(f"Pause group {wanted.group} for {span(wanted.expires_ms)}, or until Ctrl-C?", wanted.yes):
+        say_unless(options.json, "Nothing was changed.")
+        return NO
+    with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
+        if options.json:
+            print_json({"group": wanted.group, "client_id": pause.client_id, "seconds": pause.seconds_left})
+        say_unless(
+            options.json,
+            f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on",
+        )
+        try:
+            _wait_released(options, pause, wanted, None)
+            say_unless(options.json, "nobody is at work any more")
+            while (left := pause.seconds_left) > 0:
+                time.sleep(min(left, 0.2))
+        except KeyboardInterrupt:
+            say_unless(options.json, "")
+    say_unless(options.json, f"group {wanted.group} goes on")
+    return DONE
+
+
+def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> int:
+    with admin_of(options) as admin:
+        pauses = admin.pauses(group)
+        if pauses:
+            by = ", ".join(sorted({pause.client_id for pause in pauses}))
+            until = time_text(max(pause.expires for pause in pauses))
+            if not ask(f"End the pause of group {group} by {by} (until {until})?", yes):
+                say_unless(options.json, "Nothing was changed.")
+                return NO
+        options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
+        ended = admin.resume(group, client_id)
+    if options.json:
+        print_json(
+            {
+                "group": group,
+                "ended": [
+                    {"partition": each.partition, "client": each.client_id, "expires": each.expires} for each in ended
+                ],
+            }
+        )
+    elif ended:
+        say_unless(
+            False, f"group {group} goes on: its pause by {', '.join(sorted({e.client_id for e in ended}))} ended"
+        )
+    else:
+        say_unless(False, f"group {group} is not paused")
+    return DONE
+
+
+def _means(move: Move) -> str:
+    if move.before is None:
+        text = "never claimed"
+    elif move.after < move.before:
+        text = f"{count(move.before - move.after, 'offset')} repeated"
+    elif move.after > move.before:
+        text = f"{count(move.after - move.before, 'offset')} skipped"
+    else:
+        text = "as it is"
+    if move.done_ahead:
+        text += f"; {move.done_ahead:,} done out of order count as not done"
+    return text
+
+
+def _print_moves(moves: list[Move]) -> None:
+    rows = [
+        [
+            move.topic,
+            str(move.partition),
+            "-" if move.before is None else str(move.before),
+            str(move.after),
+            _means(move),
+        ]
+        for move in moves
+    ]
+    print_table(_MOVES, rows)
+
+
+def _result(
+    group: str, client_id: str | None, moves: list[Move], in_hand: list[InHand], *, moved: bool
+) -> dict[str, object]:
+    return {
+        "group": group,
+        "client_id": client_id,
+        "moved": moved,
+        "moves": [
+            {
+                "topic": move.topic,
+                "partition": move.partition,
+                "before": move.before,
+                "after": move.after,
+                "done_ahead": move.done_ahead,
+            }
+            for move in moves
+        ],
+        "in_hand": [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "client": each.client_id,
+                "epoch": each.epoch,
+                "state": each.state,
+                "stable": each.stable,
+            }
+            for each in in_hand
+        ],
+    }
