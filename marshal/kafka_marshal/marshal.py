@@ -161,11 +161,11 @@ class Marshal:
         with self._driver.condition:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.
             answer_s = 2 * self.heartbeat_interval_ms / 1000
-            self._driver.wait_for(lambda: manual.lease.held or bool(manual.refusal or manual.loss), answer_s)
-            self._driver.wait_for(lambda: manual.lease.held or bool(manual.loss), max(0.0, deadline - monotonic()))
+            self._driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
+            self._driver.wait_for(lambda: manual.is_proven or bool(manual.loss), max(0.0, deadline - monotonic()))
             self._driver.check()
         with self._driver.locked():
-            if manual.lease.held:
+            if manual.is_proven:
                 return Lease(self._driver, manual)
             manual.release(None, now_ms())
             raise self._refusal(manual)

@@ -1,22 +1,30 @@
-"""Drives engines without Kafka: logs as lists, a virtual clock, one member per engine, everything deterministic."""
+"""Drives engines without Kafka: logs as lists, a virtual clock, one member per engine, everything deterministic.
+
+A member does only what an engine's caller must do (core.py): it steps after news and at deadlines, never just because
+time has passed. So each test here also shows that no deadline is forgotten.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from random import Random
 
 from kafka_marshal.adapters.interface import TopicInfo
+from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.tracker import Run
-from rationalizer import World, encode
+from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 
 HI = 1_000
+MARGIN = 100.0
 Key = tuple[str, int]
 
 
@@ -47,26 +55,60 @@ class FakeMessage:
 
 
 @dataclass
+class DataLog:
+    """One data partition: offsets start … end − 1, without those that are missing (compaction, markers)."""
+
+    start: int = 0
+    end: int = 0
+    missing: frozenset[int] = frozenset()
+    #: Where offsets_for_time would point, for any datetime.
+    at_datetime: int = 0
+
+    def offsets(self, first: int, limit: int) -> list[int]:
+        found = []
+        for offset in range(first, self.end):
+            if offset not in self.missing:
+                found.append(offset)
+                if len(found) == limit:
+                    break
+        return found
+
+
+@dataclass
 class Net:
-    """The coordination log and the data logs, with one clock."""
+    """The coordination log and the data logs, with the broker's clock."""
 
     cps: int = 2
     now: float = 1_000_000.0
     logs: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
-    #: Data partitions: (log start, log end, offsets that are missing).
-    data: dict[Key, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    data: dict[Key, DataLog] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
+    #: Added to the broker's stamps (T5: somebody set its clock).
+    stamp_shift: float = 0.0
 
     def __post_init__(self) -> None:
         self.logs = {cp: [] for cp in range(self.cps)}
 
-    def topic(self, name: str, partitions: int, end: int = 0, start: int = 0, missing: Iterable[int] = ()) -> None:
+    def topic(
+        self, name: str, partitions: int = 1, end: int = 0, start: int = 0, missing: Iterable[int] = (), tid: str = ""
+    ) -> None:
+        """Make a topic, or grow it."""
         for partition in range(partitions):
-            self.data[name, partition] = (start, end, frozenset(missing))
+            if (name, partition) not in self.data or tid:
+                self.data[name, partition] = DataLog(start, end, frozenset(missing))
+        self.topic_ids[name] = tid or self.topic_ids.get(name, f"id-{name}")
 
     def topics(self) -> dict[str, TopicInfo]:
-        names = sorted({name for name, _ in self.data})
-        return {n: TopicInfo(n, sum(1 for topic, _ in self.data if topic == n), f"id-{n}") for n in names}
+        counts: dict[str, int] = {}
+        for name, _ in self.data:
+            counts[name] = counts.get(name, 0) + 1
+        return {n: TopicInfo(n, count, self.topic_ids[n]) for n, count in sorted(counts.items())}
+
+    def tell_topics(self) -> None:
+        """Everybody looks at the metadata."""
+        for member in self.members:
+            member.look_at_topics()
 
     def member(self, client_id: str, **options: object) -> Member:
         made = Member(self, client_id, **options)  # type: ignore[arg-type]
@@ -77,7 +119,7 @@ class Net:
         """Time passes; every live member hears the log and does what is due."""
         self.now += ms
         for _ in range(4):
-            for member in self.members:
+            for member in list(self.members):
                 member.turn()
 
     def run(self, ms: float, step: float = 10.0) -> None:
@@ -85,23 +127,55 @@ class Net:
         while self.now < until:
             self.tick(step)
 
-    def run_until(self, condition: Callable[[], object], ms: float = 60_000.0) -> None:
-        """Let time pass until condition() holds; fails after ms."""
-        until = self.now + ms
+    def run_until(self, condition: Callable[[], object], ms: float = 60_000.0) -> float:
+        """Let time pass until condition() holds; fails after ms. How long it took."""
+        began, until = self.now, self.now + ms
         while not condition():
             assert self.now < until, f"not reached within {ms} ms of virtual time"
             self.tick()
+        return self.now - began
 
     def append(self, cp: int, value: bytes) -> int:
-        self.logs[cp].append((int(self.now), value))
+        self.logs[cp].append((int(self.now + self.stamp_shift), value))
         return len(self.logs[cp]) - 1
+
+    def write(self, record: Record, cp: int) -> int:
+        """A record of somebody who is no member here."""
+        return self.append(cp, encode(record))
+
+    def pause(self, ms: float, group: str = "g", admin: str = "admin") -> None:
+        """ReleaseGroup in every CP (C10); 0 ends it."""
+        for cp in self.logs:
+            self.write(ReleaseGroup("admin-1", admin, group, int(self.now + ms)), cp)
+
+    def records(self, kind: type[Record] | None = None, client_id: str | None = None, since: int = 0) -> list[Record]:
+        """What is in the log, by CP and offset."""
+        found = [decode(value) for log in self.logs.values() for ts, value in log if ts >= since]
+        return [
+            r for r in found if (kind is None or type(r) is kind) and (client_id is None or r.client_id == client_id)
+        ]
+
+    def count(self) -> int:
+        return sum(len(log) for log in self.logs.values())
+
+    def world(self, key: Key, group: str = "g") -> Lease:
+        """The lease as a fresh replica of the whole log sees it."""
+        cp = route_lease(*key, self.cps)
+        world = World(cp, self.cps)
+        world.apply_many((offset, ts, value) for offset, (ts, value) in enumerate(self.logs[cp]))
+        lease = world.lease(group, *key)
+        assert lease is not None, f"{key} was never claimed"
+        return lease
 
     def owners(self) -> dict[Key, list[str]]:
         """Who could be handed a message now, by partition."""
         found: dict[Key, list[str]] = {key: [] for key in self.data}
         for member in self.members:
+            if member.paused:
+                continue
+            now = member.clock()
             for key, lease in member.engine.book.leases.items():
-                if not member.paused and self.now < lease.hand_out_until:
+                if now < lease.hand_out_until:
                     found.setdefault(key, []).append(member.client_id)
         return found
 
@@ -109,29 +183,54 @@ class Net:
 class Member:
     """One process: a replica, an engine, and a user that handles what it gets."""
 
-    def __init__(self, net: Net, client_id: str, instance_id: str | None = None, hi: int = HI, group: str = "g") -> None:
+    def __init__(
+        self,
+        net: Net,
+        client_id: str,
+        instance_id: str | None = None,
+        hi: int = HI,
+        group: str = "g",
+        rate: float = 1.0,
+    ) -> None:
         self.net = net
         self.client_id = client_id
+        #: Our own clock's rate against the broker's.
+        self.rate = rate
         self.worlds = {cp: World(cp, net.cps) for cp in net.logs}
-        ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}")
+        ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}-{net.count()}")
         self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, Random(client_id))
+        #: SIGSTOP: nothing of this process runs, its clock goes on.
         self.paused = False
-        self.started = False
+        #: The replica gets nothing (but appends go out).
+        self.deaf = False
+        #: Appends fail.
         self.drop_appends = False
+        #: Only appends for which this holds are lost.
+        self.drop_if: Callable[[Record], bool] = lambda record: False
+        #: "now", "late" (see ``deliver_acks``), "lost", or "blank" (no offset told).
+        self.acks = "now"
+        self.late_acks: list[tuple[int, int]] = []
+        #: A retry wrote every record twice.
+        self.duplicate = False
         self.callbacks: list[tuple[Callback, Key]] = []
         self.hold_callbacks = False
         self.held_calls: list[Call] = []
-        self.fetching: dict[Key, int] = {}
+        self.hold_lookups = False
+        self.held_lookups: list[LookUp] = []
+        #: Key → (consumer number, next offset).
+        self.fetching: dict[Key, tuple[int, int]] = {}
         self.handled: list[FakeMessage] = []
         self.warnings: list[str] = []
         self.consumers: list[ConsumerEngine] = []
-        self.catch_up()
+        self.due = 0.0
+        for cp in self.worlds:
+            self.apply(cp, live=False)
+        self.engine.caught_up(self.clock())
+        self.settle()
 
-    def catch_up(self) -> None:
-        for cp, world in self.worlds.items():
-            world.apply_many((offset, ts, value) for offset, (ts, value) in enumerate(self.net.logs[cp]))
-        self.engine.caught_up(self.net.now)
-        self.started = True
+    def clock(self) -> float:
+        """This process's own clock."""
+        return self.net.now * self.rate
 
     def consumer(self, *topics: str, policy: Policy | None = None, **options: object) -> ConsumerEngine:
         settings: dict[str, object] = {
@@ -146,93 +245,215 @@ class Member:
         subscription = Subscription(topics, "__marshal")
         made = self.engine.add_consumer(subscription, ConsumerSettings(**settings))  # type: ignore[arg-type]
         self.consumers.append(made)
-        self.engine.metadata(self.net.topics(), self.net.now)
-        self.settle()
+        self.look_at_topics()
         return made
 
+    def look_at_topics(self) -> None:
+        if not self.paused:
+            self.engine.metadata(self.net.topics(), self.clock())
+            self.settle()
+
+    # The caller's duties.
+
     def turn(self) -> None:
+        """Hear the log; do what is due."""
         if self.paused:
             return
-        for cp, world in self.worlds.items():
-            log = self.net.logs[cp]
-            while world.next_offset < len(log):
-                offset = world.next_offset
-                outcome = world.apply(offset, *log[offset])
-                self.engine.applied(cp, offset, outcome, self.net.now)
-        self.settle()
+        news = False
+        if not self.deaf:
+            for cp in self.worlds:
+                news = self.apply(cp) or news
+        if news or self.clock() >= self.due:
+            self.settle()
+
+    def visible(self, cp: int) -> int:
+        """How much of a CP's log has reached us."""
+        return len(self.net.logs[cp])
+
+    def apply(self, cp: int, *, live: bool = True) -> bool:
+        world, log = self.worlds[cp], self.net.logs[cp]
+        news = False
+        while world.next_offset < self.visible(cp) and world.required_level is None:
+            news = True
+            offset = world.next_offset
+            outcome = world.apply(offset, *log[offset])
+            if live:
+                self.engine.applied(cp, offset, outcome, self.clock())
+        return news
 
     def settle(self) -> None:
-        self.engine.step(self.net.now)
+        now = self.clock()
+        self.engine.step(now)
         while effects := self.engine.take_effects():
             for effect in effects:
                 self.carry_out(effect)
+        self.due = self.engine.deadline(now)
+        assert self.due > now, f"nothing is left to do, yet {self.due} is no later than {now}: a shell would spin"
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
-            case Append(cp=cp, record=record, token=token):
-                if not self.drop_appends:
-                    self.engine.acked(token, self.net.append(cp, encode(record)))
-                else:
-                    self.engine.acked(token, None)
-            case StartFetch(key=key, offset=offset):
-                self.fetching[key] = offset
+            case Append():
+                self.send(effect)
+            case StartFetch(consumer=number, key=key, offset=offset):
+                self.fetching[key] = (number, offset)
             case StopFetch(key=key):
                 self.fetching.pop(key, None)
-            case LookUp(assignment=assignment, start=start):
-                low, high, _ = self.net.data[assignment.key]
-                first = high if start == "latest" else low
-                assignment.consumer.located(assignment, low, high, first, self.net.now)
+            case LookUp():
+                self.held_lookups.append(effect)
+                if not self.hold_lookups:
+                    self.answer_lookups()
             case Call():
                 self.callbacks.extend((effect.callback, x.key) for x in effect.assignments)
                 self.held_calls.append(effect)
                 if not self.hold_callbacks:
-                    self.return_callbacks()
+                    self.return_callbacks(settle=False)
             case Warn(message=message):
                 self.warnings.append(message)
 
-    def return_callbacks(self) -> None:
-        calls, self.held_calls = self.held_calls, []
+    def send(self, append: Append) -> None:
+        """Hand a record to the broker."""
+        if self.drop_appends or self.drop_if(append.record):
+            self.engine.acked(append.token, None)
+            return
+        offset = self.net.append(append.cp, encode(append.record))
+        if self.duplicate:
+            self.net.append(append.cp, encode(append.record))
+        match self.acks:
+            case "now":
+                self.engine.acked(append.token, offset)
+            case "late":
+                self.late_acks.append((append.token, offset))
+            case "blank":
+                self.engine.acked(append.token, None)
+
+    def deliver_acks(self) -> None:
+        """The broker's late answers arrive."""
+        acks, self.late_acks = self.late_acks, []
+        for token, offset in acks:
+            self.engine.acked(token, offset)
+        self.settle()
+
+    def answer_lookups(self) -> None:
+        lookups, self.held_lookups = self.held_lookups, []
+        for lookup in lookups:
+            log = self.net.data[lookup.assignment.key]
+            start = log.start
+            if lookup.start == "latest":
+                start = log.end
+            elif isinstance(lookup.start, datetime):
+                start = log.at_datetime
+            lookup.assignment.consumer.located(lookup.assignment, log.start, log.end, start, self.clock())
+
+    def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
+        calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
             for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, self.net.now)
+                assignment.consumer.called(assignment, call.callback, self.clock())
+        if settle:
+            self.settle()
+
+    # A user.
 
     def fetch(self, limit: int = 5) -> None:
         """Deliver up to limit messages of each fetched partition to the engine."""
-        for key, position in list(self.fetching.items()):
-            low, high, missing = self.net.data[key]
-            consumer = next(c for c in self.consumers if key in c.assignments or key[0] in c.subscription.topics)
-            if position < low or position > high:
-                consumer.out_of_range(key, self.net.now)
+        for key, (number, position) in list(self.fetching.items()):
+            consumer, log = self.engine.consumers[number], self.net.data[key]
+            if position < log.start or position > log.end:
+                del self.fetching[key]
+                consumer.out_of_range(key, self.clock())
                 self.settle()
-                continue
-            offsets = [o for o in range(position, high) if o not in missing][:limit]
-            if offsets:
-                self.fetching[key] = offsets[-1] + 1
+            elif offsets := log.offsets(position, limit):
+                self.fetching[key] = (number, offsets[-1] + 1)
                 consumer.delivery.fetched(key, [FakeMessage(key, offset) for offset in offsets])
 
-    def take(self, max_messages: int = 5) -> Run | None:
+    def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
         """At least once: take the next messages in hand."""
         for consumer in self.consumers:
-            run = consumer.delivery.next_run(max_messages, False, self.net.now)
+            run = consumer.delivery.next_run(max_messages, iterating, self.clock())
             if run is not None:
                 return run
         return None
 
+    def done(self, message: object) -> None:
+        """done(message) of the user."""
+        for consumer in self.consumers:
+            if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
+                consumer.delivery.done(message, self.clock())  # type: ignore[arg-type]
+        self.settle()
+
+    def done_run(self, run: Run) -> None:
+        run.assignment.consumer.delivery.done_run(run, self.clock())
+        self.settle()
+
+    def leave_run(self, run: Run) -> None:
+        run.assignment.consumer.delivery.leave_run(run, self.clock())
+        self.settle()
+
     def work(self, max_messages: int = 5) -> list[FakeMessage]:
-        """Fetch, take, handle and mark done everything there is for now."""
+        """At least once: fetch, take, handle and mark done everything there is for now."""
         got: list[FakeMessage] = []
         if self.paused:
             return got
         self.fetch()
         while (run := self.take(max_messages)) is not None:
             got.extend(run.messages)  # type: ignore[arg-type]
-            run.assignment.consumer.delivery.done_run(run, self.net.now)
+            self.done_run(run)
+        self.handled.extend(got)
+        return got
+
+    def work_granted(self, limit: int = 10) -> list[FakeMessage]:
+        """At most once: what a user gets within a turn of the loop (C13): up to limit messages."""
+        got: list[FakeMessage] = []
+        for consumer in self.consumers:
+            delivery = consumer.delivery
+            for assignment in [x for x in consumer.assignments.values() if x.grant is not None]:
+                if assignment.over or (assignment.grant is not None and assignment.grant.accepted is not None):
+                    delivery.collect(assignment, self.clock())
+                    break
+            run = delivery.granted
+            if run is None:
+                if not consumer.closing:
+                    self.fetch()
+                    delivery.propose(self.clock())
+            elif self.is_proven(run.assignment.lease):
+                part = run.messages[delivery.granted_next : delivery.granted_next + limit]
+                delivery.granted_next += len(part)
+                got.extend(part)  # type: ignore[arg-type]
+                if delivery.granted_next == len(run.messages):
+                    delivery.finish_granted(self.clock())
+            else:
+                delivery.finish_granted(self.clock())
             self.settle()
         self.handled.extend(got)
         return got
 
+    def is_proven(self, lease: OwnLease) -> bool:
+        """As the shell asks before it hands out a granted message."""
+        return lease.held and lease.in_doubt_since is None and self.clock() < lease.valid_until
+
+    # Looking.
+
     def kill(self) -> None:
         self.net.members.remove(self)
 
+    def close(self) -> None:
+        for consumer in self.consumers:
+            consumer.close(self.clock())
+        self.settle()
+
     def held(self) -> list[Key]:
         return sorted(key for key, lease in self.engine.book.leases.items() if lease.held)
+
+    def lease(self, key: Key) -> OwnLease:
+        return self.engine.book.leases[key]
+
+    def assignment(self, key: Key) -> Assignment:
+        return next(c.assignments[key] for c in self.consumers if key in c.assignments)
+
+    def stage(self, key: Key) -> Stage | None:
+        return next((c.assignments[key].stage for c in self.consumers if key in c.assignments), None)
+
+    def can_hand_out(self, key: Key) -> bool:
+        """Would a user's thread be given a message of this partition now?"""
+        lease = self.engine.book.leases.get(key)
+        return lease is not None and self.clock() < lease.hand_out_until

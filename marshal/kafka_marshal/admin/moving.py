@@ -107,7 +107,7 @@ class _Mover:
     def _claim(self, keys: Iterable[TopicPartition]) -> dict[TopicPartition, ManualLease]:
         with self._session.locked() as engine:
             leases = {key: engine.claim(key) for key in keys}
-        self._pause.wait(lambda: all(x.lease.held or x.loss for x in leases.values()), STEP_TIMEOUT_S)
+        self._pause.wait(lambda: all(x.is_proven or x.loss for x in leases.values()), STEP_TIMEOUT_S)
         return leases
 
     def _release_all(self) -> bool:

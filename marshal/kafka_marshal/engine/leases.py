@@ -16,6 +16,7 @@ The life of a lease, as its client sees it::
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 from random import Random
 from typing import Protocol
 
@@ -64,7 +65,6 @@ class OwnLease:
     """One lease that we hold, want or are letting go."""
 
     __slots__ = (
-        "claim_sends",
         "claim_sent_at",
         "cp",
         "epoch",
@@ -74,6 +74,7 @@ class OwnLease:
         "key",
         "last_release",
         "owner",
+        "proof_due",
         "proof_log_time",
         "proof_sent_at",
         "release_sent_at",
@@ -89,7 +90,7 @@ class OwnLease:
         self.owner = owner
         self.state = LeaseState.WANTED
         self.epoch = -1
-        #: Our own clock's time until which the lease is proven (T4).
+        #: Our own clock's time until which the lease is proven (T4); 0: it is not yet.
         self.valid_until = 0.0
         #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
         self.hand_out_until = 0.0
@@ -99,15 +100,21 @@ class OwnLease:
         self.in_doubt_since: float | None = None
         self.proof_sent_at = 0.0
         self.proof_log_time = 0
+        #: Until when a grant may wait for its first proof.
+        self.proof_due = 0.0
         #: When the claim that is under way was sent; None: none is.
         self.claim_sent_at: float | None = None
-        self.claim_sends: list[float] = []
         self.release_sent_at = 0.0
         self.last_release: int | None = None
 
     @property
     def held(self) -> bool:
         return self.state is LeaseState.HELD
+
+    @property
+    def ends_at(self) -> float:
+        """Our own clock's time at which a held lease is over unless another proof comes (T4)."""
+        return self.valid_until or self.proof_due
 
     def refresh(self) -> None:
         """Work out hand_out_until anew."""
@@ -169,7 +176,6 @@ class LeaseBook:
         token = self._outbox.append(lease.cp, record)
         self._proofs.sent(token, lease.cp, now)
         lease.claim_sent_at = now
-        lease.claim_sends.append(now)
 
     def drop(self, lease: OwnLease) -> None:
         """Want it no longer. A claim under way that is granted later is released then (C17)."""
@@ -183,17 +189,17 @@ class LeaseBook:
     ) -> None:
         """Our replica applied our claim (or takeover) as accepted.
 
-        Until the acknowledgement tells which sending it was, the earliest one still possible counts (T4).
+        It is proven, and messages are handed out, once the acknowledgement has told which of our sendings this was (a
+        claim given up may be granted late, a stopped process sees its grant late), or once a beat is proven (T4).
         """
         hi = heartbeat_interval_ms
-        horizon = now - self._settings.heartbeat_interval_ms
-        sent_at = min([at for at in lease.claim_sends if at >= horizon], default=now - hi)
-        lease.claim_sends.clear()
         lease.claim_sent_at = None
         lease.heartbeat_interval_ms = hi
         lease.state = LeaseState.HELD
         lease.epoch = epoch
-        self._prove(lease, sent_at, log_time)
+        lease.proof_sent_at = -inf
+        lease.proof_log_time = log_time
+        lease.proof_due = now + hi
         self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
         self._next_beat.setdefault(lease.cp, self._beat_time(hi, now))
         lease.owner.granted(now)
@@ -240,7 +246,9 @@ class LeaseBook:
             return
         for key, epoch in proof.leases:
             lease = self.leases.get(key)
-            if lease is not None and lease.held and lease.epoch == epoch and proof.sent_at >= lease.proof_sent_at:
+            if lease is None or not lease.held or lease.epoch != epoch or proof.sent_at < lease.proof_sent_at:
+                continue
+            if lease.in_doubt_since is None or proof.log_time >= lease.proof_log_time:
                 self._prove(lease, proof.sent_at, proof.log_time)
 
     @staticmethod
@@ -248,7 +256,7 @@ class LeaseBook:
         lease.proof_sent_at = sent_at
         lease.proof_log_time = log_time
         lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)
-        if lease.in_doubt_since is not None and sent_at > lease.in_doubt_since:
+        if lease.in_doubt_since is not None and sent_at >= lease.in_doubt_since:
             lease.in_doubt_since = None
         lease.refresh()
 
@@ -269,7 +277,7 @@ class LeaseBook:
     def wake(self, now: float, silent_cps: frozenset[int]) -> None:
         """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases."""
         for lease in list(self.leases.values()):
-            if lease.held and now >= lease.valid_until:
+            if lease.held and now >= lease.ends_at:
                 self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)
         beating: dict[int, list[OwnLease]] = {}
         for lease in self.leases.values():
@@ -316,7 +324,7 @@ class LeaseBook:
         times = list(self._next_beat.values())
         for lease in self.leases.values():
             if lease.held:
-                times.append(lease.valid_until)
+                times.append(lease.ends_at)
             elif lease.state is LeaseState.RELEASING:
                 times.append(lease.release_sent_at + lease.heartbeat_interval_ms)
         return min(times, default=float("inf"))

@@ -52,6 +52,12 @@ class ManualLease:
         self._beats: list[tuple[int | None, Answer]] = []
         self._grants: dict[int, Answer] = {}
         self._next_try = 0.0
+        self._tried = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Granted by the log, and proven by a sending of ours (T4): it can be used."""
+        return self.lease.held and self.lease.valid_until > 0
 
     # What the lease tells its owner (LeaseOwner).
 
@@ -111,9 +117,10 @@ class ManualLease:
         if self._observer.paused_until(lease.cp, now) is not None:
             self.refusal = codes.PAUSED
             return
-        first = not lease.claim_sends
+        first = not self._tried
         if first or now >= min(self._next_try, self._observer.opens_at(self.key, now)):
             self._next_try = now + lease.heartbeat_interval_ms
+            self._tried = True
             epoch = self._observer.inherited.pop(self.key, None) if first else None
             held = self._observer.lease(self.key)
             self._book.claim(lease, now, take_over=held is not None and held.held and held.epoch == epoch)

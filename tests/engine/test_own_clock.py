@@ -1,0 +1,430 @@
+"""T3, T4 and T5: stopping in time by one's own clock, whatever the log and the broker's clock do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.engine.proofs import Proofs
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick
+from tests.engine.harness import HI, MARGIN, Key, Member, Net
+
+T0 = ("t", 0)
+ENDS = 2 * HI - MARGIN
+
+
+def is_beat(record: Record) -> bool:
+    return isinstance(record, Heartbeat | HeartbeatBatch)
+
+
+def holding(partitions: int = 1, **options: object) -> tuple[Net, Member]:
+    """A member that holds all of topic t, and has messages to hand out."""
+    net = Net(cps=1)
+    net.topic("t", partitions, end=100)
+    member = net.member("a", **options)
+    member.consumer("t")
+    net.run_until(lambda: len(member.held()) == partitions and member.can_hand_out(T0))
+    member.fetch()
+    return net, member
+
+
+def last_sent(net: Net, key: Key = T0) -> float:
+    """When the last record that moved the last beat was sent (clocks agree in these tests)."""
+    return float(net.world(key).last_beat)
+
+
+# -- T3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_t3_a_starting_client_ticks_where_there_are_holders() -> None:
+    """A dead holder looks fresh in a silent log; the starting client's Tick shows its age (T3)."""
+    net, first = holding()
+    first.kill()
+    net.now += 10 * HI
+    second = net.member("b")
+    assert [type(r) for r in net.records(client_id="b")] == [Tick]
+    second.consumer("t")
+    took = net.run_until(lambda: second.held() == [T0])
+    assert took <= 50, "the log shows that the holder is stale, so nothing has to be waited for"
+
+
+def test_t3_without_ticks_a_claim_is_what_moves_log_time() -> None:
+    """No traffic at all after the holder's death: whoever waits claims when 2 · HI are over by its own clock (T3)."""
+    net, first = holding()
+    second = net.member("b")
+    second.consumer("t")
+    last = last_sent(net)
+    first.kill()
+    net.run_until(lambda: second.held() == [T0])
+    assert 2 * HI < net.now - last <= 2 * HI + 100
+    assert net.world(T0).client_id == "b"
+
+
+def test_t3_a_fleet_that_waits_appends_few_records() -> None:
+    """Of ten that wait for the same death, the jitter lets one claim first and the others see it (T3)."""
+    net, first = holding(partitions=1, hi=3 * HI)
+    waiting = [net.member(f"w{i}", hi=3 * HI) for i in range(10)]
+    for each in waiting:
+        each.consumer("t")
+    net.run(7 * HI, step=1)  # all have asked once
+    first.kill()
+    began = int(net.now)
+    net.run_until(lambda: sum(len(w.held()) for w in waiting) == 1)
+    assert len(net.records(ClaimingPartition, since=began)) <= 5
+
+
+# -- T4 -----------------------------------------------------------------------------------------------------------
+
+
+def test_t4_beats_go_out_every_third_of_hi_and_earlier() -> None:
+    net, member = holding()
+    net.run(10 * HI)
+    stamps = [ts for ts, _ in net.logs[0]][1:]
+    gaps = [later - earlier for earlier, later in pairwise(stamps)]
+    assert max(gaps) <= HI / 3 + 10
+    assert len(set(gaps)) > 2, "beats are jittered"
+    assert member.held() == [T0]
+
+
+@pytest.mark.parametrize("trouble", ["drop_appends", "deaf"])
+def test_t4_stops_in_time_whichever_way_the_log_is_cut_off(trouble: str) -> None:
+    """Appends that fail, or a replica that hears nothing: work stops 2 · HI − margin after the last proven sending."""
+    net, member = holding()
+    last = last_sent(net)
+    setattr(member, trouble, True)
+    net.run(ENDS - (net.now - last) - 20)
+    assert member.can_hand_out(T0)
+    net.run(20)
+    assert not member.can_hand_out(T0)
+    assert member.take() is None
+    net.run_until(lambda: (Callback.LOST, T0) in member.callbacks, 20)
+    assert member.held() == []
+
+
+def test_t4_an_acknowledgement_proves_nothing() -> None:
+    """Beats are acknowledged with their offsets all the time; the replica never shows them: the lease ends (T4)."""
+    net, member = holding()
+    last = last_sent(net)
+    member.deaf = True
+    net.run(ENDS - (net.now - last))
+    assert last_sent(net) - last > HI, "beats arrived and counted"
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_an_applied_beat_proves_nothing_before_its_sending_is_known() -> None:
+    """The replica shows beats whose acknowledgements are missing: when they were sent is not known (T4)."""
+    net, member = holding()
+    last = last_sent(net)
+    member.acks = "late"
+    net.run(ENDS - (net.now - last) - 30)
+    assert member.can_hand_out(T0)
+    net.run(30)
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_late_acknowledgements_prove_the_time_of_sending() -> None:
+    """An ack that comes long after its record was applied extends the lease from when the record was sent."""
+    net, member = holding()
+    member.acks = "late"
+    net.run(HI)
+    sent = last_sent(net)
+    net.run(300)
+    member.late_acks = [(token, at) for token, at in member.late_acks if net.logs[0][at][0] <= sent]
+    member.deliver_acks()
+    assert member.lease(T0).valid_until == sent + ENDS
+
+
+def test_t4_acknowledgements_without_an_offset_prove_nothing() -> None:
+    net, member = holding()
+    last = last_sent(net)
+    member.acks = "blank"
+    net.run(ENDS - (net.now - last))
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_one_beat_whose_ack_lacks_the_offset_does_no_harm() -> None:
+    """The next one proves the lease (C17)."""
+    net, member = holding()
+    member.acks = "blank"
+    net.run(HI / 2)
+    member.acks = "now"
+    net.run(HI / 2)
+    assert member.lease(T0).valid_until >= net.now + ENDS - HI / 3 - 10
+
+
+def test_t4_a_stopped_process_hands_out_nothing_when_it_goes_on() -> None:
+    """SIGSTOP: nobody took note of the time; hand_out_until is compared before the next message (T4)."""
+    net, member = holding()
+    member.paused = True
+    net.run(3 * HI)
+    member.paused = False
+    assert not member.can_hand_out(T0)
+    assert member.take() is None
+    net.tick()
+    assert (Callback.LOST, T0) in member.callbacks
+
+
+def test_t4_a_stopped_process_keeps_its_lease_if_it_goes_on_in_time() -> None:
+    net, member = holding()
+    last = last_sent(net)
+    member.paused = True
+    net.run(ENDS - (net.now - last) - 20)
+    member.paused = False
+    net.run(HI)
+    assert member.can_hand_out(T0)
+    assert (Callback.LOST, T0) not in member.callbacks
+
+
+def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
+    """Stopped between claim and grant: on waking up the grant is old, and others may have the lease (T4)."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.consumer("t")  # the claim is in the log, its grant not applied yet
+    sent = net.now
+    member.paused = True
+    net.run(1.5 * HI)
+    member.paused = False
+    net.tick()
+    assert member.can_hand_out(T0)
+    assert member.lease(T0).valid_until == sent + ENDS
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.consumer("t")
+    member.paused = True
+    net.run(2.5 * HI)
+    member.paused = False
+    member.drop_appends = True
+    net.tick()
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -> None:
+    """Two claims under way, because the log was late: the grant belongs to the first one, sent earlier (T4)."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.deaf = True
+    member.acks = "late"
+    member.consumer("t")
+    first_sent = net.now
+    net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
+    member.deaf = False
+    net.tick()
+    net.run(100)
+    lease = member.engine.book.leases.get(T0)
+    assert lease is None or lease.hand_out_until <= first_sent + ENDS, "the sending of the second claim counted"
+
+
+def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending() -> None:
+    """As above, with acknowledgements: the offset tells that it was the first sending."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.deaf = True
+    member.consumer("t")
+    first_sent = net.now
+    net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
+    member.deaf = False
+    member.drop_if = is_beat
+    net.tick()
+    assert member.lease(T0).hand_out_until == first_sent + ENDS
+
+
+def test_t4_a_claim_whose_ack_lacks_the_offset_is_proven_by_the_first_beat() -> None:
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.acks = "blank"
+    member.consumer("t")
+    net.run(20)
+    assert member.held() == [T0]
+    assert not member.can_hand_out(T0)
+    member.acks = "now"
+    net.run_until(lambda: member.can_hand_out(T0), HI / 3 + 10)
+
+
+def test_t4_a_grant_that_nothing_proves_is_given_back() -> None:
+    """Neither the claim's nor any beat's sending can be told: the lease is not kept in limbo."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.acks = "lost"
+    member.consumer("t")
+    net.run(20)
+    assert member.held() == [T0]
+    net.run_until(lambda: net.records(ReleasingPartition), 1.5 * HI)
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_copies_written_by_a_retry_prove_no_more_than_the_original() -> None:
+    """Each record stands twice in the log; the ack names the first copy (C17, T4)."""
+    net, member = holding()
+    member.duplicate = True
+    net.run(4 * HI)
+    assert member.held() == [T0]
+    sent = last_sent(net)
+    assert member.lease(T0).valid_until == sent + ENDS
+
+
+def test_t4_the_margin_allows_for_clocks_whose_rates_differ() -> None:
+    """A client whose clock runs 4 % slow stops before 2 · HI of the broker's time are over."""
+    net, member = holding(rate=0.96)
+    sent = last_sent(net)
+    member.drop_appends = True
+    net.run_until(lambda: not member.can_hand_out(T0))
+    assert net.now - sent < 2 * HI
+
+
+def test_t4_a_lease_of_another_interval_is_judged_by_its_own() -> None:
+    hi = 400
+    net, member = holding(hi=hi)
+    sent = last_sent(net)
+    member.drop_appends = True
+    net.run_until(lambda: not member.can_hand_out(T0))
+    assert net.now - sent == pytest.approx(2 * hi - hi / 10, abs=20)
+
+
+def test_t4_the_margin_is_at_least_20_ms() -> None:
+    net, member = holding(hi=100)
+    sent = last_sent(net)
+    member.drop_appends = True
+    net.run(2 * 100 - 20 - 1 - (net.now - sent), step=1)
+    assert member.can_hand_out(T0)
+    net.run(1, step=1)
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
+    net = Net(cps=1)
+    net.topic("t")
+    member = net.member("a")
+    manual: ManualLease = member.engine.claim(T0)
+    member.settle()
+    net.run_until(lambda: manual.is_proven)
+    sent = last_sent(net)
+    member.drop_appends = True
+    net.run(ENDS - (net.now - sent) - 10)
+    assert manual.loss == ""
+    net.run(20)
+    assert "T4" in manual.loss
+    assert not member.can_hand_out(T0)
+
+
+def test_t4_after_self_fencing_the_next_holder_starts_only_when_the_log_says_so() -> None:
+    """From the end of the first one's work to the start of the second one's nobody can be handed a message."""
+    net, first = holding()
+    second = net.member("b")
+    second.consumer("t")
+    net.run(100)
+    first.deaf = first.drop_appends = True
+    seen: list[list[str]] = []
+    while not second.can_hand_out(T0):
+        net.tick()
+        owners = net.owners()[T0]
+        if not seen or seen[-1] != owners:
+            seen.append(owners)
+    assert seen == [["a"], [], ["b"]]
+
+
+def test_proofs_too_old_to_prove_anything_are_forgotten() -> None:
+    """Acks that never come, and records of which no ack tells, do not pile up."""
+    net, member = holding()
+    for acks in ("lost", "blank", "now"):
+        member.acks = acks
+        net.run(10 * HI)
+    proofs: Proofs = member.engine.book._proofs
+    assert len(proofs._sent) + len(proofs._acked) + len(proofs._applied) <= 4 * 3 * 2
+
+
+# -- T5 -----------------------------------------------------------------------------------------------------------
+
+
+def test_t5_log_time_that_runs_ahead_puts_leases_in_doubt_at_once() -> None:
+    """Somebody sets the broker's clock: another's record shows it; nothing is handed out from then on."""
+    net, member = holding()
+    other = net.member("b", group="other")
+    net.stamp_shift = 3 * HI
+    member.drop_if = is_beat
+    net.write(Tick(*other.engine.ids), 0)
+    net.tick()
+    assert not member.can_hand_out(T0)
+    assert member.take() is None
+    assert member.held() == [T0], "in doubt is not lost"
+
+
+def test_t5_the_first_beat_sent_after_it_ends_the_doubt() -> None:
+    """A beat goes out at once, and when the replica has applied it, work goes on (T5)."""
+    net, member = holding()
+    net.run(100)
+    net.stamp_shift = 3 * HI
+    net.write(Tick("x", "x", "x"), 0)
+    net.now += 1
+    for cp in member.worlds:
+        member.apply(cp)
+    count = net.count()
+    member.settle()
+    assert not member.can_hand_out(T0)
+    assert net.count() == count + 1, "a beat is sent without waiting for the next one's turn"
+    member.turn()
+    assert member.can_hand_out(T0)
+
+
+def test_t5_a_beat_sent_before_the_jump_does_not_end_the_doubt() -> None:
+    """It was appended before the jump, so at the new log time it is as old as the jump is long."""
+    net, member = holding()
+    member.acks = "late"
+    net.run_until(lambda: member.late_acks)
+    net.stamp_shift = 3 * HI
+    net.write(Tick("x", "x", "x"), 0)
+    member.drop_if = is_beat
+    net.tick()
+    assert not member.can_hand_out(T0)
+    member.deliver_acks()
+    assert not member.can_hand_out(T0)
+
+
+def test_t5_a_jump_within_the_margin_is_no_doubt() -> None:
+    net, member = holding()
+    net.run(HI)
+    net.stamp_shift = MARGIN - 20
+    net.write(Tick("x", "x", "x"), 0)
+    net.tick()
+    assert member.can_hand_out(T0)
+
+
+def test_t5_if_somebody_claimed_meanwhile_the_doubt_ends_in_a_loss() -> None:
+    """That is what the doubt was for: the jump made the lease stale, and another has it."""
+    net, member = holding()
+    net.stamp_shift = 3 * HI
+    net.write(ClaimingPartition("x-1", "x", "g", "t", 0, HI), 0)
+    member.deaf = True
+    net.run(10)
+    member.deaf = False
+    net.tick()
+    assert member.held() == []
+    assert (Callback.LOST, T0) in member.callbacks
+
+
+def test_t5_a_clock_set_back_is_harmless() -> None:
+    """Log time stands still until the broker's clock has caught up; nobody hands out what is not its own."""
+    net, member = holding()
+    net.stamp_shift = -5 * HI
+    net.run(4 * HI)
+    assert member.can_hand_out(T0), "beats are accepted all the same"
+
+
+def test_t5_a_broker_that_runs_fast_for_long_costs_time_but_not_the_lease() -> None:
+    """10 % fast is beyond the margin: hand-out pauses between beats, leases stay."""
+    net, member = holding()
+    handed_out = 0
+    for _ in range(400):
+        net.stamp_shift += 1
+        net.tick()
+        handed_out += member.can_hand_out(T0)
+    assert member.held() == [T0]
+    assert handed_out > 300
