@@ -8,7 +8,7 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say
-from kafka_marshal.cli.steering import admin_of, id_argument, say_unless
+from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.text import count, span
 from rationalizer.limits import MAX_PARTITION
 
@@ -48,10 +48,11 @@ def evict(options: Options, group: str, topic_name: str, partition: int, yes: bo
         if dry_run:
             if options.json:
                 print_json(_evicted(group, topic_name, partition, lease.client_id, lease.epoch, done=False))
-            say_unless(options.json, f"{who} would be evicted from {topic_name} partition {partition}.")
+            else:
+                say(f"{who} would be evicted from {topic_name} partition {partition}.")
             return DONE
         if not ask(f"Evict {who} from {topic_name} partition {partition} of group {group}?", yes):
-            say_unless(options.json, _NOT_DONE)
+            tell(options, _NOT_DONE)
             return NO
         options.if_interrupted = "The release may have been written: kafka-marshal who tells."
         was = admin.evict(group, topic_name, partition, force=force)
@@ -107,10 +108,11 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
         if dry_run:
             if options.json:
                 print_json({"group": group, "leases": len(leases), "held": held, "forgotten": False})
-            say_unless(options.json, f"{about} would be forgotten; {held} of them are held.")
+            else:
+                say(f"{about} would be forgotten; {held} of them are held.")
             return DONE
         if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
-            say_unless(options.json, _NOT_DONE)
+            tell(options, _NOT_DONE)
             return NO
         options.if_interrupted = (
             f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "

@@ -106,7 +106,7 @@ class Teller:
                     self._seen[key] = remember(lease)
             if self._wanted(outcome, record):
                 why = reason(outcome, record, value, world, before)
-                yield Told(cp, offset, outcome, record, what(record, value), why)
+                yield Told(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
 
     def _first_to_tell(self, cp: int, entries: list[LogEntry]) -> int:
         """How many records at the beginning of a run are replayed the fast way, without being looked at."""

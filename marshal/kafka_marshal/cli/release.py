@@ -14,9 +14,9 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import Options, span_option
-from kafka_marshal.cli.output import Column, ask, print_json, print_table, say_warning
+from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.steering import admin_of, id_argument, paused, say_unless
+from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
 from kafka_marshal.cli.text import count, parse_time, span, time_text
 
 if TYPE_CHECKING:
@@ -223,10 +223,10 @@ def _move(
 ) -> int:
     question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and let it go on?"
     if not ask(question, wanted.yes):
-        say_unless(options.json, "Nothing was changed.")
+        tell(options, "Nothing was changed.")
         return NO
     with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
-        say_unless(options.json, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
+        tell(options, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
         in_hand = _wait_released(options, pause, wanted, list(targets))
         if in_hand and not wanted.wait:
             if options.json:
@@ -243,7 +243,7 @@ def _move(
         options.if_interrupted = "All positions were moved, and the group goes on."
     if options.json:
         print_json(_result(wanted.group, admin.client_id, moves, in_hand, moved=True))
-    say_unless(options.json, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
+    tell(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
     return DONE
 
 
@@ -251,7 +251,7 @@ def _wait_released(
     options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
 ) -> list[InHand]:
     """Wait until members let go; say where what they had in hand will be repeated."""
-    say_unless(options.json, "waiting for its members to hand in what they have …")
+    tell(options, "waiting for its members to hand in what they have …")
     timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
     for each in in_hand:
@@ -266,23 +266,20 @@ def _wait_released(
 def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     """Keep the group paused until Ctrl-C, or until the pause runs out."""
     if not ask(f"Pause group {wanted.group} for {span(wanted.expires_ms)}, or until Ctrl-C?", wanted.yes):
-        say_unless(options.json, "Nothing was changed.")
+        tell(options, "Nothing was changed.")
         return NO
     with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
         if options.json:
             print_json({"group": wanted.group, "client_id": pause.client_id, "seconds": pause.seconds_left})
-        say_unless(
-            options.json,
-            f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on",
-        )
+        tell(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on")
         try:
             _wait_released(options, pause, wanted, None)
-            say_unless(options.json, "nobody is at work any more")
+            tell(options, "nobody is at work any more")
             while (left := pause.seconds_left) > 0:
                 time.sleep(min(left, 0.2))
         except KeyboardInterrupt:
-            say_unless(options.json, "")
-    say_unless(options.json, f"group {wanted.group} goes on")
+            tell(options, "")
+    tell(options, f"group {wanted.group} goes on")
     return DONE
 
 
@@ -293,7 +290,7 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
             by = ", ".join(sorted({pause.client_id for pause in pauses}))
             until = time_text(max(pause.expires for pause in pauses))
             if not ask(f"End the pause of group {group} by {by} (until {until})?", yes):
-                say_unless(options.json, "Nothing was changed.")
+                tell(options, "Nothing was changed.")
                 return NO
         options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
         ended = admin.resume(group, client_id)
@@ -307,11 +304,10 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
             }
         )
     elif ended:
-        say_unless(
-            False, f"group {group} goes on: its pause by {', '.join(sorted({e.client_id for e in ended}))} ended"
-        )
+        by = ", ".join(sorted({each.client_id for each in ended}))
+        say(f"group {group} goes on: its pause by {by} ended")
     else:
-        say_unless(False, f"group {group} is not paused")
+        say(f"group {group} is not paused")
     return DONE
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import say, warnings_from_the_library
-from kafka_marshal.cli.text import span
+from kafka_marshal.cli.output import warnings_from_the_library
+from kafka_marshal.cli.text import clean, span
 from kafka_marshal.errors import MarshalError
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
 
-__all__ = ["admin_of", "id_argument", "paused", "say_unless"]
+__all__ = ["admin_of", "id_argument", "paused", "tell"]
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def id_argument(context: click.Context, parameter: click.Parameter, value: str) 
     return value
 
 
-def say_unless(json: bool, text: str) -> None:
-    """A line on how it goes, for people: where programs listen, nothing but the result is printed."""
-    if not json:
-        say(text)
+def tell(options: Options, text: str) -> None:
+    """A line on how it goes, on standard error: standard output is for the result. With --json not at all."""
+    if not options.json:
+        click.echo(clean(text), err=True)

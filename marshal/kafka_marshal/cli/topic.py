@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import click
 
 from kafka_marshal.adapters.interface import Cluster, TopicConfig
-from kafka_marshal.cli.app import command
+from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import is_terminal, print_json, say
+from kafka_marshal.cli.output import print_json, say
 from kafka_marshal.cli.reading import Log, connected, marker_count
 from kafka_marshal.coordination import (
     DEFAULT_PARTITIONS,
@@ -230,9 +230,8 @@ def _tell(report: Report) -> None:
         say(line)
     for fault in report.faults:
         mark = "wrong" if fault.fatal else "note"
-        if is_terminal():
-            mark = click.style(mark, fg="red" if fault.fatal else "yellow", bold=True)
-        click.echo(f"{mark}: ", nl=False)
+        mark = paint(mark, fg="red" if fault.fatal else "yellow", bold=True)
+        click.echo(f"{mark}: ", nl=False)  # click takes the colour away where no terminal is
         say(f"{fault.what}: {fault.why}.")
         say(f"  {fault.mend}")
     if not report.fit:

@@ -67,10 +67,12 @@ def is_beat(outcome: Outcome, record: Record | None) -> bool:
 # -- what was asked for --------------------------------------------------------------------------------------
 
 
-def what(record: Record | None, value: bytes | None) -> str:
-    """What the record says, in words; for one that is none, how large it is."""
+def what(record: Record | None, value: bytes | None, log_time: int) -> str:
+    """What the record says, in words, at that log time; for one that is none, how large it is."""
     if record is None:
         return "no value" if value is None else f"{count(len(value), 'byte')}, not a record"
+    if isinstance(record, ReleaseGroup) and record.msg_expire_time <= log_time:
+        return "lets the group go on"
     return _WORDS[type(record)](record)
 
 
@@ -201,9 +203,6 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Seen | None) -> 
         case Heartbeat(epoch=None):
             silent = "" if before is None else f", silent for {span(outcome.log_time - before.last_beat)}"
             return f"took over from its earlier instance{silent}; epoch {outcome.epoch}"
-        case ReleaseGroup():
-            pause = world.pause(record.group_id)
-            return "" if pause is not None else "the expiry is past: no pause is in force now"
         case _ if outcome.code == codes.REPOSITIONED:
             return "the position was replaced"
         case _:
