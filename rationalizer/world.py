@@ -202,6 +202,7 @@ class World:
                         lease = None
                     if (
                         lease is not None
+                        and client_id is not None  # as the holder of a free lease is
                         and lease.epoch == epoch
                         and lease.instance_id == instance_id
                         and lease.client_id == client_id
