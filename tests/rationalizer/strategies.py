@@ -240,7 +240,10 @@ class Author:
 
     def forget(self) -> bytes:
         """Type 8."""
-        return record(8, self.choose(EVERYBODY), self.choose(GROUPS))
+        group = self.choose(GROUPS)
+        pause = self.world.pause(group)
+        pauser = (pause.client, "1") if pause else self.choose(EVERYBODY)
+        return record(8, self.choose((pauser, pauser, self.choose(EVERYBODY))), group)
 
     def tick(self) -> bytes:
         """Type 32."""

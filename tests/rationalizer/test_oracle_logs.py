@@ -20,6 +20,7 @@ from rationalizer import World, decode, encode
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_counts, same_outcome, same_state
 from tests.rationalizer.strategies import (
+    GROUPS,
     LARGEST,
     TEST_TIMEOUT_S,
     Entry,
@@ -51,6 +52,9 @@ def test_each_record_of_a_long_log(written: tuple[list[Entry], OracleWorld]) -> 
     real = World(wanted.partition, wanted.partitions)
     for entry, expected in zip(log, wanted.outcomes, strict=True):
         same_outcome(real.apply(*entry), expected)
+        for group in GROUPS:  # the oracle is at the end already: the list and the look-up have to agree
+            listed = [pause for pause in real.pauses() if pause.group_id == group]
+            assert listed == [pause for pause in [real.pause(group)] if pause is not None]
     same_state(real, wanted)
     same_counts(real, wanted)
 

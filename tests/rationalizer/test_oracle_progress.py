@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -129,6 +130,33 @@ def test_the_largest_offset() -> None:
         assert list(progress.ranges) == []
         assert progress.is_done(LARGEST)
         assert [tuple(piece) for piece in progress.done_through] == [(0, LARGEST_HASH, LARGEST)]
+
+
+def some_spans(source: random.Random, count: int, room: int, longest: int) -> list[list[int]]:
+    """`count` intervals of 1 … `longest` offsets below `room`, in no order."""
+    firsts = [source.randrange(room) for _ in range(count)]
+    return [[first, first + source.randrange(longest)] for first in firsts]
+
+
+@given(seed=st.integers(0, 2**32), stored=st.sampled_from((3, 30, 300, 1500)), rounds=st.integers(1, 8))
+@effort(40)
+def test_commits_into_many_intervals(seed: int, stored: int, rounds: int) -> None:
+    """P3, P4: few into many and many into many, short and long, at the edges and across them."""
+    source = random.Random(seed)
+    who, key, room = ("a", "1"), ("g", "t", 0), stored * 4
+    real, wanted = World(0, 1), OracleWorld(0, 1)
+    values = [record(2, who, *key, 1000)]
+    values.append(record(7, who, *key, 0, [[at + 5, at + 5] for at in range(0, room, source.choice((2, 3, 4)))]))
+    for _ in range(rounds):
+        count = source.choice((1, 1, 2, 3, 10, 20, 60))
+        spans = some_spans(source, count, room + 20, source.choice((1, 2, 3, 9, room // 3 + 1)))
+        values.append(record(7, who, *key, 0, [[at + 4 * (count < 10), last + 4] for at, last in spans]))
+    values.append(record(1, who, *key, 0, source.randrange(room)))
+    values.append(record(4, who, *key, 0, source.randrange(room)))
+    for offset, value in enumerate(values):
+        same_outcome(real.apply(offset, 1000, value), wanted.apply(offset, 1000, value))
+        assert real.digest() == wanted.digest()
+    same_state(real, wanted)
 
 
 def test_sixty_thousand_intervals_and_no_more() -> None:

@@ -77,6 +77,11 @@ def same_lookups(real: World, wanted: OracleWorld) -> None:
         found = real.lease(*lease.key)
         assert found is not None
         assert _lease(found, wanted.log_time) == _lease(lease, wanted.log_time)
+    same_pauses(real, wanted)
+
+
+def same_pauses(real: World, wanted: OracleWorld) -> None:
+    """`.pause` for every group that was ever paused."""
     for group in {pause.group for pause in wanted.pause_records}:
         paused, known = real.pause(group), wanted.pause(group)
         assert (paused is None) == (known is None)
@@ -100,5 +105,6 @@ def same_after(log: Iterable[tuple[int, int, bytes | None]], real: World, wanted
         expected = wanted.apply(offset, stamp, value)
         same_outcome(real.apply(offset, stamp, value), expected)
         assert real.digest() == wanted.digest()
+        same_pauses(real, wanted)
     same_state(real, wanted)
     same_counts(real, wanted)

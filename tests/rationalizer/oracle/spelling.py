@@ -116,6 +116,11 @@ EDGE_TEXTS = (
     "\x7f",
     "\x80",
     "\x9f",
+    "é\x00",
+    "\x1fé",
+    "é\x7f",
+    "é\x80",
+    "é\xa0",
     "\xa0",
     "a/b",
     "\u2028",
@@ -142,6 +147,9 @@ FORBIDDEN = (
     Raw(b"\xd7\xff\x00\x00\x00\x00\x00\x00\x00\x00"),
     Raw(b"\xd8\x01" + b"x" * 16),
     Raw(b"\xc7\x0c\xff" + b"\x00" * 12),
+    Raw(b"\xd7\xff" + b"\xff" * 8),  # a timestamp with too many nanoseconds
+    Raw(b"\xc7\x0c\xff" + b"\xff" * 12),
+    Raw(b"\xc7\x05\xff" + b"\x00" * 5),  # a timestamp of no known length
     Raw(b"\xa1\xff"),
     Raw(b"\xa2\xc0\xaf"),  # overlong "/"
     Raw(b"\xa3\xed\xa0\x80"),  # a surrogate
@@ -152,6 +160,8 @@ FORBIDDEN = (
     Raw(b"\xdb\xff\xff\xff\xff"),
     Raw(b"\xc6\xff\xff\xff\xff"),
     Raw(b"\xdc\xff\xff" + b"\xc0" * 10),
+    Raw(b"\x91" * 900 + b"\xc0"),
+    Raw(b"\x81\xa1k" * 300 + b"\xc0"),
     Raw(b"\x91" * 2000 + b"\xc0"),
     Raw(b"\x81\xa1k" * 2000 + b"\xc0"),
     Pairs(((1, 1),)),
