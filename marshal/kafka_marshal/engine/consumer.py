@@ -368,8 +368,9 @@ class ConsumerEngine:
     def _step_one(self, assignment: Assignment, now: float) -> None:
         hi = self._engine.settings.heartbeat_interval_ms
         lease = assignment.lease
+        stopped = self._engine.observer.is_stopped(lease.cp)
         if assignment.stage is Stage.CLAIMING:
-            if lease.state is LeaseState.WANTED and now - (lease.claim_sent_at or 0.0) >= hi:
+            if lease.state is LeaseState.WANTED and (stopped or now - (lease.claim_sent_at or 0.0) >= hi):
                 self._engine.book.drop(lease)
                 self._remove(assignment)
             return
@@ -383,7 +384,9 @@ class ConsumerEngine:
             self.delivery.send_grant(assignment, now)
         if assignment.over:
             return
-        if self._engine.observer.paused_until(lease.cp, now) is not None:
+        if stopped:
+            self.revoke(assignment, "its part of the coordination topic needs a newer release (E4)", now)
+        elif self._engine.observer.paused_until(lease.cp, now) is not None:
             self.revoke(assignment, "the group is paused (C10)", now)
         timeout = self.settings.handler_timeout_ms
         if timeout is not None and lease.held:
@@ -405,14 +408,14 @@ class ConsumerEngine:
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again."""
         hi = self._engine.settings.heartbeat_interval_ms
-        times = [self.placement.deadline]
+        times = [] if self.closing else [self.placement.deadline]
         timeout = self.settings.handler_timeout_ms
         for assignment in self.assignments.values():
             if assignment.stage is Stage.CLAIMING:
                 times.append((assignment.lease.claim_sent_at or now) + hi)
             elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
                 times.append(oldest + timeout)
-        return min(times)
+        return min(times, default=float("inf"))
 
     def close(self, now: float) -> None:
         """Let everything go at once: what is in hand and not done stays not done."""

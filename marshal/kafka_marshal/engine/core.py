@@ -206,10 +206,13 @@ class Engine:
         if not own:
             if outcome.accepted:
                 self.observer.heard(key, now)
-                if record.client_id == self.settings.client_id and lease is not None and lease.held:
+                ours = lease is not None and lease.state in (LeaseState.HELD, LeaseState.RELEASING)
+                if record.client_id == self.settings.client_id and ours:
                     self._replaced(record, now)
             return
         if not outcome.accepted:
+            if outcome.code == codes.NOT_FRESH:
+                self.observer.refused(key, now)
             if lease is not None and lease.state is LeaseState.WANTED:
                 lease.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -315,13 +318,19 @@ class Engine:
             manual.step(now)
         for consumer in self.consumers.values():
             consumer.step(now)
+        for lease in list(self.book.leases.values()):
+            if lease.state is LeaseState.RELEASING and self.observer.is_stopped(lease.cp):
+                self._released(lease.key, now)  # the log will not show it to us any more (E4)
         if now >= self._next_ranges:
             self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
             self._commit_ranges()
 
     def _silent_cps(self, now: float) -> frozenset[int]:
-        """CPs in which our beats would be rejected because an admin has paused the group (C10)."""
-        return frozenset(cp for cp in self._worlds if self.observer.paused_until(cp, now) is not None)
+        """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
+        observer = self.observer
+        return frozenset(
+            cp for cp in self._worlds if observer.is_stopped(cp) or observer.paused_until(cp, now) is not None
+        )
 
     def _commit_ranges(self) -> None:
         for consumer in self.consumers.values():

@@ -114,6 +114,9 @@ class ManualLease:
             return
         if lease.claim_sent_at is not None and now - lease.claim_sent_at < lease.heartbeat_interval_ms:
             return
+        if self._observer.is_stopped(lease.cp):
+            self.refusal = codes.UPGRADE_REQUIRED
+            return
         if self._observer.paused_until(lease.cp, now) is not None:
             self.refusal = codes.PAUSED
             return
@@ -130,8 +133,13 @@ class ManualLease:
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return float("inf")
+        if self._observer.is_stopped(lease.cp):
+            return float("inf")
         if lease.claim_sent_at is not None:
             return lease.claim_sent_at + lease.heartbeat_interval_ms
+        pause_ends = self._observer.paused_until(lease.cp, now)
+        if pause_ends is not None:
+            return pause_ends
         return max(now + 1, min(self._next_try, self._observer.opens_at(self.key, now)))
 
     def beat(self, last_offset: int | None, now: float) -> Answer:

@@ -84,7 +84,7 @@ class Observer:
         self._waiting[client_id, key[0]] = now
 
     def refused(self, key: Key, now: float) -> None:
-        """Our own claim was rejected as HELD: log time tells how long the holder has been silent."""
+        """Our own claim was rejected as HELD or NOT_FRESH: log time tells how long the holder has been silent."""
         lease = self.lease(key)
         if lease is not None:
             self._heard[key] = now - lease.age(self._worlds[self.cp_of(key)].log_time)
@@ -95,9 +95,12 @@ class Observer:
         if lease is None or not lease.held:
             return 0.0
         hi = lease.heartbeat_interval_ms
-        if lease.age(self._worlds[self.cp_of(key)].log_time) > 2 * hi:
+        cp = self.cp_of(key)
+        age = lease.age(self._worlds[cp].log_time)
+        if age > 2 * hi:
             return 0.0
-        return self._heard.get(key, now) + 2 * hi + 1 + self._jitter(key, hi)
+        silent_since = min(self._heard.get(key, now), self._moved.get(cp, now) - age)
+        return silent_since + 2 * hi + 1 + self._jitter(key, hi)
 
     def _jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that of a waiting fleet one claims first and the others see it."""
@@ -121,6 +124,10 @@ class Observer:
         horizon = now - 2 * self._settings.heartbeat_interval_ms
         self._asked = {key: at for key, at in self._asked.items() if at >= horizon}
         return tuple(self._asked)
+
+    def is_stopped(self, cp: int) -> bool:
+        """Does this CP stand before an Upgrade that this release can't follow (E4)? Then we see nothing of it any more."""
+        return self._worlds[cp].required_level is not None
 
     def paused_until(self, cp: int, now: float) -> float | None:
         """When (own clock) another client's pause of the group should end in a CP; None: not paused (C10)."""

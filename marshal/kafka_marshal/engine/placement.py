@@ -113,7 +113,10 @@ class Placement:
         self.deadline = float("inf")
         shown: dict[Key, PartitionView] = {}
         for key in self._consumer.subscription.partitions:
-            pause_ends = self._observer.paused_until(self._observer.cp_of(key), now)
+            cp = self._observer.cp_of(key)
+            if self._observer.is_stopped(cp):
+                continue
+            pause_ends = self._observer.paused_until(cp, now)
             if pause_ends is not None:
                 self.deadline = min(self.deadline, pause_ends)
                 continue

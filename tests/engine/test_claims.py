@@ -1,0 +1,463 @@
+"""C3, C4, C5, C6, C7, C16 and C17: claims, wishes, restarts, and grants that nobody wants any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims
+from kafka_marshal.errors import ClientReplacedError
+from rationalizer import ClaimingPartition, ForgetGroup, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, codes
+from tests.engine.harness import HI, Member, Net
+
+T0, T1 = ("t", 0), ("t", 1)
+
+
+def group_of(names: str, partitions: int = 1, cps: int = 1) -> tuple[Net, list[Member]]:
+    net = Net(cps=cps)
+    net.topic("t", partitions, end=100)
+    members = [net.member(name) for name in names]
+    for member in members:
+        member.consumer("t")
+    return net, members
+
+
+def takeovers(net: Net) -> list[Record]:
+    return [r for r in net.records(Heartbeat) if isinstance(r, Heartbeat) and r.epoch is None]
+
+
+# -- C3, C4 -------------------------------------------------------------------------------------------------------
+
+
+def test_c3_of_several_claims_the_earliest_wins_and_all_agree() -> None:
+    net, members = group_of("abc")
+    net.run(100)
+    assert [m.held() for m in members] == [[T0], [], []]
+    assert [m.client_id for m in members if m.can_hand_out(T0)] == ["a"]
+    assert {m.engine.observer.lease(T0).client_id for m in members} == {"a"}  # type: ignore[union-attr]
+
+
+def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
+    """A claim that came too late is dropped when the replica shows who won, not after a time-out."""
+    net, (a, b) = group_of("ab", partitions=2)
+    took = net.run_until(lambda: len(a.held()) == len(b.held()) == 1)
+    assert took <= 3 * HI
+
+
+def test_c4_a_claim_on_a_held_partition_is_a_wish_that_the_holder_grants() -> None:
+    """The holder lets one go with its offset, and the waiting client starts after it (C4, C8)."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=10)
+    a = net.member("a")
+    a.consumer("t")
+    net.run(50)
+    while a.work():
+        pass
+    b = net.member("b")
+    b.consumer("t")
+    wish = net.records(ClaimingPartition, "b")
+    assert len(wish) == 1, "one wish, not one per partition"
+    net.run_until(lambda: len(b.held()) == 1)
+    moved = b.held()[0]
+    assert net.world(moved).progress.stable == 9, "the release told how far the work had come"
+    assert b.assignment(moved).fetch_next == 10
+
+
+def test_c4_a_wish_moves_as_few_partitions_as_are_missing() -> None:
+    net, (a,) = group_of("a", partitions=8, cps=2)
+    net.run(50)
+    b = net.member("b")
+    b.consumer("t")
+    net.run_until(lambda: len(b.held()) == 4)
+    net.run(5 * HI)
+    assert len(a.held()) == len(b.held()) == 4
+    assert [c for c, _ in a.callbacks].count(Callback.REVOKE) == 4
+
+
+def test_c4_wishes_are_repeated_once_every_hi_while_nobody_gives() -> None:
+    """A Greedy holder never lets go; the waiting client asks at a bounded rate."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=10)
+    a, b = net.member("a"), net.member("b")
+    a.consumer("t", policy=Greedy())
+    net.run(50)
+    b.consumer("t")
+    net.run(10 * HI)
+    assert len(a.held()) == 2
+    assert 9 <= len(net.records(ClaimingPartition, "b")) <= 11
+
+
+def test_c4_wishes_expire_so_that_a_dead_client_is_not_counted_for_ever() -> None:
+    net, (a,) = group_of("a", partitions=2)
+    net.run(50)
+    b = net.member("b")
+    b.drop_if = lambda record: False
+    b.consumer("t")
+    b.kill()
+    observer = a.engine.observer
+    net.tick()
+    assert observer.waiting(frozenset({"t"}), net.now) == {"b"}
+    net.run_until(lambda: len(a.held()) == 1)
+    net.run_until(lambda: not observer.waiting(frozenset({"t"}), net.now), 2 * HI + 10)
+    assert observer.asked_for(net.now) == ()
+    net.run_until(lambda: len(a.held()) == 2, 3 * HI)  # nobody came for it
+
+
+def test_c4_wishes_for_other_topics_do_not_count() -> None:
+    net, (a,) = group_of("a")
+    net.topic("u", 2)
+    net.tick()
+    assert a.engine.observer.waiting(frozenset({"t"}), net.now) == frozenset()
+    net.write(ClaimingPartition("z-1", "z", "g", "u", 0, HI), 0)
+    net.write(ClaimingPartition("y-1", "y", "g", "u", 0, HI), 0)
+    net.tick()
+    assert a.engine.observer.waiting(frozenset({"t"}), net.now) == frozenset()
+    assert a.engine.observer.waiting(frozenset({"u"}), net.now) == {"y"}
+
+
+# -- C5, C6 -------------------------------------------------------------------------------------------------------
+
+
+def test_c5_a_holder_that_sees_another_epoch_stops_at_once() -> None:
+    """Whoever wrote it: the log shows another holder, so what was ours is over."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.fetch()
+    run = a.take()
+    assert run is not None
+    lease = a.lease(T0)
+    net.write(ReleasingPartition("a-0-0", "a", "g", "t", 0, lease.epoch, None), 0)  # evict does this
+    net.write(ClaimingPartition("b-1", "b", "g", "t", 0, HI), 0)
+    net.tick()
+    assert a.held() == []
+    assert (Callback.LOST, T0) in a.callbacks
+    assert a.fetching == {}
+    a.done_run(run)
+    net.run(HI)
+    assert net.world(T0).progress.stable == -1, "a fenced holder commits nothing"
+    assert not net.records(ReleasingPartition, "a")[1:], "and releases nothing: it is not his"
+
+
+def test_c6_a_late_beat_revives_a_lease_that_nobody_took() -> None:
+    """Beats were lost for so long that the lease is stale in the log, but a new one arrives before any claim."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    epoch = a.lease(T0).epoch
+    net.now += 5
+    a.engine.book.beat(a.lease(T0), None, net.now)
+    net.stamp_shift = 2.5 * HI
+    a.settle()
+    net.tick()
+    assert net.world(T0).epoch == epoch
+    assert net.world(T0).freshness(net.logs[0][-1][0]) == "fresh"
+
+
+# -- C7 -----------------------------------------------------------------------------------------------------------
+
+
+def restarted(partitions: int = 2, after: float = 100.0, **second_options: object) -> tuple[Net, Member, Member]:
+    """A member that was killed and started again with its client_id."""
+    net = Net(cps=2)
+    net.topic("t", partitions, end=10)
+    first = net.member("a")
+    first.consumer("t")
+    net.run(500)
+    first.work()
+    net.run_until(lambda: net.records(HeartbeatBatch, "a") or net.records(Heartbeat, "a"))
+    first.kill()
+    net.run(after)
+    second = net.member("a")
+    second.consumer("t", **second_options)
+    return net, first, second
+
+
+def test_c7_a_restart_takes_over_at_once_what_is_fresh() -> None:
+    net, first, second = restarted(partitions=2)
+    old = {key: lease.epoch for key, lease in first.engine.book.leases.items()}
+    net.run(30)
+    assert second.held() == [T0, T1]
+    assert len(takeovers(net)) == 2
+    assert not [r for r in net.records(ClaimingPartition) if r.instance_id == second.engine.settings.instance_id]
+    for key in (T0, T1):
+        assert second.lease(key).epoch > old[key], "the old instance is fenced"
+        assert second.assignment(key).fetch_next == net.world(key).progress.stable + 1
+
+
+def test_c7_not_fresh_falls_back_to_a_claim_when_the_lease_opens() -> None:
+    """The takeover comes between HI and 2 · HI after the last beat: rejected, and claimed like anybody else's."""
+    net, first, second = restarted(partitions=1, after=1.4 * HI)
+    net.run(20)
+    world = second.worlds[second.engine.observer.cp_of(T0)]
+    assert world.rejected[codes.NOT_FRESH] == 1
+    assert second.held() == []
+    net.run_until(lambda: second.held() == [T0], 1.2 * HI)
+    assert len(takeovers(net)) == 1, "epoch nil is sent only while starting"
+    assert net.world(T0).instance_id == second.engine.settings.instance_id
+
+
+def test_c7_the_new_instance_beats_by_the_lease_s_own_interval() -> None:
+    net, first, _ = restarted(partitions=1)
+    third = net.member("a", hi=5 * HI)
+    third.consumer("t")
+    net.run(30)
+    assert third.lease(T0).heartbeat_interval_ms == HI
+    before = net.count()
+    net.run(3 * HI)
+    assert net.count() - before >= 8
+
+
+def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
+    """It ends with ClientReplacedError, stops fetching, and appends nothing more: no beat, no release, no claim."""
+    net, (old,) = group_of("a", partitions=3)
+    net.run(50)
+    old.fetch()
+    run = old.take()
+    assert run is not None
+    new = net.member("a")
+    before = net.count()
+    new.consumer("t")
+    net.run(30)
+    assert len(new.held()) == 3
+    assert isinstance(old.engine.failure, ClientReplacedError)
+    assert "client_id 'a'" in str(old.engine.failure)
+    assert old.held() == [] and old.fetching == {}
+    assert {key for call, key in old.callbacks if call is Callback.LOST} == {("t", p) for p in range(3)}
+    old.done_run(run)
+    net.run(10 * HI)
+    ours = [r for log in net.logs.values() for _, v in log[before:] for r in net.records() if r.client_id == "a"]
+    assert ours and all(
+        r.instance_id == new.engine.settings.instance_id for r in net.records(since=int(net.now - 9 * HI))
+    )
+    assert old.engine.deadline(net.now) == float("inf")
+
+
+def test_c7_an_instance_that_is_letting_go_is_told_too() -> None:
+    """Its release is under way when the newer instance takes over: it is replaced all the same."""
+    net, (old,) = group_of("a")
+    net.run(50)
+    old.drop_if = lambda record: isinstance(record, ReleasingPartition)
+    old.close()
+    new = net.member("a")
+    new.consumer("t")
+    net.run(30)
+    assert new.held() == [T0]
+    assert isinstance(old.engine.failure, ClientReplacedError)
+
+
+def test_c7_a_second_copy_of_the_takeover_does_not_end_the_new_instance() -> None:
+    """A retry wrote it twice: the copy is rejected (the holding instance sends no nil), and nothing happens."""
+    net, (old,) = group_of("a")
+    net.run(50)
+    old.kill()
+    new = net.member("a")
+    new.duplicate = True
+    new.consumer("t")
+    net.run(3 * HI)
+    assert new.held() == [T0]
+    assert new.engine.failure is None
+
+
+def test_c7_leases_of_other_topics_are_left_alone() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1)
+    net.topic("u", 1)
+    old = net.member("a")
+    old.consumer("t", "u")
+    net.run(50)
+    old.kill()
+    new = net.member("a")
+    new.consumer("t")
+    net.run(30)
+    assert new.held() == [T0]
+    assert len(takeovers(net)) == 1
+
+
+def test_c7_a_restart_during_a_pause_waits_for_its_end() -> None:
+    net, (old,) = group_of("a")
+    net.run(50)
+    old.kill()
+    net.pause(500)
+    new = net.member("a")
+    new.consumer("t")
+    net.run(400)
+    assert [type(r).__name__ for r in net.records(client_id="a", since=int(net.now) - 350)] == []
+    net.run_until(lambda: new.held() == [T0])
+    assert takeovers(net), "it was fresh still when the pause ended"
+
+
+def test_c7_a_lease_by_hand_is_taken_over_too() -> None:
+    net = Net(cps=1)
+    first = net.member("a")
+    first.engine.claim(T0)
+    first.settle()
+    net.run(30)
+    first.kill()
+    second = net.member("a")
+    manual = second.engine.claim(T0)
+    second.settle()
+    net.run(30)
+    assert manual.is_proven
+    assert len(takeovers(net)) == 1
+
+
+def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() -> None:
+    net, (old,) = group_of("a", partitions=2)
+    net.run(50)
+    old.kill()
+    new = net.member("a")
+    manual = new.engine.claim(T0)
+    consumer = new.consumer("t")
+    net.run(3 * HI)
+    assert manual.is_proven
+    assert list(consumer.assignments) == [T1]
+
+
+# -- C16 ----------------------------------------------------------------------------------------------------------
+
+
+def test_c16_a_forgotten_group_begins_anew() -> None:
+    """Its leases are gone from the log: whoever still worked has lost them, and a start= applies again (P9)."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.work()
+    net.run(500)
+    a.paused = True
+    net.run(3 * HI)
+    net.write(ForgetGroup("admin-1", "admin", "g"), 0)
+    a.paused = False
+    net.tick()
+    assert (Callback.LOST, T0) in a.callbacks
+    net.run_until(lambda: a.held() == [T0])
+    assert a.assignment(T0).fetch_next == 0
+    assert net.world(T0).progress.stable == -1
+
+
+# -- C17 ----------------------------------------------------------------------------------------------------------
+
+
+def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
+    net = Net(cps=1)
+    net.topic("t")
+    member = net.member("a")
+    manual = member.engine.claim(T0)
+    member.settle()
+    manual.release(None, net.now)  # gave up before the log answered
+    net.run(20)
+    assert len(net.records(ReleasingPartition)) == 1
+    assert not net.world(T0).held
+    assert member.held() == []
+
+
+def test_c17_a_release_is_repeated_until_the_log_shows_it() -> None:
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.work()
+    lost: list[Record] = []
+
+    def lose_two(record: Record) -> bool:
+        if isinstance(record, ReleasingPartition) and len(lost) < 2:
+            lost.append(record)
+            return True
+        return False
+
+    a.drop_if = lose_two
+    a.close()
+    assert not a.can_hand_out(T0)
+    net.run_until(lambda: a.consumers[0].closed, 3 * HI)
+    assert len(lost) == 2
+    assert not net.world(T0).held
+    assert net.world(T0).progress.stable == 4, "each copy tells how far the work had come"
+
+
+def test_c17_once_a_release_was_sent_the_epoch_is_over_whatever_the_acknowledgement_says() -> None:
+    """The release was acknowledged as failed, though it was written: nothing is handed out, nothing is beaten."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.fetch()
+    a.drop_appends = True
+    a.close()
+    assert not a.can_hand_out(T0)
+    assert a.take() is None
+    a.drop_appends = False
+    beats = len(net.records(Heartbeat))
+    net.run(0.9 * HI)
+    assert len(net.records(Heartbeat)) == beats
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_c17_already_held_under_an_epoch_that_is_over_is_released_and_claimed_anew(copies: int) -> None:
+    """T4 ended the lease for us, the release was lost, and the log still has us as holder when we claim again."""
+    net, (a,) = group_of("a")
+    a.duplicate = copies == 2
+    net.run(50)
+    epoch = a.lease(T0).epoch
+    a.deaf = a.drop_appends = True
+    net.run_until(lambda: (Callback.LOST, T0) in a.callbacks)
+    a.deaf = a.drop_appends = False
+    net.write(Heartbeat(*a.engine.ids, "t", 0, epoch, None), 0)  # a beat that was under way revives it (C6)
+    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)  # and so was a claim
+    net.run_until(lambda: a.held() == [T0], 100)
+    assert a.lease(T0).epoch > epoch
+    assert net.records(ReleasingPartition)
+
+
+def test_c17_a_copy_of_an_old_claim_does_not_disturb_the_lease_it_began() -> None:
+    net, (a,) = group_of("a")
+    a.duplicate = True
+    net.run(50)
+    epoch = a.lease(T0).epoch
+    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
+    net.run(HI)
+    assert a.lease(T0).epoch == epoch
+    assert a.can_hand_out(T0)
+    assert not net.records(ReleasingPartition)
+
+
+def test_c17_a_claim_granted_after_the_release_is_given_back() -> None:
+    """A retry wrote the claim again after our release: the log makes us holder of what we do not want."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.close()
+    net.run_until(lambda: a.consumers[0].closed)
+    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
+    net.run(20)
+    assert not net.world(T0).held
+    assert len(net.records(ReleasingPartition)) == 2
+
+
+def test_c17_a_claim_that_is_not_answered_is_sent_again() -> None:
+    net = Net(cps=1)
+    net.topic("t")
+    a = net.member("a")
+    a.drop_appends = True
+    a.consumer("t")
+    net.run(2.5 * HI)
+    a.drop_appends = False
+    net.run_until(lambda: a.held() == [T0], HI + 50)
+
+
+def test_c17_late_grants_are_used_if_the_lease_is_wanted() -> None:
+    """Given up after HI, claimed again, and then the first one is granted: one lease, one epoch, no release."""
+    net = Net(cps=1)
+    net.topic("t", end=5)
+    a = net.member("a")
+    a.deaf = True
+    a.consumer("t")
+    net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
+    a.deaf = False
+    net.run(HI)
+    assert a.held() == [T0]
+    assert a.lease(T0).epoch == 0
+    assert not net.records(ReleasingPartition)
+
+
+def test_others_of_the_group_in_one_process_do_not_claim_the_same() -> None:
+    """Two consumers of one Marshal whose patterns overlap: each partition has one assignment."""
+    net = Net(cps=1)
+    net.topic("t", 4, end=5)
+    a = net.member("a")
+    first = a.consumer("^t")
+    second = a.consumer("^t", policy=Balanced() & MaxClaims(3))
+    net.run(5 * HI)
+    assert sorted([*first.assignments, *second.assignments]) == [("t", p) for p in range(4)]
+    assert len(a.held()) == 4
