@@ -15,11 +15,10 @@ by level, never by recursion.
 from __future__ import annotations
 
 import gc
-
 from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgpack import Unpacker, packb, unpackb
 from msgpack.exceptions import UnpackException
@@ -40,7 +39,7 @@ class RejectedValueError(ValueError):
     The log is sound and the state untouched: somebody appended something that is no record.
     """
 
-    code: str = codes.MALFORMED
+    code: ClassVar[str] = codes.MALFORMED
 
     def __init__(self, why: str, kind: Kind | None = None) -> None:
         super().__init__(f"{self.code}: {why}. Every replica rejects this record; the state stays as it was.")
@@ -54,13 +53,13 @@ class MalformedError(RejectedValueError):
 class UnsupportedVersionError(RejectedValueError):
     """The version is above the CP's level (E4)."""
 
-    code = codes.UNSUPPORTED_VERSION
+    code: ClassVar[str] = codes.UNSUPPORTED_VERSION
 
 
 class UnknownTypeError(RejectedValueError):
     """The type is not among those of the CP's level (E6)."""
 
-    code = codes.UNKNOWN_TYPE
+    code: ClassVar[str] = codes.UNKNOWN_TYPE
 
 
 _SCALARS: Final = frozenset({int, str, bool, type(None)})
