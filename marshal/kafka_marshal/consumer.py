@@ -513,7 +513,7 @@ class Consumer:
         with self._driver.locked():
             self._engine.close(now_ms())
         with self._driver.condition:
-            self._driver.wait_for(lambda: not any(x.callback_running for x in self._engine.assignments.values()), None)
+            self._driver.wait_for(lambda: not any(x.callbacks_running for x in self._engine.assignments.values()), None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
         self.free()
 

@@ -13,6 +13,7 @@ there is no callback. Nothing is handed out outside ACTIVE, nor at a moment when
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -60,12 +61,14 @@ class Assignment:
 
     __slots__ = (
         "_buffer",
+        "_covered_to",
         "buffered",
-        "callback_running",
+        "callbacks_running",
         "consumer",
         "fetch_next",
         "first_claim",
         "grant",
+        "is_new",
         "key",
         "lease",
         "log_end",
@@ -89,16 +92,21 @@ class Assignment:
         #: (messages, first offset they cover), in offset order.
         self._buffer: deque[tuple[list[Message], int]] = deque()
         self.buffered = 0
+        #: The first offset that no message in the buffer covers yet.
+        self._covered_to = 0
         #: The next offset to come from the reader.
         self.fetch_next = 0
         #: Nobody of the group ever held this lease: ``start=`` decides where to begin (P9).
         self.first_claim = False
-        #: The last_offset of the P9 beat under way.
+        #: That it begins, where nothing is done, at the log's start: nobody missed what was there before the group.
+        self.is_new = False
+        #: The last_offset of the P9 beat under way; None: none is.
         self.start_beat: int | None = None
         self.start_beat_sent = 0.0
         self.grant: Grant | None = None
-        self.callback_running = False
-        #: Why it is being let go, for people.
+        #: Callbacks of the user that were called and have not returned.
+        self.callbacks_running = 0
+        #: Why it is being let go, for people; "": it is not.
         self.releasing = ""
         #: on_assign was called, or would have been.
         self.shown = False
@@ -140,7 +148,11 @@ class Assignment:
         """Start anew at offset, with what the log says is done."""
         self.tracker = Tracker(stable, ranges)
         self.drop_buffer()
-        self.fetch_next = offset
+        self.go_on_at(offset)
+
+    def go_on_at(self, offset: int) -> None:
+        """What is fetched next begins at offset; all between that and the buffer is done or gone."""
+        self.fetch_next = self._covered_to = offset
 
     def drop_buffer(self) -> None:
         """Forget what was fetched and not handed out."""
@@ -154,19 +166,20 @@ class Assignment:
             messages = [m for m in messages if offset_of(m) >= self.fetch_next]
             if not messages:
                 return
-        covers_from = self.fetch_next
         self.fetch_next = offset_of(messages[-1]) + 1
         done = self.tracker.done
         if done.ranges:
             messages = [m for m in messages if not done.is_done(offset_of(m))]
         if messages:
-            self._buffer.append((messages, covers_from))
+            self._buffer.append((messages, self._covered_to))
+            self._covered_to = offset_of(messages[-1]) + 1
             self.buffered += len(messages)
 
     def put_back(self, messages: list[Message], covers_from: int) -> None:
         """Messages that were taken and not handed out, or not done, come first next time."""
         if messages:
-            self._buffer.appendleft((messages, covers_from))
+            place = bisect_left(self._buffer, covers_from, key=lambda entry: entry[1])
+            self._buffer.insert(place, (messages, covers_from))
             self.buffered += len(messages)
 
     def skip_to(self, offset: int) -> None:
@@ -175,6 +188,7 @@ class Assignment:
         self._buffer = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
         self.buffered = sum(len(messages) for messages, _ in self._buffer)
         self.fetch_next = max(self.fetch_next, offset)
+        self._covered_to = max(self._covered_to, offset)
 
     def can_hand_out(self, now: float) -> bool:
         return (

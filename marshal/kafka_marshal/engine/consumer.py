@@ -69,8 +69,8 @@ class ConsumerEngine:
         self.errors: list[Exception] = []
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
-        #: Positions outside their log: left alone until somebody repositions them (P11).
-        self.blocked: dict[Key, int] = {}
+        #: Lost positions: left alone until somebody sets them (P11).
+        self.blocked: set[Key] = set()
         self.closing = False
         self._engine = engine
 
@@ -99,11 +99,14 @@ class ConsumerEngine:
         lease = self._engine.observer.lease(key)
         return -1 if lease is None else lease.progress.stable
 
-    def _call(self, callback: Callback, assignment: Assignment) -> bool:
-        if callback not in self.settings.callbacks:
-            return False
-        self._engine.outbox.add(Call(self.number, callback, (assignment,)))
-        return True
+    def is_taken(self, key: Key) -> bool:
+        """Does this Marshal hold or want the lease already?"""
+        return self._engine.is_taken(key)
+
+    def _call(self, callback: Callback, assignment: Assignment) -> None:
+        if callback in self.settings.callbacks:
+            assignment.callbacks_running += 1
+            self._engine.outbox.add(Call(self.number, callback, (assignment,)))
 
     # Claiming and its answers.
 
@@ -125,18 +128,17 @@ class ConsumerEngine:
         lease = self._engine.observer.lease(assignment.key)
         if lease is None:
             raise AssertionError("a granted lease is in the state of the world")
-        if self.closing:
-            self._release(assignment, now)
-            return
         assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed
         stable = lease.progress.stable
         assignment.begin(stable + 1, stable, lease.progress.ranges)
-        grew = assignment.key in self.subscription.grown
-        if assignment.first_claim and self.settings.start != "earliest" and not grew:
+        assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
+        if assignment.is_new and self.settings.start != "earliest":
             assignment.stage = Stage.LOCATING
             self._engine.outbox.add(LookUp(assignment, self.settings.start))
-        else:
+        elif not self.closing:
             self._assign(assignment)
+        if self.closing:
+            self.revoke(assignment, "the consumer closes", now)
 
     def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
         """The leader told the partition's log start and end, and the start offset asked for."""
@@ -149,18 +151,24 @@ class ConsumerEngine:
             self._position_lost(assignment, position, low, high, now)
             return
         if position < low:
-            self._gap(assignment, position, low - 1)
+            if position > 0 or not assignment.is_new:
+                self._gap(assignment, position, low - 1)
             position = low
-        stable = assignment.tracker.done.stable
-        if position - 1 > stable and not assignment.tracker.runs:
+        assignment.is_new = False
+        if assignment.releasing:  # only its start was waited for
+            assignment.start_beat = position - 1
+            assignment.stage = Stage.POSITIONING
+            self.revoke(assignment, assignment.releasing, now)
+        elif position == assignment.fetch_next:
+            self._assign(assignment)
+        elif assignment.tracker.runs or assignment.buffered:  # what was fetched before the gap is handed out first
+            assignment.tracker.done.commit([(assignment.fetch_next, position - 1)])
+            assignment.go_on_at(position)
+            self._assign(assignment)
+        else:
             assignment.stage = Stage.POSITIONING
             assignment.start_beat = position - 1
             self._beat_start(assignment, now)
-            return
-        if position > assignment.fetch_next:
-            assignment.tracker.done.commit([(assignment.fetch_next, position - 1)])
-            assignment.skip_to(position)
-        self._assign(assignment)
 
     def _beat_start(self, assignment: Assignment, now: float) -> None:
         if assignment.start_beat is not None:
@@ -173,23 +181,23 @@ class ConsumerEngine:
             lease = self._engine.observer.lease(assignment.key)
             ranges = lease.progress.ranges if lease is not None else []
             stable = self.known_stable(assignment.key)
+            assignment.start_beat = None
             assignment.begin(stable + 1, stable, ranges)
             self._assign(assignment)
 
     def _assign(self, assignment: Assignment) -> None:
-        assignment.stage = Stage.ACTIVE
+        self.placement.dirty = True
         if assignment.fetch_next <= MAX_OFFSET:
             self._engine.outbox.add(StartFetch(self.number, assignment.key, assignment.fetch_next))
         if not assignment.shown:
             assignment.shown = True
-            assignment.callback_running = self._call(Callback.ASSIGN, assignment)
-        if assignment.callback_running:
-            assignment.stage = Stage.ASSIGNING
+            self._call(Callback.ASSIGN, assignment)
+        assignment.stage = Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE
 
     def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
         """A callback of the user has returned (or raised)."""
-        assignment.callback_running = False
-        if callback is Callback.ASSIGN and assignment.stage is Stage.ASSIGNING:
+        assignment.callbacks_running -= 1
+        if assignment.stage is Stage.ASSIGNING and not assignment.callbacks_running:
             assignment.stage = Stage.ACTIVE
         elif assignment.stage is Stage.REVOKING:
             self.try_finish(assignment, now)
@@ -205,9 +213,17 @@ class ConsumerEngine:
             self._engine.outbox.add(LookUp(assignment, "earliest"))
 
     def topic_recreated(self, topic: str, now: float) -> None:
-        """A topic we work on has another id: positions mean nothing in it (P11)."""
-        for assignment in [x for x in self.assignments.values() if x.key[0] == topic and x.lease.held]:
-            self._position_lost(assignment, assignment.fetch_next, None, None, now)
+        """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
+        for key in [key for key in self.subscription.partitions if key[0] == topic]:
+            assignment, lease = self.assignments.get(key), self._engine.observer.lease(key)
+            if assignment is not None and assignment.lease.held:
+                self._position_lost(assignment, assignment.fetch_next, None, None, now)
+            elif lease is not None and (lease.held or lease.progress.stable >= 0):
+                if assignment is not None:
+                    self.revoke(assignment, "the topic was made anew", now)
+                if not lease.held:
+                    self._report_position(key, lease.progress.stable + 1, None, None)
+                self.blocked.add(key)
 
     def _gap(self, assignment: Assignment, first: int, last: int) -> None:
         self.gaps.append((assignment.key, first, last))
@@ -219,9 +235,13 @@ class ConsumerEngine:
     def _position_lost(
         self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
     ) -> None:
+        self._report_position(assignment.key, position, low, high)
+        self.blocked.add(assignment.key)
+        self._give_up(assignment, Loss.POSITION, now)
+
+    def _report_position(self, key: Key, position: int, low: int | None, high: int | None) -> None:
         where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
-        topic, partition = assignment.key
-        self.blocked[assignment.key] = self.known_stable(assignment.key)
+        topic, partition = key
         self.errors.append(
             PositionLostError(
                 f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this "
@@ -231,7 +251,6 @@ class ConsumerEngine:
                 f"--partition {topic}:{partition}=OFFSET (or =earliest) (P11)"
             )
         )
-        self._give_up(assignment, Loss.POSITION, now)
 
     # Letting go.
 
@@ -243,19 +262,21 @@ class ConsumerEngine:
             self._engine.book.drop(assignment.lease)
             self._remove(assignment)
             return
-        assignment.stage = Stage.REVOKING
         assignment.releasing = why
         assignment.lease.stopped = True
         assignment.lease.refresh()
+        if assignment.stage is Stage.LOCATING and assignment.first_claim:
+            return  # released before its start is known, the next holder would begin at the earliest offset (P9)
+        assignment.stage = Stage.REVOKING
         assignment.drop_buffer()
         if assignment.shown:
             self._engine.outbox.add(StopFetch(self.number, assignment.key))
-            assignment.callback_running = self._call(Callback.REVOKE, assignment)
+            self._call(Callback.REVOKE, assignment)
         self.try_finish(assignment, now)
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
         """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
-        if assignment.stage is not Stage.REVOKING or assignment.callback_running or not assignment.lease.held:
+        if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:
             return
         assignment.tracker.follow()
         if assignment.tracker.runs and not (
@@ -276,15 +297,18 @@ class ConsumerEngine:
         return run is not None and run.assignment is assignment
 
     def _release(self, assignment: Assignment, now: float) -> None:
-        last_offset = None
-        if not self.at_most_once:
-            self.commit_ranges(assignment)
-            assignment.tracker.follow()
-            stable = assignment.tracker.done.stable
-            last_offset = stable if stable > self.known_stable(assignment.key) else None
+        self.commit_ranges(assignment)
         assignment.stage = Stage.RELEASED
-        self._engine.book.release(assignment.lease, last_offset, now)
+        self._engine.book.release(assignment.lease, self._unreported(assignment), now)
         self.placement.let_go(assignment.key, now)
+
+    def _unreported(self, assignment: Assignment) -> int | None:
+        """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
+        assignment.tracker.follow()
+        done = -1 if self.at_most_once else assignment.tracker.done.stable
+        if assignment.start_beat is not None:
+            done = max(done, assignment.start_beat)
+        return done if done > self.known_stable(assignment.key) else None
 
     def on_released(self, assignment: Assignment, now: float) -> None:
         """The log shows the release."""
@@ -311,10 +335,10 @@ class ConsumerEngine:
             "committed by "
             "this process any more; the next holder may get it again"
         )
-        self._call(Callback.LOST, assignment)
+        if assignment.shown:
+            self._call(Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
-            stable = None if self.at_most_once else assignment.tracker.done.stable
-            last_offset = stable if stable is not None and stable > self.known_stable(assignment.key) else None
+            last_offset = self._unreported(assignment)
             self._engine.book.release_epoch(assignment.key, assignment.lease.cp, assignment.epoch, last_offset)
 
     def _give_up(self, assignment: Assignment, loss: Loss, now: float) -> None:

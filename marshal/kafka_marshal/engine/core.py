@@ -16,7 +16,7 @@ reaches a record or the state of the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 from kafka_marshal.adapters.interface import TopicInfo
@@ -148,6 +148,16 @@ class Engine:
                 pass
         if (key := _key_of(record)) is not None:
             self._verify(key, now)
+        if outcome.accepted and isinstance(record, Heartbeat | ReleasingPartition) and record.last_offset is not None:
+            pause = self._worlds[cp].pause(self.settings.group_id)
+            if pause is not None and pause.client_id == record.client_id:
+                self._unblock([(record.topic, record.partition)])
+
+    def _unblock(self, keys: Iterable[Key]) -> None:
+        """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
+        for consumer in self.consumers.values():
+            consumer.blocked.difference_update(keys)
+        self._look_again()
 
     def _look_again(self) -> None:
         for consumer in self.consumers.values():
@@ -297,7 +307,7 @@ class Engine:
             owner.grant_applied(record.proposed_last_offset, outcome.accepted, outcome.code)
 
     def _forgotten(self, cp: int, now: float) -> None:
-        self.observer.forgotten(cp)
+        self._unblock(self.observer.forgotten(cp))
         for lease in [lease for lease in self.book.leases.values() if lease.cp == cp]:
             self._verify(lease.key, now)
         self._look_again()

@@ -70,12 +70,14 @@ class Observer:
     def freed(self, key: Key, now: float) -> None:
         self._free_since[key] = now
 
-    def forgotten(self, cp: int) -> None:
-        """The group was forgotten in a CP (C16)."""
-        for key in [key for key in self.claimed if self.cp_of(key) == cp]:
+    def forgotten(self, cp: int) -> list[Key]:
+        """The group was forgotten in a CP (C16); returns the leases that are gone."""
+        keys = sorted(key for key in self.claimed if self.cp_of(key) == cp)
+        for key in keys:
             self.claimed.discard(key)
             self._heard.pop(key, None)
             self._free_since.pop(key, None)
+        return keys
 
     def wished(self, client_id: str, key: Key, now: float) -> None:
         """Somebody asked for a held lease (C4)."""
@@ -126,7 +128,7 @@ class Observer:
         return tuple(self._asked)
 
     def is_stopped(self, cp: int) -> bool:
-        """Does this CP stand before an Upgrade that this release can't follow (E4)? Then we see nothing of it any more."""
+        """Does this CP stand before an Upgrade that we can't follow (E4)? Then we see nothing of it any more."""
         return self._worlds[cp].required_level is not None
 
     def paused_until(self, cp: int, now: float) -> float | None:

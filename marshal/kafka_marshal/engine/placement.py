@@ -72,7 +72,11 @@ class Placement:
         if not partitions:
             return None
         own = tuple(
-            sorted(k for k, x in self._consumer.assignments.items() if x.stage in _OWN_STAGES and k in partitions)
+            sorted(
+                k
+                for k, x in self._consumer.assignments.items()
+                if x.stage in _OWN_STAGES and not x.releasing and k in partitions
+            )
         )
         view = View(
             client_id=self._settings.client_id,
@@ -99,7 +103,7 @@ class Placement:
     def _inherit(self, partitions: dict[Key, PartitionView], now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
         inherited = self._observer.inherited
-        keys = [key for key in inherited if key in partitions and key not in self._consumer.assignments]
+        keys = [key for key in inherited if key in partitions and not self._consumer.is_taken(key)]
         for key in keys:
             epoch = inherited.pop(key)
             lease = self._observer.lease(key)
@@ -120,7 +124,7 @@ class Placement:
             if pause_ends is not None:
                 self.deadline = min(self.deadline, pause_ends)
                 continue
-            if self._is_blocked(key):
+            if key in self._consumer.blocked:
                 continue
             assignment = self._consumer.assignments.get(key)
             if assignment is not None and not assignment.over:
@@ -145,13 +149,3 @@ class Placement:
         if now - since <= hi:
             self.deadline = min(self.deadline, since + hi + 1)
         return PartitionView(holder=None, free_since=since)
-
-    def _is_blocked(self, key: Key) -> bool:
-        """A lost position blocks a partition until somebody sets it (P11)."""
-        stable = self._consumer.blocked.get(key)
-        if stable is None:
-            return False
-        if self._consumer.known_stable(key) == stable:
-            return True
-        del self._consumer.blocked[key]
-        return False

@@ -31,6 +31,7 @@ class Subscription:
         self.topics: frozenset[str] = self.names
         #: Partitions that appeared while we were watching: they start at the earliest offset (P9).
         self.grown: set[Key] = set()
+        self._looked = False
 
     def matches(self, info: TopicInfo) -> bool:
         if info.name in self.names:
@@ -40,7 +41,7 @@ class Subscription:
 
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Take in what the cluster has now. Returns the topics that are gone, and those made anew."""
-        first_look = not self._counts and not self.partitions
+        first_look, self._looked = not self._looked, True
         found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
         gone = set(self._counts) - set(found)
         recreated: set[str] = set()
@@ -56,8 +57,7 @@ class Subscription:
             self._counts[name] = info.partitions
             self._ids[name] = info.topic_id or old_id
         for name in gone:
-            del self._counts[name]
-            self._ids.pop(name, None)
+            del self._counts[name]  # but not its id: made anew, it must not pass for the old one (P11)
         self.topics = frozenset(self._counts) | self.names
         self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))
         return gone, recreated

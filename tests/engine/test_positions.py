@@ -1,0 +1,489 @@
+"""P9 and P11: where a holder starts, what retention took, and positions that are lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from kafka_marshal.engine.assignment import Stage
+from kafka_marshal.engine.consumer import ConsumerEngine
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.policies import Greedy, MaxClaims
+from kafka_marshal.errors import PositionLostError
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
+from tests.engine.harness import HI, DataLog, Member, Net
+
+T0, T1 = ("t", 0), ("t", 1)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def starting(start: object = "earliest", *, low: int = 0, end: int = 50, **options: object) -> tuple[Net, Member]:
+    net = Net(cps=1)
+    net.topic("t", 1, end=end, start=low)
+    net.data[T0].at_datetime = 30
+    member = net.member("a")
+    member.consumer("t", start=start, **options)  # type: ignore[arg-type]
+    return net, member
+
+
+def read_all(net: Net, member: Member, ms: float = 2 * HI) -> list[int]:
+    """What the member gets within ms."""
+    got: list[int] = []
+    until = net.now + ms
+    while net.now < until:
+        got.extend(m.at for m in member.work())
+        net.tick()
+    return got
+
+
+def beats_with_offset(net: Net) -> list[int]:
+    return [r.last_offset for r in net.records(Heartbeat) if isinstance(r, Heartbeat) and r.last_offset is not None]
+
+
+# -- P9: the group's first start ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 50), (NOON, 30)])
+def test_p9_start_says_where_a_group_begins(start: object, first: int) -> None:
+    net, member = starting(start)
+    net.run(50)
+    net.data[T0].end = 60
+    assert read_all(net, member) == list(range(first, 60))
+    assert member.consumers[0].gaps == []
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_p9_a_start_elsewhere_is_beaten_first_and_nothing_handed_out_before(at_most_once: bool) -> None:
+    """The position is in the log before the first message is out: a crash there keeps it (P9)."""
+    net, member = starting("latest", at_most_once=at_most_once)
+    member.drop_if = lambda record: isinstance(record, Heartbeat)
+    net.run(0.9 * HI)
+    net.data[T0].end = 60
+    assert member.stage(T0) is Stage.POSITIONING
+    assert member.fetching == {}
+    assert (Callback.ASSIGN, T0) not in member.callbacks
+    member.drop_if = lambda record: False
+    net.run_until(lambda: member.stage(T0) is Stage.ACTIVE, HI)
+    assert net.world(T0).progress.stable == 49
+    if not at_most_once:
+        assert read_all(net, member) == list(range(50, 60))
+
+
+def test_p9_the_next_holder_starts_where_the_first_one_did_though_nothing_was_done() -> None:
+    net, member = starting("latest")
+    net.run(50)
+    member.kill()
+    net.data[T0].end = 60
+    other = net.member("b")
+    other.consumer("t", start="latest")
+    net.run_until(lambda: other.held() == [T0])
+    net.data[T0].end = 70
+    assert read_all(net, other) == list(range(50, 70))
+
+
+def test_p9_start_is_for_the_group_s_first_time_only() -> None:
+    net, member = starting("earliest")
+    net.run(50)
+    member.work()
+    net.run(HI)
+    member.kill()
+    other = net.member("b")
+    other.consumer("t", start="latest")
+    net.run_until(lambda: other.held() == [T0])
+    assert read_all(net, other)[0] == 5
+
+
+def test_p9_a_member_lost_before_it_was_positioned_costs_no_message() -> None:
+    """Nobody can tell any more where latest was: the next holder starts at the beginning rather than too late."""
+    net, member = starting("latest")
+    member.hold_lookups = True
+    net.run(50)
+    member.kill()
+    other = net.member("b")
+    other.consumer("t", start="latest")
+    net.run_until(lambda: other.held() == [T0])
+    assert read_all(net, other)[0] == 0
+
+
+@pytest.mark.parametrize("held_up", ["lookup", "beat"])
+def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: str) -> None:
+    """A newcomer's wish during the first look-up: without a position in the log it would start at the beginning."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=50)
+    a = net.member("a")
+    a.hold_lookups = held_up == "lookup"
+    a.drop_if = lambda record: held_up == "beat" and isinstance(record, Heartbeat | HeartbeatBatch)
+    a.consumer("t", start="latest")
+    net.run(50)
+    b = net.member("b")
+    b.consumer("t", start="latest")
+    net.run(300)
+    a.hold_lookups = False
+    a.answer_lookups()
+    a.drop_if = lambda record: False
+    net.run_until(lambda: len(b.held()) == 1, 3 * HI)
+    net.run(100)
+    assert net.world(b.held()[0]).progress.stable == 49
+    net.data[T0].end = net.data[T1].end = 60
+    assert read_all(net, a) == read_all(net, b) == list(range(50, 60))
+
+
+def test_p9_closing_hands_in_the_start_as_soon_as_it_is_known() -> None:
+    """Else the next one would begin at the earliest offset, though nobody ever asked for that."""
+    net, member = starting("latest")
+    member.hold_lookups = True
+    net.run(50)
+    member.close()
+    net.run(100)
+    assert not member.consumers[0].closed
+    member.answer_lookups()
+    member.settle()
+    net.run_until(lambda: member.consumers[0].closed, 20)
+    assert net.world(T0).progress.stable == 49
+    assert member.callbacks == []
+
+
+def test_p9_an_empty_log_and_latest() -> None:
+    """Starting at 0 is what stable + 1 says: nothing has to be beaten, and nothing that comes is missed."""
+    net, member = starting("latest", end=0)
+    net.run_until(lambda: member.stage(T0) is Stage.ACTIVE, 100)
+    assert beats_with_offset(net) == []
+    net.data[T0].end = 10
+    assert read_all(net, member) == list(range(10))
+
+
+# -- P9: partitions that appear -----------------------------------------------------------------------------------
+
+
+def test_p9_grown_partitions_start_at_the_earliest() -> None:
+    """What was written before the group noticed a new partition is not skipped."""
+    net, member = starting("latest")
+    net.run(50)
+    net.topic("t", 3, end=20)
+    net.tell_topics()
+    net.run_until(lambda: len(member.held()) == 3)
+    got = [m for _ in range(20) for m in member.work()]
+    assert sorted(m.at for m in got if m.of == ("t", 2)) == list(range(20))
+
+
+def test_p9_a_topic_that_appears_later_starts_at_the_earliest() -> None:
+    net = Net(cps=1)
+    member = net.member("a")
+    member.consumer("t", start="latest")
+    net.run(HI)
+    assert net.records(ClaimingPartition) == []
+    net.topic("t", 1, end=20)
+    net.tell_topics()
+    net.run_until(lambda: member.held() == [T0], 100)
+    assert read_all(net, member) == list(range(20))
+
+
+def test_p9_a_topic_that_a_pattern_finds_later_starts_at_the_earliest() -> None:
+    net = Net(cps=1)
+    net.topic("flights-1", 1, end=20)
+    net.topic("__consumer_offsets", 1, end=20)
+    member = net.member("a")
+    member.consumer("^flights", start="latest")
+    net.run(50)
+    net.topic("flights-2", 1, end=20)
+    net.tell_topics()
+    net.run_until(lambda: len(member.held()) == 2, 100)
+    assert {m.of for _ in range(20) for m in member.work()} == {("flights-2", 0)}
+
+
+def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
+    """A topic is missing in one answer (B22): its partitions are let go and come back, positions and all."""
+    net, member = starting()
+    net.run(50)
+    member.work()
+    log = net.data.pop(T0)
+    net.tell_topics()
+    net.run(50)
+    assert (Callback.LOST, T0) in member.callbacks
+    net.data[T0] = log
+    net.tell_topics()
+    net.run_until(lambda: member.held() == [T0])
+    assert read_all(net, member) == list(range(5, 50))
+    assert member.consumers[0].errors == []
+
+
+# -- P9: retention ------------------------------------------------------------------------------------------------
+
+
+def test_p9_a_new_group_on_an_old_topic_starts_at_its_log_start_without_an_alarm() -> None:
+    """What retention took before the group existed was never its own."""
+    net, member = starting(low=20)
+    assert read_all(net, member) == list(range(20, 50))
+    assert member.consumers[0].gaps == []
+    assert net.world(T0).progress.stable == 49
+
+
+def test_p9_the_log_start_is_beaten_before_the_first_message() -> None:
+    net, member = starting(low=20)
+    net.run(50)
+    member.fetch()
+    net.run(50)
+    assert beats_with_offset(net)[0] == 19
+    member.kill()
+    assert net.world(T0).progress.stable == 19
+
+
+def restarted_with_log(net: Net, member: Member, start: int, end: int) -> tuple[Member, ConsumerEngine]:
+    """The member has gone; retention moved the log start; another one comes."""
+    net.run(HI)
+    member.kill()
+    net.data[T0].start, net.data[T0].end = start, end
+    other = net.member("b")
+    consumer = other.consumer("t")
+    net.run_until(lambda: other.held() == [T0])
+    return other, consumer
+
+
+def test_p9_what_retention_took_at_start_is_reported_with_its_range() -> None:
+    net, member = starting()
+    net.run(50)
+    member.work()
+    other, consumer = restarted_with_log(net, member, 20, 50)
+    assert read_all(net, other) == list(range(20, 50))
+    assert consumer.gaps == [(T0, 5, 19)]
+    assert any("offsets 5 to 19 are gone" in w for w in other.warnings)
+
+
+def test_p9_what_retention_took_from_a_group_that_had_done_nothing_yet_is_reported() -> None:
+    net, member = starting()
+    net.run(50)
+    _, consumer = restarted_with_log(net, member, 20, 50)
+    net.members[0].fetch()
+    assert consumer.gaps == [(T0, 0, 19)]
+
+
+def test_p9_what_retention_took_mid_way_is_reported_and_what_was_fetched_is_still_handed_out() -> None:
+    """Messages in our buffer and in hand are not lost because the log has moved on."""
+    net, member = starting()
+    net.run(50)
+    member.fetch(10)
+    run = member.take(4)
+    assert run is not None  # 0-3 in hand, 4-9 in the buffer
+    net.data[T0].start = 20
+    member.fetch()
+    net.run(50)
+    assert member.consumers[0].gaps == [(T0, 10, 19)]
+    member.done_run(run)
+    assert read_all(net, member) == [4, 5, 6, 7, 8, 9, *range(20, 50)]
+    assert net.world(T0).progress.stable == 49
+    assert net.world(T0).progress.ranges == []
+
+
+def test_p9_retention_mid_way_with_nothing_pending() -> None:
+    net, member = starting(end=10)
+    got = read_all(net, member)
+    net.data[T0].start, net.data[T0].end = 20, 30
+    got += read_all(net, member)
+    assert got == [*range(10), *range(20, 30)]
+    assert member.consumers[0].gaps == [(T0, 10, 19)]
+    assert net.world(T0).progress.stable == 29
+
+
+def test_p9_an_out_of_range_report_that_proves_wrong_loses_nothing() -> None:
+    """The reader says out of range, the leader says the position is there: what is buffered is not jumped over."""
+    net, member = starting()
+    net.run(50)
+    member.fetch(10)
+    member.consumers[0].out_of_range(T0, net.now)
+    member.settle()
+    net.run(50)
+    assert read_all(net, member) == list(range(50))
+    assert beats_with_offset(net) == sorted(beats_with_offset(net))
+
+
+def test_p9_out_of_range_twice_in_a_row() -> None:
+    """While the leader is being asked, another report comes: one question is enough."""
+    net, member = starting(low=20)
+    member.hold_lookups = True
+    net.run(50)
+    member.fetch()
+    member.consumers[0].out_of_range(T0, net.now)
+    member.settle()
+    assert len(member.held_lookups) == 1
+    member.hold_lookups = False
+    member.answer_lookups()
+    assert read_all(net, member) == list(range(20, 50))
+
+
+# -- P11 ----------------------------------------------------------------------------------------------------------
+
+
+def lost_position() -> tuple[Net, Member, ConsumerEngine]:
+    """50 done, then the log ends at 10."""
+    net, member = starting()
+    read_all(net, member)
+    member.kill()
+    net.data[T0].end = 10
+    other = net.member("b")
+    consumer = other.consumer("t")
+    net.run_until(lambda: other.held() == [T0])
+    other.fetch()
+    net.run(50)
+    return net, other, consumer
+
+
+def test_p11_a_position_beyond_the_log_end_is_lost_and_nothing_handed_out() -> None:
+    net, member, consumer = lost_position()
+    [error] = consumer.errors
+    assert isinstance(error, PositionLostError)
+    assert "--partition t:0=" in str(error) and "release-group g" in str(error)
+    assert (Callback.LOST, T0) in member.callbacks
+    assert member.held() == []
+    assert not net.world(T0).held
+    net.data[T0].end = 100
+    assert read_all(net, member, 10 * HI) == []
+    assert net.world(T0).progress.stable == 49
+
+
+def reposition(net: Net, offset: int) -> None:
+    """As an admin does: pause, claim, release with the new position (C11)."""
+    net.pause(10 * HI)
+    net.run(2.5 * HI)
+    epoch = net.write(ClaimingPartition("admin-1", "admin", "g", "t", 0, HI), 0)
+    net.write(ReleasingPartition("admin-1", "admin", "g", "t", 0, epoch, offset), 0)
+    net.pause(0)
+
+
+def test_p11_a_repositioned_partition_is_worked_on_again() -> None:
+    net, member, _ = lost_position()
+    net.run(3 * HI)
+    reposition(net, 4)
+    net.run_until(lambda: member.held() == [T0])
+    assert read_all(net, member) == [5, 6, 7, 8, 9]
+
+
+def test_p11_repositioning_to_where_it_was_counts() -> None:
+    """The admin says that it is right as it is, for the log has grown again."""
+    net, member, _ = lost_position()
+    net.run(3 * HI)
+    net.data[T0].end = 60
+    reposition(net, 49)
+    net.run_until(lambda: member.held() == [T0])
+    assert read_all(net, member) == list(range(50, 60))
+
+
+def recreated() -> tuple[Net, list[Member]]:
+    """Two members at work on two partitions; the topic is deleted and made anew, longer than what was done."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=50)
+    members = [net.member("a"), net.member("b")]
+    for member in members:
+        member.consumer("t")
+    net.run_until(lambda: all(len(m.held()) == 1 for m in members))
+    for member in members:
+        member.work()
+        member.work()
+    net.topic("t", 2, end=500, tid="id-2")
+    net.tell_topics()
+    return net, members
+
+
+def test_p11_a_topic_made_anew_under_its_holders_loses_their_positions() -> None:
+    net, members = recreated()
+    net.run(50)
+    for member in members:
+        [error] = member.consumers[0].errors
+        assert isinstance(error, PositionLostError) and "made anew" in str(error)
+        assert Callback.LOST in [call for call, _ in member.callbacks]
+        assert member.held() == []
+
+
+def test_p11_nobody_who_saw_it_goes_on_in_the_new_log_from_the_old_position() -> None:
+    """Neither on what it held itself nor on what another let go, though the old offsets exist in the new log."""
+    net, members = recreated()
+    net.run(20 * HI)
+    assert [m.held() for m in members] == [[], []]
+    assert [m.work() for m in members] == [[], []]
+    reposition(net, -1)
+    net.run_until(lambda: sum(len(m.held()) for m in members) == 1)
+    net.run(5 * HI)
+    assert sum(len(m.held()) for m in members) == 1, "t:1 is not repositioned"
+
+
+def test_p11_progress_that_was_under_way_does_not_unblock() -> None:
+    """What was done and not reported yet is handed in with the release; it is no reposition."""
+    net, member = starting()
+    net.run(50)
+    member.work()
+    net.topic("t", 1, end=500, tid="id-2")
+    net.tell_topics()
+    net.run(HI)
+    assert net.world(T0).progress.stable == 4
+    net.run(10 * HI)
+    assert member.held() == []
+
+
+def test_p11_a_topic_deleted_and_made_anew_between_two_looks_is_recognised_later_too() -> None:
+    """Gone in one look, back in the next with another id."""
+    net, member = starting()
+    net.run(50)
+    member.work()
+    net.run(HI)
+    del net.data[T0]
+    net.tell_topics()
+    net.run(HI)
+    net.topic("t", 1, end=500, tid="id-2")
+    net.tell_topics()
+    net.run(10 * HI)
+    assert member.held() == []
+    assert isinstance(member.consumers[0].errors[0], PositionLostError)
+
+
+def test_p11_an_unclaimed_partition_of_a_topic_made_anew_is_just_read() -> None:
+    """Nobody of the group ever had a position in it."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=50)
+    member = net.member("a")
+    member.consumer("t", policy=MaxClaims(1))
+    net.run(50)
+    [mine] = member.held()
+    net.topic("t", 2, end=5, tid="id-2")
+    net.tell_topics()
+    net.run_until(lambda: member.held() not in ([], [mine]))
+    assert read_all(net, member) == [0, 1, 2, 3, 4]
+
+
+def test_p11_topic_ids_that_the_broker_does_not_tell_are_no_change() -> None:
+    net, member = starting()
+    net.run(50)
+    net.topic_ids["t"] = ""
+    net.tell_topics()
+    net.run(50)
+    net.topic_ids["t"] = "id-t"
+    net.tell_topics()
+    net.run(50)
+    assert member.held() == [T0]
+    assert member.consumers[0].errors == []
+
+
+def test_p11_a_position_at_the_log_end_is_not_lost() -> None:
+    net, member = starting(end=10)
+    read_all(net, member)
+    member.kill()
+    other = net.member("b")
+    consumer = other.consumer("t")
+    net.run_until(lambda: other.held() == [T0])
+    consumer.out_of_range(T0, net.now)
+    other.settle()
+    net.data[T0].end = 12
+    assert read_all(net, other) == [10, 11]
+    assert consumer.errors == []
+
+
+def test_a_member_with_a_limit_takes_grown_partitions_up_to_it() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1)
+    member = net.member("a")
+    member.consumer("t", policy=Greedy() & MaxClaims(2))
+    net.run(50)
+    net.data[T1] = DataLog()
+    net.data["t", 2] = DataLog()
+    net.tell_topics()
+    net.run(3 * HI)
+    assert len(member.held()) == 2
