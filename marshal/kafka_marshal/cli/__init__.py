@@ -5,10 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["lacks_extra", "main"]
 
 #: What the extra ``[cli]`` brings.
 _EXTRA = ("click", "rich")
+
+
+def lacks_extra(error: ModuleNotFoundError) -> bool:
+    """Whether it is the extra that is missing, and nothing of ours."""
+    return (error.name or "").partition(".")[0] in _EXTRA
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -18,7 +23,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return run(args)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
+        if not lacks_extra(error):
             raise
         sys.stderr.write(
             f"error: the command needs the package {error.name!r}, which is not installed. Nothing was done.\n"

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import shell_complete
 
-from kafka_marshal.cli import failures
+from kafka_marshal.cli import failures, lacks_extra
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
 
@@ -134,6 +134,8 @@ def _invoke(args: list[str], options: Options) -> int:
         return failures.INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            raise
+        if isinstance(error, ModuleNotFoundError) and lacks_extra(error):
             raise
         return _failed(error, options)
 

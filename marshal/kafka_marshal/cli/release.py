@@ -161,13 +161,13 @@ def release_group(
         if to is not None or wishes or dry_run:
             raise click.UsageError("--resume only ends a pause: it goes with --client-id and --yes, and nothing else.")
         return _resume(options, group, client_id, yes)
+    if dry_run and to is None and not wishes:
+        raise click.UsageError("--dry-run shows what would be moved: say where to, with --to or --partition.")
     incomplete = [wish for wish in wishes if wish.position is None]
     if incomplete and to is None:
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
     with admin_of(options, client_id) as admin:
         if to is None and not wishes:
-            if dry_run:
-                raise click.UsageError("--dry-run shows what would be moved: say where to, with --to or --partition.")
             return _only_pause(options, admin, wanted)
         targets = _targets(options, admin, wanted)
         plan = admin.plan(group, targets, force=force)

@@ -11,6 +11,7 @@ import click
 
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
+from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.text import clean, span
 from kafka_marshal.errors import MarshalError
 
@@ -26,6 +27,8 @@ def admin_of(options: Options, client_id: str | None = None) -> Iterator[Admin]:
     from kafka_marshal.admin import Admin
 
     servers, properties = options.connection()
+    with connected(options) as cluster:
+        cluster.topic_info([options.topic], options.timeout)  # whether anybody answers, as quickly as --timeout wants
     with (
         warnings_from_the_library(options.debug),
         Admin(servers, topic=options.topic, client_id=client_id, config=properties) as admin,

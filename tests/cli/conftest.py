@@ -1,0 +1,55 @@
+"""Fixtures for the tests of the command."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.harness import ENVIRONMENT, Command, Terminal
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environment: None) -> Command:
+    return Command(capfd, monkeypatch)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*args: str, **settings: Any) -> Terminal:
+        opened.append(Terminal(*args, **settings))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+# -- with a broker ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_topic(kafka_bootstrap: str) -> Iterator[str]:
+    """A name for a coordination topic of this test's own; the topic is removed in the end."""
+    from kafka_marshal.adapters.probe import Probe
+
+    name = f"__marshal-cli-{uuid.uuid4().hex[:8]}"
+    yield name
+    Probe(kafka_bootstrap).delete_topics([name])
+
+
+@pytest.fixture
+def kafka(command: Command, kafka_bootstrap: str, log_topic: str) -> Command:
+    """The command, told where Kafka is and which coordination topic to use (it is not there yet)."""
+    command.before = ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
+    return command

@@ -1,0 +1,167 @@
+"""How the tests of the command run it: in this process for speed, as a process of its own where that is the point."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kafka_marshal.cli.app import run
+from rationalizer import Record, encode, route_lease
+from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
+
+#: Set where the tests run against a Kafka that somebody named; commands under test must not pick it up by themselves.
+ENVIRONMENT = ("KAFKA_MARSHAL_BOOTSTRAP", "KAFKA_MARSHAL_DEBUG", "NO_COLOR")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The tab-separated table on standard output, by its titles."""
+        titles, *rows = (line.split("\t") for line in self.lines)
+        return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+class Command:
+    """Runs the command in this process."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capture = capfd
+        self._monkeypatch = monkeypatch
+        self.before: tuple[str, ...] = ()
+
+    def __call__(self, *args: str | int | os.PathLike[str], stdin: bytes = b"") -> Ran:
+        self._capture.readouterr()
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = run([*self.before, *(str(arg) if isinstance(arg, int) else os.fspath(arg) for arg in args)])
+        captured = self._capture.readouterr()
+        return Ran(status, captured.out, captured.err)
+
+
+ARGV = [sys.executable, "-m", "kafka_marshal.cli"]
+
+
+def process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
+    """The command as a process without a terminal."""
+    env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    env.update(kwargs.pop("env", {}))
+    return subprocess.run([*ARGV, *args], capture_output=True, timeout=60, check=False, env=env, **kwargs)
+
+
+def start(*args: str, **kwargs: Any) -> subprocess.Popen[bytes]:
+    """The command as a process that goes on."""
+    env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    env.update(kwargs.pop("env", {}))
+    for stream in ("stdout", "stderr"):
+        kwargs.setdefault(stream, subprocess.PIPE)
+    return subprocess.Popen([*ARGV, *args], env=env, **kwargs)
+
+
+class Terminal:
+    """The command on a terminal of its own, with what it shows."""
+
+    def __init__(self, *args: str, columns: int = 140, argv: Sequence[str] = ARGV) -> None:
+        import fcntl
+        import struct
+        import termios
+
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+        env |= {"TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            [*argv, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
+        os.close(theirs)
+        self.shown = b""
+
+    def read_until(self, done: Callable[[bytes], bool], timeout_s: float = 30.0) -> bytes:
+        """Read until what was shown is enough."""
+        deadline = time.monotonic() + timeout_s
+        while not done(self.shown):
+            left = deadline - time.monotonic()
+            assert left > 0, f"only this was shown in {timeout_s} s: {self.shown!r}"
+            if select.select([self._ours], [], [], min(left, 0.2))[0]:
+                try:
+                    self.shown += os.read(self._ours, 65536)
+                except OSError:  # nobody holds the other end any more
+                    assert done(self.shown), f"only this was shown: {self.shown!r}"
+        return self.shown
+
+    def type(self, text: bytes) -> None:
+        os.write(self._ours, text)
+
+    def finish(self, timeout_s: float = 30.0) -> bytes:
+        """Read until it ends; all that was shown."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if select.select([self._ours], [], [], 0.1)[0]:
+                try:
+                    self.shown += os.read(self._ours, 65536)
+                    continue
+                except OSError:
+                    break
+            if self.process.poll() is not None:
+                break
+        self.process.wait(timeout_s)
+        return self.shown
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        os.close(self._ours)
+
+
+class Log:
+    """A log in the making: records of one CP or more, with ascending offsets, as a dump."""
+
+    def __init__(self, partitions: int = 1, topic: str = "__marshal") -> None:
+        self.partitions = partitions
+        self.lines = [header_line(DumpHeader(topic, partitions))]
+        self._next = [0] * partitions
+
+    def add(self, record: Record | bytes | None, timestamp_ms: int, partition: int | None = None) -> int:
+        """Append a record (to the CP where it belongs, unless one is named); its offset."""
+        if partition is None:
+            partition = home(record, self.partitions)
+        value = encode(record) if isinstance(record, Record) else record
+        offset = self._next[partition]
+        self._next[partition] += 1
+        self.lines.append(record_line(DumpRecord(partition, offset, timestamp_ms, value)))
+        return offset
+
+    @property
+    def dump(self) -> bytes:
+        return ("\n".join(self.lines) + "\n").encode()
+
+
+def home(record: Record | bytes | None, partitions: int) -> int:
+    """Where a record belongs."""
+    topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+    return route_lease(topic, number, partitions) if isinstance(topic, str) and isinstance(number, int) else 0

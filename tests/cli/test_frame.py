@@ -1,0 +1,342 @@
+"""What all commands share: options before and after their name, statuses, errors without tracebacks, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from kafka_marshal.cli import app, failures
+from kafka_marshal.cli.options import Options, read_properties
+from kafka_marshal.errors import (
+    AdminError,
+    AuthenticationError,
+    ConfigurationError,
+    KafkaUnavailableError,
+    TopicMissingError,
+)
+from rationalizer import ClaimingPartition
+from rationalizer.dump import DumpError
+from tests.cli.harness import ARGV, Command, Log, Terminal, process
+
+#: Nothing listens here.
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_of_the_list_is_there_and_helps(command: Command, name: str) -> None:
+    if name == "demo":
+        pytest.skip("its help is its own: tests/demo")
+    ran = command(name, "--help")
+    assert (ran.status, ran.err) == (0, "")
+    assert f"kafka-marshal {name}" in ran.out
+    assert "--bootstrap" in ran.out
+    found = app.root.get_command(click.Context(app.root), name)
+    assert found is not None
+    assert found.help
+
+
+def test_no_two_options_of_a_command_share_a_name(command: Command) -> None:
+    for name in app.COMMANDS:
+        found = app.root.get_command(click.Context(app.root), name)
+        assert found is not None
+        names = [opt for param in found.params for opt in param.opts]
+        assert len(names) == len(set(names)), name
+
+
+def test_help_does_not_load_the_kafka_client() -> None:
+    code = (
+        "import sys; from kafka_marshal.cli import main; "
+        "codes = [main([*a, '--help']) for a in ([], ['status'], ['lag'], ['log'], ['who'], ['release-group'])]; "
+        "print(sum(codes), 'confluent_kafka' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stderr.split() == [b"0", b"False"]
+
+
+def test_the_version(command: Command) -> None:
+    ran = command("--version")
+    assert ran.status == 0
+    assert ran.out.startswith("kafka-marshal, version ")
+
+
+def test_an_unknown_command_suggests_one(command: Command) -> None:
+    ran = command("replya")
+    assert ran.status == 2
+    assert "Did you mean 'replay'" in ran.err
+    assert command("\x1b[31m").err.count("\x1b") == 0
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["replay"],
+        ["--nonsense"],
+        ["replay", "x", "--nonsense"],
+        ["status", "--timeout", "soon"],
+        ["status", "--timeout", "0"],
+        ["who", "g", "t", "minus"],
+        ["who", "g", "t", "-1"],
+        ["who", "g", "t", "0", "--at", "then", "--bootstrap", NOWHERE],
+        ["who", "g", "t", "0", "--at", "now", "--offset", "3", "--bootstrap", NOWHERE],
+        ["log", "--follow", "--from-dump", "x"],
+        ["release-group", "g", "--to", "sideways"],
+        ["release-group", "g", "--partition", "t:x=1"],
+        ["release-group", "g", "--partition", "t:1"],
+        ["release-group", "g", "--resume", "--to", "latest"],
+        ["release-group", "g", "--dry-run", "--bootstrap", NOWHERE],
+        ["completion", "powershell"],
+        ["broker", "--brokers", "2"],
+        ["status", "--config", "/nowhere/at/all"],
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_what_is_wrong(command: Command, args: list[str]) -> None:
+    ran = command(*args)
+    assert ran.status == 2
+    assert ran.err.startswith("error: ")
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def test_no_kafka_named_is_wrong_use_and_names_the_ways(command: Command) -> None:
+    ran = command("status")
+    assert ran.status == 2
+    assert "--bootstrap" in ran.err
+    assert "KAFKA_MARSHAL_BOOTSTRAP" in ran.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["init"],
+        ["init", "--check"],
+        ["status"],
+        ["lag"],
+        ["log"],
+        ["who", "g", "t", "0"],
+        ["dump"],
+        ["evict", "g", "t", "0", "--yes"],
+        ["forget-group", "g", "--yes"],
+        ["release-group", "g", "--to", "earliest", "--yes"],
+        ["release-group", "g", "--resume", "--yes"],
+    ],
+)
+def test_kafka_out_of_reach_ends_with_3_and_prints_nothing_else(command: Command, args: list[str]) -> None:
+    ran = command("--bootstrap", NOWHERE, "--timeout", "0.3", *args)
+    assert ran.status == 3, ran.err
+    assert NOWHERE in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def options_seen(monkeypatch: pytest.MonkeyPatch, *args: str) -> Options:
+    """The options that a command gets."""
+    seen: list[Options] = []
+
+    @app.command("probe")
+    @click.pass_obj
+    def probe(options: Options) -> None:
+        seen.append(options)
+
+    monkeypatch.setattr(app.root, "get_command", lambda ctx, name: probe)
+    monkeypatch.setitem(app.COMMANDS, "probe", ("", ""))
+    assert app.run(args) == 0
+    return seen[0]
+
+
+def test_options_go_before_and_after_the_name_and_the_latter_prevails(
+    monkeypatch: pytest.MonkeyPatch, environment: None
+) -> None:
+    before = options_seen(monkeypatch, "--bootstrap", "a:1", "--json", "--topic", "t", "--timeout", "3", "probe")
+    assert (before.bootstrap, before.json, before.topic, before.timeout) == ("a:1", True, "t", 3.0)
+    after = options_seen(monkeypatch, "probe", "--bootstrap", "a:1", "--json", "--topic", "t", "--timeout", "3")
+    assert after == before
+    both = options_seen(monkeypatch, "--bootstrap", "a:1", "--topic", "t", "probe", "--bootstrap", "b:2")
+    assert (both.bootstrap, both.topic, both.json) == ("b:2", "t", False)
+
+
+def test_the_environment_names_kafka_unless_an_option_does(monkeypatch: pytest.MonkeyPatch, environment: None) -> None:
+    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", "env:1")
+    assert options_seen(monkeypatch, "probe").bootstrap == "env:1"
+    assert options_seen(monkeypatch, "--bootstrap", "a:1", "probe").bootstrap == "a:1"
+    assert options_seen(monkeypatch, "probe", "--bootstrap", "a:1").bootstrap == "a:1"
+    monkeypatch.setenv("KAFKA_MARSHAL_DEBUG", "1")
+    assert options_seen(monkeypatch, "probe").debug
+
+
+# -- --config ------------------------------------------------------------------------------------------------
+
+
+def test_a_properties_file_is_read_as_kafkas_tools_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(
+        "# comment\n! another\n\nsecurity.protocol=SASL_SSL\n  sasl.username = me \nsasl.password=a=b#c\n"
+        "bootstrap.servers=x:1,y:2\n"
+    )
+    assert read_properties(str(path)) == {
+        "security.protocol": "SASL_SSL",
+        "sasl.username": "me",
+        "sasl.password": "a=b#c",
+        "bootstrap.servers": "x:1,y:2",
+    }
+    servers, properties = Options(config_file=str(path)).connection()
+    assert servers == "x:1,y:2"
+    assert "bootstrap.servers" not in properties
+    assert Options(config_file=str(path), bootstrap="z:3").connection()[0] == "z:3"
+
+
+@pytest.mark.parametrize("line", ["hunter2", "=hunter2"])
+def test_a_bad_line_is_named_but_not_shown_for_it_may_be_a_password(
+    command: Command, tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(f"acks=all\n{line}\n")
+    ran = command("status", "--bootstrap", NOWHERE, "--config", path)
+    assert ran.status == 2
+    assert "line 2" in ran.err
+    assert "hunter2" not in ran.err
+
+
+def test_a_file_that_is_no_text_is_wrong_use(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_bytes(b"\xff\xfe=1")
+    assert command("status", "--bootstrap", NOWHERE, "--config", path).status == 2
+
+
+@pytest.mark.parametrize("line", ["no.such.property=1", "acks=1", "group.id=mine", "security.protocol=smoke"])
+def test_properties_that_can_not_work_are_wrong_use(command: Command, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(line)
+    ran = command("status", "--bootstrap", NOWHERE, "--config", path, "--timeout", "0.3")
+    assert ran.status == 2
+    assert line.partition("=")[0] in ran.err
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def replaying(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kafka_marshal.cli.dumps.Replay", replaying)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (DumpError(3, "no"), 2),
+        (ConfigurationError("no"), 2),
+        (KafkaUnavailableError("no"), 3),
+        (AuthenticationError("no"), 3),
+        (TopicMissingError("no"), 1),
+        (AdminError("no"), 1),
+        (failures.CommandError("no", 1), 1),
+        (PermissionError(13, "Permission denied", "file"), 2),
+        (KeyError("no"), 70),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(32, "Broken pipe"), 141),
+    ],
+)
+def test_every_kind_of_error_has_its_status(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
+) -> None:
+    failing(monkeypatch, error)
+    ran = command("replay", os.devnull)
+    assert ran.status == status
+    assert "Traceback" not in ran.err
+    assert bool(ran.err) == (status != 141)
+
+
+def test_an_error_from_the_log_can_not_reach_the_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, AdminError("held by \x1b]0;x\x07 and \u202e"))
+    ran = command("replay", os.devnull)
+    assert "\\x1b]0;x\\x07 and \\u202e" in ran.err
+    assert all(line.isprintable() for line in ran.err.splitlines())
+
+
+def test_notes_of_an_error_are_told(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = KeyboardInterrupt()
+    error.add_note("The pause may last.")
+    failing(monkeypatch, error)
+    assert "The pause may last." in command("replay", os.devnull).err
+
+
+def test_debug_shows_the_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("\x1b[31m"))
+    ran = command("--debug", "replay", os.devnull)
+    assert "Traceback" in ran.err
+    assert "\x1b" not in ran.err
+
+
+def test_output_goes_out_whatever_the_encoding() -> None:
+    log = Log()
+    log.add(ClaimingPartition("i", "Zürich", "g", "東京", 0, 1000), 1000)
+    for args in (["log"], ["who", "g", "東京", "0"]):
+        done = process(*args, "--from-dump", "-", input=log.dump, env={"PYTHONIOENCODING": "ascii"})
+        assert done.returncode == 0, done.stderr
+        assert b"rich" in done.stdout
+
+
+def test_no_colour_without_a_terminal(command: Command) -> None:
+    assert "\x1b" not in command("nonsense").err
+
+
+# -- completion, and the extra -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_for_every_shell(command: Command, shell: str) -> None:
+    ran = command("completion", shell)
+    assert ran.status == 0
+    assert "_KAFKA_MARSHAL_COMPLETE" in ran.out
+    assert "kafka-marshal" in ran.out
+
+
+def complete(*words: str) -> list[str]:
+    done = subprocess.run(
+        ARGV,
+        env={
+            **os.environ,
+            "_KAFKA_MARSHAL_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    return [line.partition(",")[2] for line in done.stdout.decode().splitlines()]
+
+
+def test_what_is_completed() -> None:
+    assert set(complete("kafka-marshal", "re")) == {"replay", "release-group"}
+    assert "--until" in complete("kafka-marshal", "replay", "--u")
+    assert "--bootstrap" in complete("kafka-marshal", "status", "--b")
+
+
+def test_without_click_it_says_which_extra_to_install() -> None:
+    code = (
+        "import sys; sys.modules['click'] = None; from kafka_marshal.cli import main; sys.exit(main(['replay', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert b"pip install 'kafka-marshal[cli]'" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_without_rich_it_says_which_extra_to_install(tmp_path: Path, terminal: Callable[..., Terminal]) -> None:
+    log = Log()
+    log.add(ClaimingPartition("i", "c", "g", "t", 0, 1000), 1000)
+    (tmp_path / "dump").write_bytes(log.dump)
+    code = "import sys; sys.modules['rich'] = None; from kafka_marshal.cli import main; sys.exit(main(sys.argv[1:]))"
+    asked = ["who", "g", "t", "0", "--from-dump", str(tmp_path / "dump")]  # draws a table on a terminal
+    opened = terminal(*asked, argv=[sys.executable, "-c", code])
+    assert b"pip install 'kafka-marshal[cli]'" in opened.finish()
+    assert opened.process.returncode == 2
+    assert b"Traceback" not in opened.shown

@@ -1,0 +1,213 @@
+"""`replay`: section 9 of the protocol, byte for byte (D1-D4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rationalizer import ClaimingPartition, Heartbeat, Tick, Upgrade
+from tests.cli.harness import ARGV, Command, Log, process, start
+
+EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"
+NAMES = sorted(path.name.removesuffix(".dump.jsonl") for path in EXAMPLES.glob("*.dump.jsonl"))
+
+
+def test_the_examples_are_there() -> None:
+    assert len(NAMES) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outcomes_are_those_of_the_examples_byte_for_byte(name: str) -> None:
+    done = process("replay", str(EXAMPLES / f"{name}.dump.jsonl"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == (EXAMPLES / f"{name}.outcomes.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_is_that_of_the_examples_byte_for_byte(name: str) -> None:
+    done = process("replay", "--state", "-", input=(EXAMPLES / f"{name}.dump.jsonl").read_bytes())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == (EXAMPLES / f"{name}.state.json").read_bytes()
+
+
+def test_until_leaves_out_what_lies_above_and_no_other_partition(command: Command) -> None:
+    dump = EXAMPLES / "digest.dump.jsonl"
+    ran = command("replay", dump, "--until", "1:2")
+    seen = [(line["partition"], line["offset"]) for line in map(json.loads, ran.lines)]
+    assert ran.status == 0
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    state = command("replay", dump, "--state", "--until", "1:2", "--until", "0:0").json
+    assert [each["next_offset"] for each in state["partitions"]] == [1, 3]
+
+
+def test_until_named_twice_for_a_partition_both_hold(command: Command) -> None:
+    ran = command("replay", EXAMPLES / "digest.dump.jsonl", "--until", "1:5", "--until", "1:0", "--until", "1:3")
+    assert sum(json.loads(line)["partition"] == 1 for line in ran.lines) == 1
+
+
+@pytest.mark.parametrize("until", ["1", "1:", ":1", "1:-1", "a:b", "1:2:3", "1.0:2", "²:1"])
+def test_an_until_of_another_form_is_wrong_use(command: Command, until: str) -> None:
+    ran = command("replay", EXAMPLES / "digest.dump.jsonl", "--until", until)
+    assert ran.status == 2
+    assert "PARTITION:OFFSET" in ran.err
+    assert ran.out == ""
+
+
+def test_an_until_of_a_partition_that_the_dump_lacks_is_wrong_use(command: Command) -> None:
+    ran = command("replay", EXAMPLES / "digest.dump.jsonl", "--until", "7:1")
+    assert ran.status == 2
+    assert "partition 7" in ran.err
+
+
+HEADER = b'{"topic": "__marshal", "partitions": 2, "format": 1}\n'
+FIRST = b'{"partition": 1, "offset": 4, "timestamp": 1000, "value": null}\n'
+
+BAD = {
+    "empty": (b"", 1),
+    "no header": (FIRST, 1),
+    "other format": (b'{"topic": "t", "partitions": 2, "format": 2}\n', 1),
+    "not JSON": (HEADER + FIRST + b"nonsense\n", 3),
+    "no object": (HEADER + b"\n\n[]\n", 4),
+    "offset again": (HEADER + FIRST + FIRST, 3),
+    "partition too large": (HEADER + FIRST.replace(b'"partition": 1', b'"partition": 2'), 2),
+    "no base64": (HEADER + FIRST.replace(b"null", b'"%%"'), 2),
+    "not UTF-8": (HEADER + b'{"partition": "\xff"}\n', 2),
+    "NaN": (HEADER + FIRST.replace(b"1000", b"NaN"), 2),
+    "float": (HEADER + FIRST.replace(b"1000", b"1.0"), 2),
+    "bool": (HEADER + FIRST.replace(b"1000", b"true"), 2),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("state", [False, True])
+def test_a_bad_line_is_named_and_the_status_is_2(command: Command, name: str, state: bool) -> None:
+    content, line = BAD[name]
+    ran = command("replay", "-", *(["--state"] if state else []), stdin=content)
+    assert ran.status == 2
+    assert f"line {line}:" in ran.err
+    assert "Traceback" not in ran.err
+    if state:
+        assert ran.out == ""
+
+
+def upgraded(*levels: int) -> Log:
+    log = Log(len(levels))
+    for cp, level in enumerate(levels):
+        log.add(Tick("i", "c", "g"), 1000, cp)
+        log.add(Upgrade("i", "c", "g", level), 1001, cp)
+        log.add(Tick("i", "c", "g"), 1002, cp)
+    return log
+
+
+def test_a_replay_that_stops_at_an_upgrade_ends_with_1_and_names_each_level(command: Command) -> None:
+    log = upgraded(7, 1, 9, 7)
+    ran = command("replay", "-", stdin=log.dump)
+    assert ran.status == 1
+    seen = [(line["partition"], line["offset"]) for line in map(json.loads, ran.lines)]
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)]
+    assert "partition 0, 3:" in ran.err
+    assert "level 7" in ran.err
+    assert "level 9" in ran.err
+    state = command("replay", "-", "--state", stdin=log.dump)
+    assert state.status == 1
+    assert [each["next_offset"] for each in state.json["partitions"]] == [1, 3, 1, 1]
+
+
+def test_a_bad_line_wins_over_an_upgrade(command: Command) -> None:
+    ran = command("replay", "-", stdin=upgraded(7).dump + b"nonsense\n")
+    assert ran.status == 2
+    assert "line 5:" in ran.err
+
+
+def test_until_may_stop_before_the_upgrade(command: Command) -> None:
+    assert command("replay", "-", "--until", "0:0", stdin=upgraded(7).dump).status == 0
+
+
+def test_a_file_that_is_not_there_is_wrong_use_without_a_traceback(command: Command, tmp_path: Path) -> None:
+    ran = command("replay", tmp_path / "nowhere")
+    assert ran.status == 2
+    assert "nowhere" in ran.err
+    assert "Traceback" not in ran.err
+    assert command("replay", tmp_path).status == 2
+
+
+def long_log(records: int) -> bytes:
+    log = Log()
+    log.add(ClaimingPartition("i", "c", "g", "t", 0, 600_000), 1000)
+    for number in range(1, records):
+        log.add(Heartbeat("i", "c", "g", "t", 0, 0, number), 1000 + number)
+    return log.dump
+
+
+def test_a_reader_that_has_seen_enough_ends_the_replay_quietly(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(long_log(20_000))
+    with start("replay", str(path)) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline().startswith(b'{"partition": 0')
+        running.stdout.close()
+        said = running.stderr.read()
+        assert running.wait(30) == 141
+    assert said == b""
+
+
+def peak_kib(content: bytes, *options: str) -> int:
+    """Peak memory of a replay of its own."""
+    replaying = subprocess.Popen([*ARGV, "replay", "-", *options], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert replaying.stdin is not None
+    replaying.stdin.write(content)
+    replaying.stdin.close()
+    _, status, usage = os.wait4(replaying.pid, 0)
+    replaying.returncode = os.waitstatus_to_exitcode(status)
+    assert replaying.returncode == 0
+    return usage.ru_maxrss // (1024 if sys.platform == "darwin" else 1)
+
+
+@pytest.mark.parametrize("options", [(), ("--state",)])
+def test_memory_does_not_grow_with_the_dump(options: tuple[str, ...]) -> None:
+    small, large = long_log(100), long_log(60_000)
+    assert len(large) > 5_000_000
+    assert peak_kib(large, *options) < peak_kib(small, *options) + 4_000
+
+
+def test_what_replay_does_not_need_is_not_loaded() -> None:
+    code = (
+        "import sys; from kafka_marshal.cli import main; status = main(['replay', sys.argv[1]]); "
+        "print(status, *(m for m in ('confluent_kafka', 'rich', 'kafka_marshal.replica') if m in sys.modules), "
+        "file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(EXAMPLES / "digest.dump.jsonl")], capture_output=True, check=True, timeout=60
+    )
+    loaded = done.stderr.decode().split()
+    assert loaded[0] == "0"
+    assert "confluent_kafka" not in loaded
+    assert "rich" not in loaded
+
+
+def test_ctrl_c_while_it_waits_for_input() -> None:
+    with start("replay", "-", stdin=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdin.write(long_log(560))  # enough for a first block of output, too little to fill the pipe
+        running.stdin.flush()
+        running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        running.wait(30)
+    assert running.returncode == 130
+    assert b"interrupted. The replay is not complete" in said
+    assert b"Traceback" not in said
+
+
+def test_json_changes_nothing_for_it_is_json_already(command: Command) -> None:
+    dump = EXAMPLES / "digest.dump.jsonl"
+    assert command("--json", "replay", dump).out == command("replay", dump, "--json").out == command("replay", dump).out

@@ -1,0 +1,130 @@
+"""Text for people: escaping, times, spans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_marshal.cli.text import clean, count, parse_span, parse_time, span, time_text
+
+
+@given(st.text(st.characters(codec=None)))
+def test_whatever_it_was_it_is_harmless_afterwards(text: str) -> None:
+    assert clean(text).isprintable()
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert clean(text) == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b]0;pwned\x07", "\\x1b]0;pwned\\x07"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\u202egpj.exe", "a\\u202egpj.exe"),
+        ("a\u2066b\u2069", "a\\u2066b\\u2069"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("tag\U000e0041", "tag\\U000e0041"),
+        ("line\nline\ttab\r", "line\\nline\\ttab\\r"),
+        ("\u2028\u2029\xa0", "\\u2028\\u2029\\xa0"),
+        ("\ud800", "\\ud800"),
+        ("Zürich 東京 😀", "Zürich 東京 😀"),
+    ],
+)
+def test_what_is_not_plainly_visible_is_escaped(raw: str, shown: str) -> None:
+    assert clean(raw) == shown
+
+
+@pytest.fixture
+def in_kolkata(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_kolkata")
+def test_times_are_local_and_say_so() -> None:
+    assert time_text(1_700_000_000_123) == "2023-11-15T03:43:20.123+05:30"
+    assert parse_time("2023-11-15T03:43:20.123", 0) == 1_700_000_000_123
+    assert parse_time("2023-11-14T22:13:20.123Z", 0) == 1_700_000_000_123
+
+
+@given(st.integers(0, 253_402_300_000_000))
+def test_a_time_that_was_written_is_read_again(time_ms: int) -> None:
+    assert parse_time(time_text(time_ms), 0) == time_ms
+
+
+@pytest.mark.parametrize("time_ms", [2**63 - 1, 253_402_400_000_000, -(2**62)])
+def test_a_time_that_no_calendar_reaches_is_shown_as_its_number(time_ms: int) -> None:
+    assert time_text(time_ms) == f"{time_ms} ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1700000000000", 1_700_000_000_000),
+        ("now", 1_000_000),
+        ("10s", 990_000),
+        ("-10s", 990_000),
+        ("10s ago", 990_000),
+        ("5 m ago", 700_000),
+    ],
+)
+def test_other_ways_to_write_a_time(text: str, ms: int) -> None:
+    assert parse_time(text, 1_000_000) == ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "12:00", "10", "-5", "²"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    if text == "10":
+        assert parse_time(text, 0) == 10
+        return
+    with pytest.raises(ValueError, match="is no time"):
+        parse_time(text, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("90s", 90_000), ("5m", 300_000), ("1h30m", 5_400_000), ("250ms", 250), ("1.5 s", 1_500), ("2D", 172_800_000)],
+)
+def test_spans_are_read(text: str, ms: int) -> None:
+    assert parse_span(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "5 apples", "5m3", "-5m", "5m -3s", "1e3s", "\x1b5m"])
+def test_what_is_no_span_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no span") as refused:
+        parse_span(text)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0.0 s"),
+        (320, "0.3 s"),
+        (9_999, "10.0 s"),
+        (10_000, "10 s"),
+        (59_700, "1 min"),
+        (252_000, "4 min 12 s"),
+        (3_600_000, "1 h"),
+        (10_920_000, "3 h 2 min"),
+        (180_000_000, "2 d 2 h"),
+        (-5_000, "-5.0 s"),
+    ],
+)
+def test_spans_are_written_in_the_units_that_matter(ms: int, text: str) -> None:
+    assert span(ms) == text
+
+
+def test_counts() -> None:
+    assert count(1, "lease") == "1 lease"
+    assert count(12_345, "record") == "12,345 records"

@@ -1,0 +1,168 @@
+"""Records and outcomes in words: every kind of record, every code."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.cli.words import is_beat, reason, remember, what
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    Upgrade,
+    World,
+    codes,
+    encode,
+    route_lease,
+)
+from rationalizer.records import KINDS
+
+A = ("a1", "a", "g")
+B = ("b1", "b", "g")
+
+RECORDS: list[tuple[Record, str]] = [
+    (ClaimingPartition(*A, "t", 3, 3000), "claims t/3 (beats every 3.0 s or sooner)"),
+    (Heartbeat(*A, "t", 3, 0, 41), "beats for t/3, done to 41"),
+    (Heartbeat(*A, "t", 3, 0, None), "beats for t/3"),
+    (Heartbeat(*A, "t", 3, None, -1), "restarts on t/3, done to nothing"),
+    (ReleasingPartition(*A, "t", 3, 0, 7), "releases t/3, done to 7"),
+    (ClaimingMessages(*A, "t", 3, 0, 99), "takes messages of t/3 up to 99, at most once"),
+    (ReleaseGroup(*A, 0), "lets the group go on"),
+    (ReleaseGroup(*A, 2**62), f"pauses the group until {2**62} ms"),
+    (HeartbeatBatch(*A, (BeatEntry("t", 3, 0, 5), BeatEntry("t", 4, 0, None))), "beats for t/3=5, t/4"),
+    (CommitRanges(*A, "t", 3, 0, ((1, 1), (4, 9))), "has done 1, 4-9 of t/3"),
+    (ForgetGroup(*A), "forgets the group"),
+    (Tick(*A), "tells the time"),
+    (Tick("i", "c", "partitions=8"), "fixes the number of partitions of the log at 8"),
+    (Upgrade(*A, 2), "raises the log to level 2"),
+]
+
+
+def test_every_kind_of_record_has_words() -> None:
+    assert {type(record).TYPE for record, _ in RECORDS} == set(KINDS)
+
+
+@pytest.mark.parametrize(("record", "words"), RECORDS, ids=lambda x: type(x).__name__ if isinstance(x, Record) else "")
+def test_what_a_record_says(record: Record, words: str) -> None:
+    assert what(record, encode(record), 1000) == words
+
+
+def test_what_is_no_record() -> None:
+    assert what(None, None, 0) == "no value"
+    assert what(None, b"\xc1", 0) == "1 byte, not a record"
+
+
+def test_long_lists_are_cut() -> None:
+    entries = tuple(BeatEntry("t", number, 0, None) for number in range(1_000))
+    assert what(HeartbeatBatch(*A, entries), b"", 0) == "beats for t/0, t/1, t/2, t/3, t/4 and 995 more"
+
+
+class Story:
+    """One CP, record after record, with what `reason` says of each."""
+
+    def __init__(self) -> None:
+        self.world = World(0, 1)
+
+    def __call__(self, record: Record | bytes | None, at: int) -> tuple[str, str]:
+        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+        lease = None
+        if isinstance(record, Record) and isinstance(topic, str) and isinstance(number, int):
+            lease = self.world.lease(record.group_id, topic, number)
+        before = remember(lease) if lease is not None else None
+        value = encode(record) if isinstance(record, Record) else record
+        outcome = self.world.apply(self.world.next_offset, at, value)
+        return outcome.code, reason(outcome, outcome.record, value, self.world, before)
+
+
+CLAIM = ClaimingPartition(*A, "t", 0, 1000)
+
+
+def test_why_each_code() -> None:
+    tell = Story()
+    told = [
+        tell(CLAIM, 1000),
+        tell(CLAIM, 1001),
+        tell(ClaimingPartition(*B, "t", 0, 1000), 1500),
+        tell(Heartbeat(*B, "t", 0, 0, 4), 1500),
+        tell(Heartbeat(*A, "t", 0, 0, 4), 1500),
+        tell(Heartbeat(*A, "t", 0, 0, 3), 1600),
+        tell(CommitRanges(*A, "t", 0, 0, ((1, 2),)), 1600),
+        tell(CommitRanges(*A, "t", 0, 0, ((8, 9),)), 1600),
+        tell(CommitRanges(*A, "t", 0, 0, ((8, 9),)), 1600),
+        tell(ClaimingMessages(*A, "t", 0, 0, 2), 1600),
+        tell(HeartbeatBatch(*A, (BeatEntry("t", 0, 0, None), BeatEntry("t", 0, 7, None))), 1600),
+        tell(ForgetGroup(*A), 1600),
+        tell(ClaimingMessages(*A, "t", 0, 0, 100), 9000),
+        tell(Heartbeat("a2", "a", "g", "t", 0, None, None), 9000),
+        tell(ClaimingPartition(*B, "t", 0, 1000), 9000),
+        tell(Heartbeat("b2", "b", "g", "t", 0, None, None), 9100),
+        tell(ReleaseGroup("x", "admin", "g", 50_000), 9100),
+        tell(CLAIM, 9100),
+        tell(ReleasingPartition("b2", "b", "g", "t", 0, 15, None), 9100),
+        tell(ClaimingPartition("x", "admin", "g", "t", 0, 1000), 9100),
+        tell(Heartbeat("x", "admin", "g", "t", 0, 19, 2), 9100),
+        tell(ReleasingPartition("x", "admin", "g", "t", 0, 19, None), 9100),
+        tell(ReleasingPartition("x", "admin", "g", "t", 0, 19, None), 9100),
+        tell(None, 9100),
+        tell(b"\xc1", 9100),
+        tell(b"\x95\x02\x20\xa1i\xa1c\xa1g", 9100),
+        tell(b"\x95\x01\x63\xa1i\xa1c\xa1g", 9100),
+    ]
+    assert told[0] == ("OK", "granted, epoch 0")
+    assert told[1] == ("ALREADY_HELD", "holds it already, epoch 0")
+    assert told[2] == ("HELD", "a holds it, epoch 0, last beat 0.5 s before")
+    assert told[3] == ("FENCED", "a holds it, epoch 0")
+    assert told[4] == ("OK", "")
+    assert told[5] == ("OFFSET_REGRESSION", "all is done to 4 already: the position stays, the rest counts")
+    assert told[6] == ("INDIVIDUAL_COMMIT_TOO_OLD", "all is done to 4 already")
+    assert told[7] == ("OK", "")
+    assert told[8] == ("DUPLICATE_COMMIT", "What lies above stable was all done before; nothing changed.")
+    assert told[9] == ("PROPOSAL_TOO_LOW", "all is done, or given out, to 4 already")
+    assert told[10] == ("PARTIAL", "t/0 FENCED")
+    assert told[11] == ("GROUP_ACTIVE", "A lease of the group is held and not stale.")
+    assert told[12] == ("STALE", "last beat 7.4 s before, at an interval of 1.0 s")
+    assert told[13] == ("NOT_FRESH", "last beat 7.4 s before, at an interval of 1.0 s")
+    assert told[14] == ("OK", "granted, epoch 14; a was silent for 7.4 s")
+    assert told[15] == ("OK", "took over from its earlier instance, silent for 0.1 s; epoch 15")
+    assert told[16] == ("OK", "")
+    assert told[17][0] == "PAUSED"
+    assert told[17][1].startswith("admin has the group paused until 1970-01-01T")
+    assert told[18] == ("OK", "")
+    assert told[20] == ("REPOSITIONED", "the position was replaced")
+    assert told[22] == ("NOT_HELD", "nobody holds it")
+    assert told[23] == ("MALFORMED", "a record without a value")
+    assert told[24][0] == "MALFORMED"
+    assert told[24][1]
+    assert told[25][0] == "UNSUPPORTED_VERSION"
+    assert told[26][0] == "UNKNOWN_TYPE"
+    assert told[26][1]
+    seen = {code for code, _ in told}
+    assert seen | {codes.WRONG_PARTITION, codes.MAX_INDIVIDUAL_COMMIT_REACHED} == {row.code for row in codes.TABLE}
+    assert all(why for code, why in told if code != "OK")
+
+
+def test_where_a_record_in_the_wrong_partition_belongs() -> None:
+    home = route_lease("t", 0, 4)
+    for cp in sorted({0, 1, 2, 3} - {home}):
+        world = World(cp, 4)
+        value = encode(CLAIM)
+        outcome = world.apply(0, 1000, value)
+        assert outcome.code == codes.WRONG_PARTITION
+        assert reason(outcome, outcome.record, value, world, None) == f"it belongs to partition {home} of the log"
+
+
+def test_what_only_shows_that_somebody_lives() -> None:
+    world = World(0, 1)
+    beats = []
+    for record in (CLAIM, Heartbeat(*A, "t", 0, 0, 1), Heartbeat(*A, "t", 0, 0, 0), Tick(*A), ForgetGroup(*A)):
+        outcome = world.apply(world.next_offset, 1000, encode(record))
+        beats.append(is_beat(outcome, outcome.record))
+    assert beats == [False, True, False, True, False]
