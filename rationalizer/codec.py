@@ -138,7 +138,7 @@ def _kind_of(message: Message, level: int) -> Kind:
     """E6 from the first five fields to the type's own."""
     if len(message) < HEAD_FIELDS:
         raise MalformedError(f"{len(message)} fields, every record has at least {HEAD_FIELDS}")
-    version, number, instance_id, client_id, group_id = message[:HEAD_FIELDS]
+    version, number, instance_id, client_id, group_id, *own = message
     if type(version) is not int or version < 1 or type(number) is not int:
         raise MalformedError("version must be an int of at least 1, and type an int")
     problem = ok.id_problem(instance_id, client_id, group_id)
@@ -149,7 +149,7 @@ def _kind_of(message: Message, level: int) -> Kind:
     kind = KINDS.get(number)
     if kind is None or kind.level > level:
         raise UnknownTypeError(f"type {number} is not known at level {level}")
-    problem = kind.problem(message[HEAD_FIELDS:])
+    problem = kind.problem(own)
     if problem is not None:
         raise MalformedError(f"{kind.name}: {problem}", kind)
     return kind

@@ -9,18 +9,24 @@ second one beside it, at level 2: its rows in `records.KINDS`, its handlers here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rationalizer.codec import Message
 
 
-class Moment(NamedTuple):
-    """Where a record stands in the log, and what holds there besides the plane's own state."""
+class Moment:
+    """Where a record stands in the log, and what holds there besides the plane's own state.
 
-    offset: int
-    log_time: int
-    #: Whether the record's client has its group paused at this log time (C11).
-    pausing: bool
+    `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11).
+    One Moment serves a World's whole life: read it while the record is judged, don't keep it.
+    """
+
+    __slots__ = ("log_time", "offset", "pausing")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.log_time = 0
+        self.pausing = False
 
 
 #: A handler judges one well-formed record that belongs here and that no pause rejects. It changes the plane's

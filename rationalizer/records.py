@@ -216,11 +216,12 @@ class Kind:
 
     def problem(self, own: Sequence[object]) -> str | None:
         """What is wrong with these fields (as on the wire), or None (E2, E6)."""
-        if len(own) != len(self.rules):
-            return f"{len(self.rules)} fields wanted after group_id, {len(own)} found"
-        for name, rule, value in zip(self.field_names, self.rules, own, strict=True):
-            if not rule.holds(value):
-                return f"{name} must be {rule.wants}"
+        rules = self.rules
+        if len(own) != len(rules):
+            return f"{len(rules)} fields wanted after group_id, {len(own)} found"
+        for place, value in enumerate(own):
+            if not rules[place].holds(value):
+                return f"{self.field_names[place]} must be {rules[place].wants}"
         return None
 
 

@@ -74,11 +74,12 @@ def are_beat_entries(value: object) -> bool:
     """The entries of a HeartbeatBatch: [topic, partition, epoch, last_offset], at least one."""
     if type(value) is not tuple or not value:
         return False
-    if set(map(type, value)) != {tuple}:
-        return False
     good_topics = set()  # entries are many and topics few
     try:
-        for topic, partition, epoch, last_offset in value:
+        for entry in value:
+            if type(entry) is not tuple:
+                return False
+            topic, partition, epoch, last_offset = entry
             if type(topic) is not str or type(partition) is not int or type(epoch) is not int:
                 return False
             if not 0 <= partition <= MAX_PARTITION or not 0 <= epoch <= MAX_OFFSET:
@@ -140,6 +141,8 @@ RANGES: Final = Rule(
 
 def id_problem(instance_id: object, client_id: object, group_id: object) -> str | None:
     """What is wrong with the three ids in front of every record, or None."""
+    if is_id(instance_id) and is_id(client_id) and is_id(group_id):
+        return None
     for name, value in (("instance_id", instance_id), ("client_id", client_id), ("group_id", group_id)):
         if not is_id(value):
             return f"{name} must be 1 … {MAX_ID_BYTES} UTF-8 bytes without control characters"

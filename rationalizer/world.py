@@ -64,6 +64,7 @@ class World:
     __slots__ = (
         "_claims",
         "_handlers",
+        "_moment",
         "_pauses",
         "_planes",
         "accepted",
@@ -91,6 +92,7 @@ class World:
         self.rejected: dict[str, int] = {}
         self._pauses: dict[str, Pause] = {}
         self._claims = Claims()
+        self._moment = Moment()
         self._planes: tuple[Plane, ...] = (self._claims,)
         self._handlers: dict[int, Handler] = {
             5: self._release_group,
@@ -281,7 +283,11 @@ class World:
         pausing = pause is not None and pause.client_id == message[3]
         if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:
             return codes.PAUSED, False, kind, message, None
-        answer = self._handlers[kind.type](message, Moment(offset, self.log_time, pausing))
+        moment = self._moment
+        moment.offset = offset
+        moment.log_time = self.log_time
+        moment.pausing = pausing
+        answer = self._handlers[kind.type](message, moment)
         if type(answer) is tuple:
             passed = sum(map(codes.ACCEPTED.__contains__, answer))
             return codes.OK if passed == len(answer) else codes.PARTIAL, passed > 0, kind, message, answer
@@ -293,8 +299,10 @@ class World:
         if kind.belongs is Belongs.LEASE:
             return self._lease_belongs_here(message[4], message[5], message[6])
         if kind.belongs is Belongs.ENTRIES:
-            group_id = message[4]
-            return all(self._lease_belongs_here(group_id, topic, partition) for topic, partition, _, _ in message[5])
+            for topic, partition, _, _ in message[HEAD_FIELDS]:
+                if not self._lease_belongs_here(message[4], topic, partition):
+                    return False
+            return True
         if kind.belongs is Belongs.GROUP:
             return route_group(message[4], self.partitions) == self.partition
         return True
