@@ -1,0 +1,25 @@
+"""The whole story on real flights: publish, share out, process, kill a worker, add one, check, report.
+
+``kafka-marshal demo`` runs it; :func:`run` is what it calls. The steps stand apart:
+
+==============  ==================================================================================================
+``publish``     every row of the file becomes a message
+``process``     worker processes (``worker``, started by ``crew``) claim partitions and fill a database (``sink``)
+``check``       the same is computed from the file, in another way, and compared
+``report``      a page and a picture (``timeline``) of who owned what when (``ownership``, from the log alone)
+``job``         runs them, and sees to it that nothing is left behind
+==============  ==================================================================================================
+"""
+
+from kafka_marshal.demo.errors import DataMissingError, DemoError, FencedError, SinkError, StalledError
+from kafka_marshal.demo.options import DemoOptions
+
+__all__ = ["DataMissingError", "DemoError", "DemoOptions", "FencedError", "SinkError", "StalledError", "run"]
+
+
+def run(options: DemoOptions) -> int:
+    """Run the demo: 0 if the workers' result equals the file's, else 1 (see :func:`kafka_marshal.demo.job.run`)."""
+    # Imported here: a worker is a module of this package and needs nothing of it.
+    from kafka_marshal.demo.job import run as run_job
+
+    return run_job(options)

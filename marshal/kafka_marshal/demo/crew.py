@@ -1,0 +1,176 @@
+"""Worker processes, as their parent sees them: started, listened to, killed, ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from typing import IO, Any
+
+from kafka_marshal.demo.errors import DemoError
+from kafka_marshal.demo.options import WorkerSettings
+
+__all__ = ["Crew", "Event", "WorkerProcess"]
+
+#: How long workers may take to release their partitions and end, once asked to.
+GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a worker told: which batch it has in hand ("begun"), and what became of it ("written", "fenced")."""
+
+    client_id: str
+    what: str
+    partition: int
+    first: int
+    last: int
+    #: Of a batch that was written: rows that the database had already.
+    skipped: int = 0
+
+    @property
+    def batch(self) -> tuple[str, int, int, int]:
+        """Names the batch."""
+        return self.client_id, self.partition, self.first, self.last
+
+
+class WorkerProcess:
+    """One worker. Its errors and warnings go to a file; what it tells goes to the crew."""
+
+    def __init__(self, settings: WorkerSettings, log: Path, tell: Callable[[Event], None]) -> None:
+        """Start it. Raises DemoError."""
+        self.client_id = settings.client_id
+        self.log = log
+        #: We killed it, or asked it to end: its end is no surprise.
+        self.expected_to_end = False
+        try:
+            with log.open("wb") as errors:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "kafka_marshal.demo.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    # A terminal's Ctrl-C is for the parent, which ends its workers in order.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise DemoError(
+                f"{error.filename or log}: {error.strerror}. The worker {self.client_id} was not started."
+            ) from error
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._send(self.process.stdin, settings.line())
+        self._reader = threading.Thread(target=self._listen, args=(self.process.stdout, tell), daemon=True)
+        self._reader.start()
+
+    @staticmethod
+    def _send(pipe: IO[bytes], line: bytes) -> None:
+        """The pipe stays open: that it closes tells the worker that we are gone."""
+        try:
+            pipe.write(line)
+            pipe.flush()
+        except BrokenPipeError:
+            pass  # it has ended already; its status will tell
+
+    def _listen(self, pipe: IO[bytes], tell: Callable[[Event], None]) -> None:
+        for line in pipe:
+            if not line.endswith(b"\n"):
+                return  # it was killed while it said this
+            said: Mapping[str, Any] = json.loads(line)
+            skipped = said.get("skipped", 0)
+            tell(Event(self.client_id, said["event"], said["partition"], said["first"], said["last"], skipped))
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9; returns when it is gone and everything it told has been heard."""
+        self.expected_to_end = True
+        self.process.send_signal(signal.SIGKILL)
+        self.wait(30.0)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM: it finishes its batch and releases its partitions."""
+        self.expected_to_end = True
+        if self.running:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ends within timeout_s."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self._reader.join(timeout_s)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not self._reader.is_alive():
+                pipe.close()
+        return True
+
+    def last_words(self) -> str:
+        """The last thing it wrote to its log, "" for nothing."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1][:600] if lines else ""
+
+
+class Crew:
+    """All worker processes of a run. A context manager: at its end, whatever that end is, none of them runs."""
+
+    def __init__(self, settings: Callable[[str], WorkerSettings], folder: Path) -> None:
+        """settings: for a client_id. folder: for the workers' logs."""
+        self._settings = settings
+        self._folder = folder
+        self._events: Queue[Event] = Queue()
+        self.workers: dict[str, WorkerProcess] = {}
+
+    def start(self, client_id: str) -> WorkerProcess:
+        """Start a worker. Raises DemoError."""
+        worker = WorkerProcess(self._settings(client_id), self._folder / f"{client_id}.log", self._events.put)
+        self.workers[client_id] = worker
+        return worker
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """What a worker told next, None if nobody said anything within timeout_s."""
+        try:
+            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+        except Empty:
+            return None
+
+    def running(self) -> list[str]:
+        """The workers that have not ended."""
+        return [name for name, worker in self.workers.items() if worker.running]
+
+    def ended_by_themselves(self) -> list[WorkerProcess]:
+        """Workers that ended although nobody asked them to."""
+        return [worker for worker in self.workers.values() if not worker.running and not worker.expected_to_end]
+
+    def end(self, grace_s: float = GRACE_S) -> list[str]:
+        """Ask all to end; kill those that do not within grace_s, and name them."""
+        for worker in self.workers.values():
+            worker.ask_to_end()
+        until = time.monotonic() + grace_s
+        late = [name for name, worker in self.workers.items() if not worker.wait(max(0.0, until - time.monotonic()))]
+        for name in late:
+            self.workers[name].kill()
+        return late
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Nothing is lost by it: what was in hand was neither written nor done.
+        for worker in self.workers.values():
+            if worker.running:
+                worker.kill()

@@ -1,0 +1,179 @@
+"""All that a run found out, and the sentences that say it: the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_marshal.demo.check import Range, Verdict
+from kafka_marshal.demo.ownership import Change, History, Takeover
+from kafka_marshal.demo.process import Story
+from kafka_marshal.demo.timeline import Mark
+
+__all__ = ["Findings", "Row", "ranges_text"]
+
+#: (partition, from, to, when, after the last beat, after the kill)
+Row = tuple[str, str, str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A run, done."""
+
+    topic: str
+    verdict: Verdict
+    story: Story
+    history: History
+    seed: int
+    heartbeat_interval_ms: int
+    pace: int
+
+    @property
+    def clients(self) -> list[str]:
+        """The workers, in the order of their names' numbers."""
+        named = {tenure.client_id for tenure in self.history.all_tenures()}
+        return sorted(named, key=lambda name: (len(name), name))
+
+    @property
+    def start_ms(self) -> int:
+        """Log time of the first claim."""
+        return min((tenure.since_ms for tenure in self.history.all_tenures()), default=self.story.started_ms)
+
+    def verdict_text(self) -> str:
+        """The one sentence that matters most."""
+        verdict = self.verdict
+        rows, groups = f"{verdict.rows:,} flight{_s(verdict.rows)}", f"{verdict.groups:,} group{_s(verdict.groups)}"
+        if verdict.equal:
+            return f"EQUAL: {rows} in {groups}, compared number by number with the file: 0 lost, 0 double."
+        return (
+            f"NOT EQUAL: {len(verdict.differences):,} number{_s(len(verdict.differences))} of {groups} differ from the "
+            f"file; {verdict.rows_lost:,} of {rows} lost, {verdict.rows_double:,} double."
+        )
+
+    def differences(self, most: int = 10) -> list[str]:
+        """What differs, as lines; the first few of each kind."""
+        verdict = self.verdict
+        lines = [
+            f"{'/'.join(map(str, each.group))} {each.measure}: {each.in_database} in the database, {each.in_file} in "
+            "the file"
+            for each in verdict.differences[:most]
+        ]
+        lines += [f"lost: {ranges_text(verdict.lost, most)}"] if verdict.lost else []
+        lines += [f"double: {ranges_text(verdict.double, most)}"] if verdict.double else []
+        return lines
+
+    def sentences(self) -> list[str]:
+        """What happened, in some sentences."""
+        return [*self._kill_sentences(), *self._repeat_sentences(), *self._crash_sentences(), self._handover_sentence()]
+
+    def _kill_sentences(self) -> list[str]:
+        kill, added = self.story.kill, self.story.added
+        if kill is None:
+            return ["Nobody was killed: the rows were done before there was a batch to do it in."]
+        share = 100 * kill.rows_done / self.verdict.rows
+        rows = kill.last - kill.first + 1
+        stage = "committed to the database and not yet reported to the log" if kill.written else "not yet written"
+        killed = (
+            f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of {rows:,} "
+            f"row{_s(rows)} in hand that was {stage} (seed {self.seed})."
+        )
+        if added is None:
+            return [killed]
+        return [killed, f"{added[0]} was added {(added[1] - kill.at_ms) / 1000:.1f} s later."]
+
+    def _repeat_sentences(self) -> list[str]:
+        repeated, fenced = self.story.repeated, self.story.fenced
+        found = []
+        if repeated:
+            found.append(
+                f"{repeated:,} row{_s(repeated)} {'was' if repeated == 1 else 'were'} handed out again (at least "
+                "once); the database knew their offsets and counted them once."
+            )
+        if fenced:
+            found.append(f"{fenced:,} batch{'es' if fenced != 1 else ''} came too late and met a newer epoch: refused.")
+        return found
+
+    def _crash_sentences(self) -> list[str]:
+        return [
+            f"{crash.client_id} ended by itself, which was not planned (status {crash.status}): "
+            f"{crash.last_words or 'no word'}"
+            for crash in self.story.crashes
+        ]
+
+    def _handover_sentence(self) -> str:
+        handed = self.handovers()
+        vacant = sorted(each.vacant_ms or 0 for each in handed)
+        if not handed:
+            return "No partition was handed over by a living worker."
+        first = self._joined_by_ms()
+        early = sum(each.at_ms <= first for each in handed)
+        text = f"Living workers handed over {len(handed)} partition{_s(len(handed))}"
+        if early:
+            text += f", {early} of them while the first ones joined"
+        return f"{text}; each had nobody for {vacant[len(vacant) // 2]} ms (median), {vacant[-1]} ms at most."
+
+    def _joined_by_ms(self) -> int:
+        return self.story.kill.at_ms if self.story.kill is not None else self.story.ended_ms
+
+    def takeovers(self) -> list[Takeover]:
+        """The changes after silence."""
+        return self._changes(Change.SILENT)
+
+    def handovers(self) -> list[Takeover]:
+        """The changes by living workers."""
+        return self._changes(Change.HANDED_OVER)
+
+    def _changes(self, change: Change) -> list[Takeover]:
+        """Without those of the end: while all close, the ones that close last still claim what falls free."""
+        end = self.story.closing_ms
+        return [each for each in self.history.takeovers() if each.change is change and not 0 < end <= each.at_ms]
+
+    def rows_of(self, takeovers: Sequence[Takeover]) -> list[Row]:
+        """Takeovers as rows of a table."""
+        kill = self.story.kill
+        rows = []
+        for each in takeovers:
+            killed = kill is not None and each.old == kill.client_id and each.change is Change.SILENT
+            rows.append(
+                (
+                    f"{self.topic} {each.partition}",
+                    each.old,
+                    each.new,
+                    f"{(each.at_ms - self.start_ms) / 1000:.1f} s",
+                    f"{each.since_last_beat_ms:,} ms",
+                    f"{each.at_ms - kill.at_ms:,} ms" if killed and kill is not None else "-",
+                )
+            )
+        return rows
+
+    def title(self) -> str:
+        """Of the picture: what it shows."""
+        kill, takeovers = self.story.kill, self.takeovers()
+        slowest = max((each.since_last_beat_ms for each in takeovers if kill and each.old == kill.client_id), default=0)
+        if kill is None or not slowest:
+            return "Who owned which partition when"
+        return f"{kill.client_id} is killed; {slowest / 1000:.1f} s after its last beat all it held is in other hands"
+
+    def subtitle(self) -> str:
+        """Of the picture: how to read it, and the verdict."""
+        verdict = "0 lost, 0 double" if self.verdict.equal else "the result differs"
+        return (
+            "Who owned which partition when, replayed from the coordination log. Hatched: silent, not yet replaced. "
+            f"{self.verdict.rows:,} flights: {verdict}."
+        )
+
+    def marks(self) -> list[Mark]:
+        """What the picture marks."""
+        kill, added = self.story.kill, self.story.added
+        marks = [] if kill is None else [Mark(kill.at_ms, f"{kill.client_id} killed (-9)", death=True)]
+        return marks if added is None else [*marks, Mark(added[1], f"{added[0]} added", death=False)]
+
+
+def ranges_text(ranges: Sequence[Range], most: int) -> str:
+    """Offsets by partition, the first few."""
+    listed = ", ".join(f"[{partition}] {first}…{last}" for partition, first, last in ranges[:most])
+    return listed + (f" and {len(ranges) - most} more" if len(ranges) > most else "")
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,96 @@
+"""Reads the coordination log: while the demo runs, and as a whole at its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kafka_marshal.adapters.interface import Cluster
+from kafka_marshal.demo.ownership import History
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.replica import Replica
+from rationalizer.dump import DumpHeader, DumpRecord
+
+__all__ = ["Follower", "read_log"]
+
+logger = logging.getLogger("kafka_marshal.demo")
+
+_TIMEOUT_S = 15.0
+
+
+class Follower:
+    """A replica of its own that follows the log on a thread; any thread may ask it. A context manager."""
+
+    def __init__(self, cluster: Cluster, coordination: str, group_id: str, topic: str) -> None:
+        """Open it and begin (*blocking*). Raises as Replica does."""
+        self._history = History(group_id, topic)
+        self._lock = threading.Lock()
+        self._replica = Replica(cluster, coordination, _TIMEOUT_S)
+        self._ended = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._follow, name="demo-follower", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        worlds = self._replica.worlds
+        try:
+            while not self._ended:
+                batch = self._replica.read(0.2)
+                with self._lock:
+                    self._replica.apply(batch, lambda cp, _, out: self._history.observe(worlds[cp], out), history=True)
+        except Exception as error:
+            logger.exception("the coordination log can't be followed any more")
+            self._failure = error
+
+    def ask(self, question: Callable[[History], dict[int, str]]) -> dict[int, str]:
+        """Ask the history as it is now. Raises what ended the following, if it ended by itself."""
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            return question(self._history)
+
+    def holders(self) -> dict[int, str]:
+        """Partition → who holds it now, by the log."""
+        return self.ask(History.holders)
+
+    def close(self) -> None:
+        """Stop following."""
+        self._ended = True
+        self._thread.join(5.0)
+        self._replica.close()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_log(cluster: Cluster, topic: str) -> tuple[DumpHeader, list[DumpRecord]]:
+    """The whole coordination log up to its end as it is now (*blocking*).
+
+    Raises KafkaUnavailableError where it can't be read to its end.
+    """
+    info = cluster.topic_info([topic], _TIMEOUT_S).get(topic)
+    if info is None:
+        raise KafkaUnavailableError(f"The coordination topic {topic!r} is gone. Nothing can be concluded without it.")
+    marks = cluster.watermarks([(topic, cp) for cp in range(info.partitions)], _TIMEOUT_S)
+    behind = {cp: high for (_, cp), (_, high) in marks.items() if high > 0}
+    records: list[DumpRecord] = []
+    tail = cluster.tail(topic, dict.fromkeys(range(info.partitions), 0))
+    until = time.monotonic() + _TIMEOUT_S
+    try:
+        while behind:
+            for cp, entries in tail.read(0.2).records.items():
+                records += [DumpRecord(cp, *entry) for entry in entries]
+            behind = {cp: high for cp, high in behind.items() if tail.position(cp) < high}
+            if time.monotonic() > until:
+                raise KafkaUnavailableError(
+                    f"{topic!r} was not read to its end within {_TIMEOUT_S:g} s (partition(s) {sorted(behind)}). The "
+                    "log is unchanged. Does the broker that leads them run?"
+                )
+    finally:
+        tail.close()
+    return DumpHeader(topic, info.partitions), records

@@ -1,0 +1,298 @@
+"""The whole job: publish, process, check, report; and that nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, Final
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.demo.check import check
+from kafka_marshal.demo.crew import Crew
+from kafka_marshal.demo.errors import DemoError
+from kafka_marshal.demo.flights import find_file
+from kafka_marshal.demo.follow import Follower, read_log
+from kafka_marshal.demo.options import DemoOptions, WorkerSettings
+from kafka_marshal.demo.ownership import history_of, read_dump, write_dump
+from kafka_marshal.demo.publish import Published, Scene, make_topics, publish
+from kafka_marshal.demo.sink import carriers, create, write_state
+from kafka_marshal.testing import open_kafka
+
+if TYPE_CHECKING:
+    from kafka_marshal.demo.findings import Findings
+    from kafka_marshal.demo.process import Story
+    from kafka_marshal.demo.screen import Screen
+
+__all__ = ["Job", "run"]
+
+#: What a run leaves in its folder; files of an earlier run are removed first.
+DATABASE: Final = "delays.sqlite"
+DUMP: Final = "coordination.jsonl"
+LOG: Final = "demo.log"
+KAFKA: Final = "kafka"
+
+#: Columns of what is written to a file or a pipe.
+PLAIN_WIDTH: Final = 110
+
+_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log")
+
+#: Modules of the extra [demo] that are loaded late: looked for before anything is started.
+_NEEDED: Final = ("rich", "matplotlib")
+
+
+def run(options: DemoOptions) -> int:
+    """Run the demo: 0 if the workers' result equals the file's, else 1.
+
+    Blocks the calling thread, which should be the main one: then SIGTERM and SIGHUP end it as Ctrl-C does, in order.
+
+    Raises:
+        MarshalError: (one of its kinds) it could not be done; what that means stands in the message. Nothing runs on.
+        KeyboardInterrupt: likewise, and the database says so.
+    """
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise DemoError(
+                f"The demo needs the package {name!r}, which is not installed. Nothing was started. Install it: pip "
+                "install 'kafka-marshal[demo]'"
+            )
+    from rich.console import Console
+
+    from kafka_marshal.demo.screen import Screen
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    with _signals_as_interrupts(), Screen(console) as screen:
+        return Job(options, screen).run()
+
+
+class Job:
+    """One run."""
+
+    def __init__(self, options: DemoOptions, screen: Screen) -> None:
+        self.options = options
+        self.screen = screen
+        self.file = find_file()
+        self.folder = options.directory.absolute()
+        self.database = self.folder / DATABASE
+        self.seed = SystemRandom().randrange(10_000) if options.seed is None else options.seed
+
+    def run(self) -> int:
+        """All steps; the exit status."""
+        begun = time.monotonic()
+        with ExitStack() as stack:
+            stack.enter_context(self._own_folder())
+            create(self.database)
+            stack.enter_context(self._state())
+            stack.enter_context(_log_to(self.folder / LOG))
+            scene = self._open_kafka(stack)
+            cluster = stack.enter_context(closing(KafkaCluster(scene.bootstrap, scene.config)))
+            published = self._publish(cluster, scene)
+            story = self._process(cluster, scene, published)
+            findings = self._check(cluster, scene, published, story)
+            page = self._report(findings)
+            write_state(self.database, "equal" if findings.verdict.equal else "not equal")
+        self._conclude(findings, page, time.monotonic() - begun)
+        return 0 if findings.verdict.equal else 1
+
+    # The steps.
+
+    def _open_kafka(self, stack: ExitStack) -> Scene:
+        options = self.options
+        if options.bootstrap is not None:
+            self.screen.step(1, f"Publish: to the Kafka at {options.bootstrap}, to topics of this run's own")
+            scene = Scene.on_named_kafka(options.bootstrap, options.config)
+            if not options.keep:
+                stack.callback(self._remove_topics, scene)
+            return scene
+        self.screen.step(1, "Publish: a real Kafka broker is started on this machine")
+        kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None)
+        stack.callback(kafka.stop)
+        return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
+
+    def _remove_topics(self, scene: Scene) -> None:
+        Probe(scene.bootstrap, scene.config).delete_topics([scene.topic, scene.coordination], timeout_s=10.0)
+
+    def _publish(self, cluster: KafkaCluster, scene: Scene) -> Published:
+        make_topics(cluster, scene)
+        total = 336_776 if self.options.rows is None else min(self.options.rows, 336_776)
+        self.screen.step(1, f"Publish: {total:,} flights to the topic {scene.topic!r}, keys are tail numbers", total)
+        return publish(cluster, scene, self.file, self.options.rows, lambda done: self.screen.rows(done, total))
+
+    def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
+        from kafka_marshal.demo.process import KillPlan, Process
+
+        options = self.options
+        pace = f", {options.pace:,} rows a second each" if options.pace else ""
+        workers = f"{options.workers} worker{'s' if options.workers > 1 else ''}"
+        text = f"Process: {workers}{pace}; one will be killed, one added"
+        self.screen.step(2, text, published.rows)
+        with (
+            Follower(cluster, scene.coordination, scene.group_id, scene.topic) as follower,
+            Crew(lambda client_id: self._settings(scene, client_id), self.folder) as crew,
+        ):
+            plan = KillPlan.drawn(self.seed)
+            step = Process(
+                crew, follower, self.database, published, plan, options.pace, self.screen.working, self.screen.say
+            )
+            return step.run(options.workers)
+
+    def _settings(self, scene: Scene, client_id: str) -> WorkerSettings:
+        return WorkerSettings(
+            bootstrap=scene.bootstrap,
+            config=scene.config,
+            topic=scene.topic,
+            coordination=scene.coordination,
+            group_id=scene.group_id,
+            client_id=client_id,
+            database=str(self.database),
+            heartbeat_interval_ms=self.options.heartbeat_interval_ms,
+            batch_size=self.options.batch_size,
+            pace=self.options.pace,
+        )
+
+    def _check(self, cluster: KafkaCluster, scene: Scene, published: Published, story: Story) -> Findings:
+        from kafka_marshal.demo.findings import Findings
+
+        self.screen.step(3, "Check: the file is added up by itself and compared; the coordination log is replayed")
+        write_dump(self.folder / DUMP, *read_log(cluster, scene.coordination))
+        # From the file that stays, so that anybody can conclude the same from it.
+        history = history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
+        verdict = check(self.database, self.file, self.options.rows, published.ends)
+        return Findings(
+            scene.topic, verdict, story, history, self.seed, self.options.heartbeat_interval_ms, self.options.pace
+        )
+
+    def _report(self, findings: Findings) -> Path:
+        from kafka_marshal.demo.report import CarrierLine, write_report
+
+        self.screen.step(4, "Report")
+        lines = [CarrierLine(*line) for line in carriers(self.database)]
+        page, _ = write_report(findings, lines, self.folder)
+        return page
+
+    def _conclude(self, findings: Findings, page: Path, seconds: float) -> None:
+        from rich.text import Text
+
+        from kafka_marshal.demo.screen import table
+
+        show, say = self.screen.show, self.screen.say
+        show("")
+        show(Text(findings.verdict_text(), style="bold green" if findings.verdict.equal else "bold red"))
+        for line in [*findings.differences(), *findings.sentences()]:
+            say(line)
+        takeovers = findings.rows_of(findings.takeovers())
+        if takeovers:
+            made = table(
+                ("partition", False),
+                ("from", False),
+                ("to", False),
+                ("when", True),
+                ("after its last beat", True),
+                ("after the kill", True),
+                title="Takeovers, by the replayed log",
+            )
+            for row in takeovers:
+                made.add_row(*map(Text, row))
+            show("")
+            show(made)
+        show("")
+        show(Text(f"Report: {_shown(page)}   ({seconds:.0f} s in all)"))
+        if self.options.keep and self.options.bootstrap is None:
+            kept = _shown(self.folder / KAFKA)
+            show(Text(f"Kafka's data: {kept} (kafka-marshal broker --keep {kept})"))
+
+    # Around them.
+
+    @contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """The folder is there, is this run's alone, and holds nothing of an earlier one."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / ".demo.lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise DemoError(
+                        f"Another demo runs in {self.folder}. Nothing was started. Wait for it, or name another folder "
+                        "with --dir."
+                    ) from None
+                if self.options.keep and (self.folder / KAFKA).exists():
+                    raise DemoError(
+                        f"{self.folder / KAFKA} holds the data of an earlier run. Nothing was started. Remove it, or "
+                        "name another folder with --dir."
+                    )
+                for pattern in _OURS:
+                    for path in self.folder.glob(pattern):
+                        path.unlink()
+                yield
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise DemoError(
+                f"{error.filename}: {error.strerror}. Name a folder that can be written with --dir."
+            ) from error
+
+    @contextmanager
+    def _state(self) -> Iterator[None]:
+        """The database says how the run goes; "running" in one that nobody works on: it was killed hard."""
+        write_state(self.database, "running")
+        try:
+            yield
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
+            # The error itself is what counts, and the database may be its cause.
+            with suppress(DemoError):
+                write_state(self.database, state)
+            raise
+
+
+@contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """What the library warns about goes to a file: the screen tells the story, and errors are raised."""
+    logger = logging.getLogger("kafka_marshal")
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        handler.close()
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the user is, if it lies there."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,77 @@
+"""What can be chosen about a run of the demo, and what its workers are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["PARTITIONS", "DemoOptions", "WorkerSettings"]
+
+#: Of the topic of flights.
+PARTITIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """A run of the demo. ConfigurationError, with nothing done, for what can't work."""
+
+    #: How many flights, from the beginning of the file; None: all 336,776.
+    rows: int | None = None
+    #: Worker processes at the start, 1 … 11. One is killed on the way, one is added.
+    workers: int = 3
+    #: Where the report, the database and the workers' logs go; files of an earlier run are replaced.
+    directory: Path = Path("out/demo")
+    #: Keep the topics: the local broker's data in directory/kafka, or the topics on the Kafka that was named.
+    keep: bool = False
+    #: host:port of a Kafka that runs already; None: one is started.
+    bootstrap: str | None = None
+    #: librdkafka properties for that Kafka (TLS, SASL).
+    config: Mapping[str, object] = field(default_factory=dict)
+    #: Decides when whom the kill hits. None: another one every time; it is shown.
+    seed: int | None = None
+    #: HI of the workers: a silent one is replaced after twice this.
+    heartbeat_interval_ms: int = 1_000
+    #: The most messages in one batch, which is one transaction.
+    batch_size: int = 1_000
+    #: Rows a second that one worker takes its time for, as if the work were harder; 0: as fast as it can.
+    pace: int = 6_000
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 0:
+            raise ConfigurationError(f"rows must be at least 0, not {self.rows}. Nothing was started.")
+        if not 1 <= self.workers < PARTITIONS:
+            raise ConfigurationError(
+                f"workers must be 1 … {PARTITIONS - 1}, not {self.workers}: there are {PARTITIONS} partitions to share "
+                "out, and one worker more joins on the way. Nothing was started."
+            )
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {self.batch_size}. Nothing was started.")
+        if self.pace < 0:
+            raise ConfigurationError(f"pace must be at least 0, not {self.pace}. Nothing was started.")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker is told, as one line of JSON."""
+
+    bootstrap: str
+    config: Mapping[str, object]
+    #: The topic of flights, the coordination topic, the group, and this worker's name in it.
+    topic: str
+    coordination: str
+    group_id: str
+    client_id: str
+    #: The SQLite file.
+    database: str
+    heartbeat_interval_ms: int
+    batch_size: int
+    #: Rows a second, at most (0: no limit).
+    pace: int
+
+    def line(self) -> bytes:
+        """For the worker's standard input. (Not for its arguments: config may hold a password.)"""
+        return json.dumps(asdict(self)).encode() + b"\n"

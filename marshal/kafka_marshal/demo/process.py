@@ -1,0 +1,338 @@
+"""The second step: workers claim the partitions and process them, one is killed on the way, one is added.
+
+This is the only step that another way of processing has to replace: it leaves a database behind (``sink``), and its
+claims in the coordination log.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from kafka_marshal.demo.check import missing_offsets
+from kafka_marshal.demo.crew import Crew, Event
+from kafka_marshal.demo.errors import StalledError
+from kafka_marshal.demo.follow import Follower
+from kafka_marshal.demo.options import PARTITIONS
+from kafka_marshal.demo.publish import Published
+from kafka_marshal.demo.sink import explained, opened
+
+__all__ = ["Crash", "Kill", "KillPlan", "Process", "Snapshot", "Stage", "Story", "WorkerLine"]
+
+#: Without any row done for this long something is wrong: a lease that nobody beats for falls free much sooner, and so
+#: does a broker restart.
+STALL_S: Final = 60.0
+
+#: How long the one that is added may take to get its share.
+_JOIN_S: Final = 15.0
+
+#: After the last takeover, before the new worker is added: to have something to see.
+_BREATH_S: Final = 1.0
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Stage(StrEnum):
+    """Where in a batch the kill hits."""
+
+    #: Its rows are in hand, nothing of it is written.
+    UNWRITTEN = "begun"
+    #: Its transaction is committed; the log has not heard of it yet.
+    UNREPORTED = "written"
+
+
+@dataclass(frozen=True, slots=True)
+class KillPlan:
+    """When the kill comes: drawn from the seed."""
+
+    #: Share of the rows that are done.
+    share: float
+    stage: Stage
+    #: Share of the batch's time that has gone by, where nothing of it is to be written yet.
+    into_batch: float
+
+    @classmethod
+    def drawn(cls, seed: int) -> KillPlan:
+        """The plan that belongs to a seed."""
+        random = Random(seed)
+        return cls(random.uniform(0.25, 0.45), random.choice(list(Stage)), random.uniform(0.1, 0.7))
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker was killed with -9."""
+
+    client_id: str
+    #: By this machine's clock.
+    at_ms: int
+    #: Rows that the database had then, of all workers.
+    rows_done: int
+    #: The batch in hand: partition, first and last offset.
+    partition: int
+    first: int
+    last: int
+    #: Whether that batch was committed.
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A worker ended by itself."""
+
+    client_id: str
+    status: int
+    last_words: str
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened while the rows were processed."""
+
+    started_ms: int
+    #: When all rows were done, and the workers were asked to end.
+    closing_ms: int = 0
+    ended_ms: int = 0
+    kill: Kill | None = None
+    #: client_id of the one that was added, and when it was started.
+    added: tuple[str, int] | None = None
+    crashes: list[Crash] = field(default_factory=list)
+    #: Rows that were handed out again and that the database had already.
+    repeated: int = 0
+    #: Batches that the database refused because of their epoch.
+    fenced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """One worker at one moment."""
+
+    client_id: str
+    state: str
+    #: The partitions it holds, by the log.
+    partitions: Sequence[int]
+    #: Rows it has written, by the database.
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it at one moment."""
+
+    rows_done: int
+    rows: int
+    seconds: float
+    workers: Sequence[WorkerLine]
+
+
+class Process:
+    """The step, as an object: ``run()`` does it."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        follower: Follower,
+        database: Path,
+        published: Published,
+        plan: KillPlan,
+        pace: int,
+        show: Callable[[Snapshot], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._crew = crew
+        self._follower = follower
+        self._database = database
+        self._published = published
+        self._plan = plan
+        self._pace = pace
+        self._show = show
+        self._say = say
+        self._rows: dict[str, int] = {}
+        self._next_look = 0.0
+        self._progress_at = time.monotonic()
+        self._add_at: float | None = None
+        self._added_at = 0.0
+        self.story = Story(_now_ms())
+
+    @property
+    def rows_done(self) -> int:
+        """Rows in the database, as of the last look."""
+        return sum(self._rows.values())
+
+    def run(self, workers: int) -> Story:
+        """Start this many workers, and return when all rows are done and all workers have ended.
+
+        Raises:
+            StalledError: no worker is left, or nothing moves.
+            SinkError: the database can't be read.
+            KafkaUnavailableError: (and its like) the log can't be followed.
+        """
+        for number in range(1, workers + 1):
+            self._crew.start(f"worker-{number}")
+        with closing(opened(self._database, "ro")) as db:
+            self._look(db)
+            while not self._is_over():
+                event = self._crew.next_event(0.05)
+                if event is not None:
+                    self._take_in(event)
+                    self._kill_if_due(event)
+                self._look(db)
+                self._notice_ends()
+                self._add_if_due()
+            self.story.closing_ms = _now_ms()
+            for late in self._crew.end():
+                self._say(f"{late} did not end when it was asked to, and was killed")
+            self._drain()
+            self._look(db, now=True)
+        self.story.ended_ms = _now_ms()
+        return self.story
+
+    def _is_over(self) -> bool:
+        if self.rows_done < self._published.rows:
+            return False
+        if self._published.rows == 0 and len(self._follower.holders()) < PARTITIONS:
+            return False  # nothing to do is shared out, too
+        if self.story.kill is None:
+            return True
+        added = self.story.added
+        if added is None:
+            return False
+        return added[0] in self._follower.holders().values() or time.monotonic() > self._added_at + _JOIN_S
+
+    # Looking.
+
+    def _look(self, db: sqlite3.Connection, now: bool = False) -> None:
+        if time.monotonic() < self._next_look and not now:
+            return
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        try:
+            found = db.execute("SELECT client_id, sum(rows) FROM batches GROUP BY client_id").fetchall()
+        except sqlite3.Error as error:
+            raise explained(self._database, error, "What was written so far stands") from error
+        rows = {str(client_id): int(count) for client_id, count in found}
+        if rows != self._rows:
+            self._rows, self._progress_at = rows, time.monotonic()
+        self._show(self._snapshot())
+        if time.monotonic() > self._progress_at + STALL_S and self.rows_done < self._published.rows:
+            raise StalledError(f"No row was done for {STALL_S:.0f} s, although workers run. {self._missing()}")
+
+    def _snapshot(self) -> Snapshot:
+        holders = self._follower.holders()
+        lines = []
+        for name in self._crew.workers:
+            held = [partition for partition, holder in holders.items() if holder == name]
+            lines.append(WorkerLine(name, self._state_of(name), held, self._rows.get(name, 0)))
+        seconds = (_now_ms() - self.story.started_ms) / 1000
+        return Snapshot(self.rows_done, self._published.rows, seconds, lines)
+
+    def _state_of(self, name: str) -> str:
+        if self.story.kill is not None and self.story.kill.client_id == name:
+            return "killed (-9)"
+        worker = self._crew.workers[name]
+        if not worker.running:
+            return "done" if worker.expected_to_end else "ended by itself"
+        return "added" if self.story.added is not None and self.story.added[0] == name else "at work"
+
+    def _missing(self) -> str:
+        missing = missing_offsets(self._database, self._published.ends)
+        ranges = [f"[{partition}] {first}…{last}" for partition, first, last in missing[:5]]
+        more = f" and {len(missing) - 5} more ranges" if len(missing) > 5 else ""
+        return (
+            f"{self.rows_done:,} of {self._published.rows:,} rows are done and stay done; open are "
+            f"{', '.join(ranges)}{more}. Nothing is lost: they are in the topic. "
+            "The workers' logs, beside the database, say more; start again."
+        )
+
+    # Taking in.
+
+    def _take_in(self, event: Event) -> None:
+        if event.what == "written":
+            self.story.repeated += event.skipped
+        elif event.what == "fenced":
+            self.story.fenced += 1
+
+    def _drain(self) -> list[Event]:
+        found = []
+        while (event := self._crew.next_event(0.0)) is not None:
+            self._take_in(event)
+            found.append(event)
+        return found
+
+    def _notice_ends(self) -> None:
+        known = {crash.client_id for crash in self.story.crashes}
+        for worker in self._crew.ended_by_themselves():
+            if worker.client_id not in known:
+                worker.wait(1.0)
+                crash = Crash(worker.client_id, worker.process.returncode, worker.last_words())
+                self.story.crashes.append(crash)
+                self._say(f"{crash.client_id} ended by itself (status {crash.status}): {crash.last_words or 'no word'}")
+        if not self._crew.running() and (self.story.kill is None or self.story.added is not None):
+            reasons = [crash.last_words for crash in self.story.crashes if crash.last_words]
+            raise StalledError(
+                f"No worker is left: all {len(self.story.crashes)} ended by themselves. {self._missing()}"
+                + (f"\nThe last one said: {reasons[-1]}" if reasons else "")
+            )
+
+    # Kill, and add.
+
+    def _kill_if_due(self, event: Event) -> None:
+        if self.story.kill is not None or event.what != self._plan.stage:
+            return
+        if self.rows_done < self._plan.share * self._published.rows:
+            return
+        if self._plan.stage is Stage.UNWRITTEN:
+            pause_s = self._plan.into_batch * (event.last - event.first + 1) / self._pace if self._pace else 0.0
+            until = time.monotonic() + pause_s
+            while (left := until - time.monotonic()) > 0:
+                other = self._crew.next_event(left)
+                if other is not None:
+                    self._take_in(other)
+                    if other.batch == event.batch:
+                        return  # too late: it is written. The next batch will do.
+        worker = self._crew.workers[event.client_id]
+        if not worker.running:
+            return
+        at_ms = _now_ms()
+        worker.kill()
+        after = [each for each in self._drain() if each.batch == event.batch and each.what == Stage.UNREPORTED]
+        written = bool(after) or self._plan.stage is Stage.UNREPORTED
+        self.story.kill = Kill(
+            event.client_id, at_ms, self.rows_done, event.partition, event.first, event.last, written
+        )
+        self._say(f"{event.client_id} was killed with -9, in the middle of {_batch_text(self.story.kill)}")
+
+    def _add_if_due(self) -> None:
+        kill = self.story.kill
+        if kill is None or self.story.added is not None:
+            return
+        now = time.monotonic()
+        if self._add_at is None:
+            holders = self._follower.holders()
+            if not self._crew.running():
+                self._add_at = now  # nobody else is there to take over
+            elif kill.client_id not in holders.values() and len(holders) == PARTITIONS:
+                self._add_at = now + _BREATH_S
+            elif _now_ms() > kill.at_ms + _JOIN_S * 1000:
+                self._add_at = now
+        if self._add_at is not None and now >= self._add_at:
+            name = f"worker-{len(self._crew.workers) + 1}"
+            self._crew.start(name)
+            self.story.added = name, _now_ms()
+            self._added_at = now
+            self._say(f"{name} was added")
+
+
+def _batch_text(kill: Kill) -> str:
+    rows = kill.last - kill.first + 1
+    so = "committed, not reported yet" if kill.written else "nothing of it written"
+    return f"a batch of {rows:,} row{'s' if rows != 1 else ''} of partition {kill.partition} ({so})"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

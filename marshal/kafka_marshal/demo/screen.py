@@ -1,0 +1,122 @@
+"""What the demo shows while it runs: live on a terminal, some plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from kafka_marshal.demo.process import Snapshot, WorkerLine
+from kafka_marshal.demo.timeline import color_of
+
+__all__ = ["Screen", "table"]
+
+#: Where nobody watches, progress is told at these shares.
+_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
+
+
+class Screen:
+    """Steps, progress and what happened. A context manager: live display ends with it."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Live | None = None
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._told = 0
+
+    def step(self, number: int, text: str, total: int | None = None, *, steps: int = 4) -> None:
+        """Begin a step; with a total it has a bar."""
+        self._end_live()
+        self.console.print(Text.assemble((f"{number}/{steps} ", "bold"), text))
+        self._told = 0
+        if not self.console.is_terminal or total is None:
+            return
+        self._progress = Progress(
+            TextColumn("    rows"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=self.console
+        )
+        self._task = self._progress.add_task("", total=total or None, completed=0)
+        self._live = Live(self._progress, console=self.console, refresh_per_second=8, transient=True)
+        self._live.start()
+
+    def rows(self, done: int, total: int) -> None:
+        """So many rows of this step are done."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, total=total or None)
+        elif not self.console.is_terminal:
+            self._tell(done, total, "")
+
+    def working(self, snapshot: Snapshot) -> None:
+        """The workers as they are."""
+        self.rows_of(snapshot)
+        if self._live is not None and self._progress is not None:
+            self._live.update(Group(self._progress, _workers(snapshot.workers)))
+
+    def rows_of(self, snapshot: Snapshot) -> None:
+        """The bar of all workers together."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=snapshot.rows_done, total=snapshot.rows or None)
+            return
+        parts = [f"{line.client_id} {len(line.partitions)} partitions" for line in snapshot.workers if line.partitions]
+        self._tell(snapshot.rows_done, snapshot.rows, f"   {', '.join(parts)}")
+
+    def _tell(self, done: int, total: int, more: str) -> None:
+        while total and self._told < len(_SHARES) and done >= _SHARES[self._told] * total:
+            self._told += 1
+            if self._told == len(_SHARES) or done < _SHARES[self._told] * total:
+                self.say(f"{done:,} of {total:,} rows{more}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(Padding(Text(text), (0, 0, 0, 4)))
+
+    def show(self, what: RenderableType) -> None:
+        """Something of the end result."""
+        self._end_live()
+        self.console.print(what)
+
+    def _end_live(self) -> None:
+        live, self._live, self._progress, self._task = self._live, None, None, None
+        if live is not None:
+            live.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end_live()
+
+
+def table(*columns: tuple[str, bool], title: str | None = None) -> Table:
+    """A table of the demo's style; columns are (title, numbers to the right)."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        title=None if title is None else Text(title, style="bold"),
+        title_justify="left",
+    )
+    for name, right in columns:
+        made.add_column(Text(name), justify="right" if right else "left")
+    return made
+
+
+def _workers(lines: Sequence[WorkerLine]) -> Table:
+    made = table(("    worker", False), ("partitions it holds", False), ("rows done", True), ("", False))
+    clients = [line.client_id for line in lines]
+    for line in lines:
+        color = color_of(line.client_id, clients)[0]
+        partitions = " ".join(map(str, line.partitions)) or "-"
+        state = Text(line.state, style="bold red" if line.state.startswith(("killed", "ended")) else "")
+        made.add_row(
+            Text(f"    {line.client_id}", style=color), Text(f"{partitions:<26}"), Text(f"{line.rows:,}"), state
+        )
+    return made
