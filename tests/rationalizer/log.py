@@ -22,8 +22,14 @@ from rationalizer import (
     World,
     encode,
 )
+from rationalizer import world as world_module
 
 HI = 1000
+
+#: Whether the compiled core is under test (setup.py): its types are checked by the compiler, so that a caller's value
+#: of a wrong type is a TypeError, and its insides can't be replaced.
+COMPILED = not str(world_module.__file__).endswith(".py")
+CALLERS_MISTAKE = (ValueError, TypeError) if COMPILED else ValueError
 
 
 class Who(NamedTuple):
