@@ -137,7 +137,8 @@ LOOKALIKES = (None, True, False, -1, Raw(b"\xca\x3f\x80\x00\x00"), Raw(b"\xca\x0
 @pytest.mark.parametrize("name", ["Heartbeat", "ReleasingPartition", "HeartbeatBatch", "CommitRanges"])
 def test_lookalikes_in_any_two_places(name: str, stage: str) -> None:
     tree = GOOD[name]
-    places = [path for path in paths(tree) if path and path[0] > 1 and len(path) < 4]
+    # Of lists only the first item, of the first item every part.
+    places = [path for path in paths(tree) if path and path[0] > 1 and not any(path[1:2])]
     values = [
         spell(replaced(replaced(tree, one, first), other, second))
         for one, other in combinations(places, 2)

@@ -172,6 +172,10 @@ FORBIDDEN = (
     Pairs(((Raw(b"\xc4\x01k"), 1),)),
     Pairs(((Raw(b"\xa1\xff"), 1),)),
     Pairs((("k", Raw(b"\xc4\x00")),)),
+    Pairs((("k", Raw(b"\xca\x3f\x80\x00\x00")), ("k", 1))),  # hidden by a later equal key
+    Pairs((("k", Raw(b"\xc4\x00")), ("l", 0), ("k", 1))),
+    Pairs((("k", nested(8)), ("k", 1))),
+    Pairs((("k", Pairs(((1, 1),))), ("k", 1))),
 )
 # Allowed as msgpack, though rarely where a field is looked for.
 ODD = (
