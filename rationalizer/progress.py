@@ -112,7 +112,7 @@ class Progress:
             return codes.DUPLICATE_COMMIT
         # What is stored never touches stable, so only the first new interval can.
         moves_stable = firsts[0] == self.stable + 1
-        if len(self.intervals) + growth - moves_stable > MAX_INTERVALS:
+        if len(self.intervals) + growth - moves_stable > max_intervals:
             return codes.MAX_INDIVIDUAL_COMMIT_REACHED
         self.intervals.carry_out(edits)
         if moves_stable or self.pieces is not None:

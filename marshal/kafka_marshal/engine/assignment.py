@@ -73,6 +73,7 @@ class Assignment:
         "lease",
         "log_end",
         "meter",
+        "ranges_due",
         "releasing",
         "reported_ranges",
         "shown",
@@ -110,8 +111,9 @@ class Assignment:
         self.releasing = ""
         #: on_assign was called, or would have been.
         self.shown = False
-        #: The ranges that the last CommitRanges brought the log up to.
+        #: What the last CommitRanges told the log, and when to tell it again if it does not know it by then.
         self.reported_ranges: list[tuple[int, int]] = []
+        self.ranges_due = 0.0
         self.user_paused = False
         self.log_end: int | None = None
         #: (time, done, log end) at the start of the present cycle, for Cycle.
@@ -168,7 +170,7 @@ class Assignment:
                 return
         self.fetch_next = offset_of(messages[-1]) + 1
         done = self.tracker.done
-        if done.ranges:
+        if self.tracker.has_islands or done.stable >= offset_of(messages[0]):
             messages = [m for m in messages if not done.is_done(offset_of(m))]
         if messages:
             self._buffer.append((messages, self._covered_to))

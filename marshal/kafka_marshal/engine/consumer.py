@@ -18,6 +18,7 @@ from kafka_marshal.engine.leases import LeaseState
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.tracker import beyond
 from kafka_marshal.errors import PositionLostError
 from rationalizer import CommitRanges, Record
 from rationalizer.limits import MAX_COMMIT_RANGES, MAX_OFFSET
@@ -297,10 +298,13 @@ class ConsumerEngine:
         return run is not None and run.assignment is assignment
 
     def _release(self, assignment: Assignment, now: float) -> None:
-        self.commit_ranges(assignment)
+        assignment.ranges_due = now
+        self.commit_ranges(assignment, now)
         assignment.stage = Stage.RELEASED
         self._engine.book.release(assignment.lease, self._unreported(assignment), now)
-        self.placement.let_go(assignment.key, now)
+        if self._engine.observer.paused_until(assignment.lease.cp, now) is None:
+            # (What a pause takes is left to nobody: whoever is first after it goes on.)
+            self.placement.let_go(assignment.key, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
         """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
@@ -351,16 +355,17 @@ class ConsumerEngine:
 
     # Progress.
 
-    def commit_ranges(self, assignment: Assignment) -> None:
-        """Commit what is done beyond a gap, where the log does not know it yet (P6)."""
+    def commit_ranges(self, assignment: Assignment, now: float) -> None:
+        """Commit what is done beyond a gap and the log does not know (P6); again after HI if it still does not."""
         lease = self._engine.observer.lease(assignment.key)
         assignment.tracker.follow()
-        islands = assignment.tracker.done.ranges
-        if lease is None or self.at_most_once or not islands or islands == assignment.reported_ranges:
+        if lease is None or self.at_most_once or not assignment.tracker.has_islands:
             return
-        known = {tuple(island) for island in lease.progress.ranges}
-        new = [island for island in islands if tuple(island) not in known]
-        assignment.reported_ranges = list(islands)
+        new = beyond(assignment.tracker.done.ranges, lease.progress.ranges)
+        if not new or (new == assignment.reported_ranges and now < assignment.ranges_due):
+            return
+        assignment.reported_ranges = new
+        assignment.ranges_due = now + lease.heartbeat_interval_ms
         for place in range(0, len(new), MAX_COMMIT_RANGES):
             chunk = tuple(new[place : place + MAX_COMMIT_RANGES])
             self.append(assignment, CommitRanges(*self.ids, *assignment.key, assignment.epoch, chunk))
@@ -415,7 +420,7 @@ class ConsumerEngine:
         timeout = self.settings.handler_timeout_ms
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
-            if oldest is not None and now - oldest > timeout:
+            if oldest is not None and now >= oldest + timeout:
                 self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
@@ -435,8 +440,12 @@ class ConsumerEngine:
         times = [] if self.closing else [self.placement.deadline]
         timeout = self.settings.handler_timeout_ms
         for assignment in self.assignments.values():
+            if (grant := assignment.grant) is not None and grant.accepted is None:
+                times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:
                 times.append((assignment.lease.claim_sent_at or now) + hi)
+            elif assignment.stage is Stage.POSITIONING:
+                times.append(assignment.start_beat_sent + hi)
             elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
                 times.append(oldest + timeout)
         return min(times, default=float("inf"))

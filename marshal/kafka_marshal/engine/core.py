@@ -333,7 +333,7 @@ class Engine:
                 self._released(lease.key, now)  # the log will not show it to us any more (E4)
         if now >= self._next_ranges:
             self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
-            self._commit_ranges()
+            self._commit_ranges(now)
 
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
@@ -342,11 +342,11 @@ class Engine:
             cp for cp in self._worlds if observer.is_stopped(cp) or observer.paused_until(cp, now) is not None
         )
 
-    def _commit_ranges(self) -> None:
+    def _commit_ranges(self, now: float) -> None:
         for consumer in self.consumers.values():
             for assignment in consumer.assignments.values():
                 if assignment.stage in (Stage.ACTIVE, Stage.REVOKING) and assignment.lease.held:
-                    consumer.commit_ranges(assignment)
+                    consumer.commit_ranges(assignment, now)
 
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again, at the latest."""
@@ -355,11 +355,13 @@ class Engine:
         times = [self.book.deadline()]
         times.extend(manual.deadline(now) for manual in self.manual.values())
         times.extend(consumer.deadline(now) for consumer in self.consumers.values())
+        if any(x.tracker.has_islands for consumer in self.consumers.values() for x in consumer.assignments.values()):
+            times.append(self._next_ranges)
         return min(times)
 
     def last_words(self, now: float) -> None:
         """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
-        self._commit_ranges()
+        self._commit_ranges(now)
         self.book.beat_all(now)
 
     def take_effects(self) -> list[Effect]:

@@ -9,7 +9,7 @@ Offsets that Kafka never delivers (compaction, transaction markers) are done wit
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from rationalizer.limits import MAX_OFFSET
 if TYPE_CHECKING:
     from kafka_marshal.engine.assignment import Assignment
 
-__all__ = ["Run", "Tracker", "offset_of"]
+__all__ = ["Run", "Tracker", "beyond", "offset_of"]
 
 
 def offset_of(message: Message) -> int:
@@ -29,6 +29,25 @@ def offset_of(message: Message) -> int:
     if offset is None:
         raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
     return offset
+
+
+def beyond(islands: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of the islands is in none of the known intervals; both ascend, and so does the answer."""
+    found: list[tuple[int, int]] = []
+    place = 0
+    for first, last in islands:
+        while place < len(known) and known[place][1] < first:
+            place += 1
+        while place < len(known) and known[place][0] <= last:
+            if first < known[place][0]:
+                found.append((first, known[place][0] - 1))
+            first = known[place][1] + 1
+            if first > last:
+                break
+            place += 1
+        if first <= last:
+            found.append((first, last))
+    return found
 
 
 class Run:
@@ -87,48 +106,68 @@ class Tracker:
             self.done.through(stable)
         if ranges:
             self.done.commit(list(ranges), MAX_OFFSET)
-        self.runs: list[Run] = []
+        #: In hand, by first offset, in the order in which they were handed out.
+        self.runs: dict[int, Run] = {}
         self.in_hand = 0
+        #: The same first offsets, ascending: runs do not overlap.
+        self._firsts: list[int] = []
+        self._iterating = 0
+
+    @property
+    def has_islands(self) -> bool:
+        """Is anything done beyond a gap?"""
+        return len(self.done.intervals) > 0
 
     def hand_out(self, run: Run) -> None:
         """A run goes to the user."""
-        self.runs.append(run)
+        first = offset_of(run.messages[0])
+        self.runs[first] = run
+        insort(self._firsts, first)
+        self._iterating += run.iterating
         self.in_hand += len(run.messages)
+
+    def _take_back(self, run: Run) -> bool:
+        """A run is not in hand any more. False: it was not."""
+        first = offset_of(run.messages[0])
+        if self.runs.get(first) is not run:
+            return False
+        del self.runs[first]
+        del self._firsts[bisect_left(self._firsts, first)]
+        self._iterating -= run.iterating
+        return True
 
     def mark(self, message: Message) -> bool:
         """One explicitly handed-out message is done. False: it is not in hand here, or was done before."""
         offset = offset_of(message)
-        for run in self.runs:
-            if run.iterating:
-                continue
-            place = run.index(offset)
-            if place is None or run.messages[place] is not message:
-                continue
-            if run.marks[place]:
-                return False
-            run.marks[place] = 1
-            run.done_count += 1
-            self.in_hand -= 1
-            self._commit(run, place, place)
-            if run.done_count == len(run.messages):
-                self.runs.remove(run)
-            return True
-        return False
+        place = bisect_right(self._firsts, offset)
+        if place == 0:
+            return False
+        run = self.runs[self._firsts[place - 1]]
+        index = None if run.iterating else run.index(offset)
+        if index is None or run.messages[index] is not message or run.marks[index]:
+            return False
+        run.marks[index] = 1
+        run.done_count += 1
+        self.in_hand -= 1
+        self._commit(run, index, index)
+        if run.done_count == len(run.messages):
+            self._take_back(run)
+        return True
 
     def mark_run(self, run: Run) -> bool:
         """A whole run is done. False: it is not in hand here (any more)."""
-        if run not in self.runs:
+        if not self._take_back(run):
             return False
-        self.runs.remove(run)
         self.in_hand -= len(run.messages) - run.done_count
         self._commit(run, 0, len(run.messages) - 1)
         return True
 
     def follow(self) -> None:
         """Take over what iterating threads have got done since the last look."""
-        for run in self.runs:
-            if run.iterating:
-                self._follow(run)
+        if self._iterating:
+            for run in self.runs.values():
+                if run.iterating:
+                    self._follow(run)
 
     def _follow(self, run: Run) -> None:
         cursor = run.cursor
@@ -139,10 +178,9 @@ class Tracker:
 
     def close_run(self, run: Run) -> list[Message]:
         """An iterating thread leaves its run; what it has not got done comes back, to be handed out again."""
-        if run not in self.runs:
+        if not self._take_back(run):
             return []
         self._follow(run)
-        self.runs.remove(run)
         rest = run.messages[run.cursor :]
         self.in_hand -= len(rest)
         return rest
@@ -156,7 +194,9 @@ class Tracker:
 
         For the message under a cursor: since it was first seen there, which is at most one look too late.
         """
-        for run in self.runs:
+        if not self._iterating:
+            return next((run.since for run in self.runs.values()), None)
+        for run in self.runs.values():
             if run.iterating and run.cursor != run.seen_cursor:
                 run.seen_cursor, run.since = run.cursor, now
-        return min((run.since for run in self.runs), default=None)
+        return min(run.since for run in self.runs.values())
