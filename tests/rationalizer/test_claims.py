@@ -6,7 +6,7 @@ import pytest
 
 from rationalizer import ClaimingMessages, ClaimingPartition, CommitRanges, Heartbeat, Record, ReleasingPartition
 from rationalizer.transitions import TRANSITIONS, Sender, Transition
-from tests.rationalizer.log import A1, A2, B1, HI, Log, held, progress_of
+from tests.rationalizer.log import A1, A2, B1, HI, Log, Who, held, progress_of
 
 STANDINGS = {"free": 0, "fresh": HI - 1, "unknown": HI, "stale": 2 * HI + 1}
 
@@ -209,6 +209,13 @@ def test_c7_takeover_with_a_lower_offset_is_a_regression_and_takes_over_all_the_
     log.beat(A1, 10)
     assert log.take_over(A2, 5).code == "OFFSET_REGRESSION"
     assert (log.lease.instance_id, log.lease.epoch, log.lease.progress.stable) == ("2", 2, 10)
+
+
+@pytest.mark.parametrize("instance", ["1", "2"])
+def test_c7_nobody_takes_over_another_clients_lease(instance: str) -> None:
+    log = held()
+    assert log.take_over(Who(instance, "b")).code == "FENCED"
+    assert log.lease.client_id == "a"
 
 
 def test_c7_the_lease_keeps_its_interval_and_another_groups_lease_is_not_touched() -> None:
