@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,17 +69,20 @@ class Command:
 ARGV = [sys.executable, "-m", "kafka_marshal.cli"]
 
 
+def clean_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process, without what would decide for the command."""
+    return {name: value for name, value in os.environ.items() if name not in ENVIRONMENT} | {"TZ": "UTC", **more}
+
+
 def process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
     """The command as a process without a terminal."""
-    env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-    env.update(kwargs.pop("env", {}))
+    env = clean_environment(kwargs.pop("env", {}))
     return subprocess.run([*ARGV, *args], capture_output=True, timeout=60, check=False, env=env, **kwargs)
 
 
 def start(*args: str, **kwargs: Any) -> subprocess.Popen[bytes]:
     """The command as a process that goes on."""
-    env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-    env.update(kwargs.pop("env", {}))
+    env = clean_environment(kwargs.pop("env", {}))
     for stream in ("stdout", "stderr"):
         kwargs.setdefault(stream, subprocess.PIPE)
     return subprocess.Popen([*ARGV, *args], env=env, **kwargs)
@@ -86,16 +92,17 @@ class Terminal:
     """The command on a terminal of its own, with what it shows."""
 
     def __init__(self, *args: str, columns: int = 140, argv: Sequence[str] = ARGV) -> None:
-        import fcntl
-        import struct
-        import termios
-
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-        env |= {"TERM": "xterm-256color"}
+        env = clean_environment({"TERM": "xterm-256color"})
         self.process = subprocess.Popen(
-            [*argv, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+            [*argv, *args],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
         )
         os.close(theirs)
         self.shown = b""

@@ -85,6 +85,7 @@ class Story:
 CLAIM = ClaimingPartition(*A, "t", 0, 1000)
 
 
+@pytest.mark.usefixtures("environment")
 def test_why_each_code() -> None:
     tell = Story()
     told = [

@@ -1,0 +1,177 @@
+"""`init` on a real Kafka: makes the topic, checks it, says how to mend it (L1, L2)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewPartitions
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.coordination import required_settings
+from rationalizer import Tick, encode
+from tests.cli.harness import Command
+
+GOOD = required_settings(1)
+
+
+@pytest.fixture
+def make(kafka_bootstrap: str, log_topic: str) -> Callable[..., None]:
+    """Makes the topic by hand, as somebody who did not read the manual would."""
+
+    def create(partitions: int = 2, **settings: str) -> None:
+        changed = GOOD | {name.replace("_", "."): value for name, value in settings.items()}
+        Probe(kafka_bootstrap).create_topic(log_topic, partitions, 1, changed)
+
+    return create
+
+
+@pytest.fixture
+def cluster(kafka_bootstrap: str) -> KafkaCluster:
+    return KafkaCluster(kafka_bootstrap, {})
+
+
+def test_it_makes_the_topic_and_may_be_run_again(kafka: Command, cluster: KafkaCluster, log_topic: str) -> None:
+    ran = kafka("init", "--partitions", 3)
+    assert (ran.status, ran.err) == (0, "")
+    assert f"created '{log_topic}': 3 partitions" in ran.out
+    config = cluster.topic_config(log_topic, 10)
+    assert config is not None
+    assert config.info.partitions == 3
+    assert {name: config.settings[name] for name in GOOD} == GOOD
+    again = kafka("init")
+    assert (again.status, again.err) == (0, "")
+    assert "is fit for use (3 partitions" in again.out
+    assert kafka("init", "--check").status == 0
+    ends = cluster.watermarks([(log_topic, cp) for cp in range(3)], 10)
+    assert set(ends.values()) == {(0, 1)}, "exactly one marker in each partition"
+
+
+def test_the_first_record_of_every_partition_says_how_many_there_are(kafka: Command) -> None:
+    kafka("init", "--partitions", 3)
+    rows = kafka("log").rows
+    assert [row["offset"] for row in rows] == ["0", "0", "0"]
+    assert {row["what"] for row in rows} == {"fixes the number of partitions of the log at 3"}
+
+
+def test_check_changes_nothing_and_says_no_where_the_topic_is_missing(
+    kafka: Command, cluster: KafkaCluster, log_topic: str
+) -> None:
+    ran = kafka("init", "--check")
+    assert ran.status == 1
+    assert "does not exist" in ran.out
+    assert f"--topic {log_topic}" in ran.out
+    assert cluster.topic_config(log_topic, 10) is None
+
+
+def mend(kafka_bootstrap: str, line: str) -> None:
+    """Carry out what a kafka-configs.sh command would do."""
+    words = shlex.split(line)
+    assert words[0] == "kafka-configs.sh"
+    said = dict(pairwise(words))
+    assert said["--bootstrap-server"] == kafka_bootstrap
+    name, _, value = said["--add-config"].partition("=")
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, said["--entity-name"], incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("message.timestamp.type", "CreateTime"),
+        ("cleanup.policy", "compact"),
+        ("retention.ms", "604800000"),
+        ("retention.bytes", "1000000000"),
+        ("max.message.bytes", "1000000"),
+        ("unclean.leader.election.enable", "true"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
+    kafka: Command, kafka_bootstrap: str, make: Callable[..., None], setting: str, value: str
+) -> None:
+    make(**{setting.replace(".", "_"): value})
+    ran = kafka("init")
+    assert ran.status == 1
+    assert f"wrong: {setting} is {value}" in ran.out
+    assert "is not fit for use" in ran.out
+    commands = [line.strip() for line in ran.lines if "kafka-configs.sh" in line]
+    assert len(commands) == 1
+    mend(kafka_bootstrap, commands[0])
+    assert kafka("init", "--check").status == 0
+    assert kafka("status").status == 0
+
+
+def test_workers_are_refused_and_status_names_the_way_out(kafka: Command, make: Callable[..., None]) -> None:
+    make(message_timestamp_type="CreateTime")
+    ran = kafka("status")
+    assert ran.status == 1
+    assert "message.timestamp.type" in ran.err
+    assert "kafka-marshal init" in ran.err
+
+
+def test_a_topic_made_by_hand_gets_its_markers(kafka: Command, make: Callable[..., None]) -> None:
+    make(2)
+    checked = kafka("init", "--check")
+    assert checked.status == 1
+    assert "partition(s) 0, 1 lack the first record" in checked.out
+    assert kafka("log").rows == []
+    assert kafka("init").status == 0
+    assert len(kafka("log").rows) == 2
+    assert kafka("init", "--check").status == 0
+
+
+def test_partitions_that_were_added_later_are_found(
+    kafka: Command, kafka_bootstrap: str, log_topic: str, cluster: KafkaCluster
+) -> None:
+    assert kafka("init", "--partitions", 2).status == 0
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    admin.create_partitions([NewPartitions(log_topic, 3)])[log_topic].result(10)
+
+    def known() -> int:
+        return cluster.topic_info([log_topic], 10)[log_topic].partitions
+
+    while known() < 3:
+        pass
+    ran = kafka("init", "--check")
+    assert ran.status == 1
+    assert "it has 3 partitions, and its first record in partition(s) 0, 1 says 2" in ran.out
+    for args in (["status"], ["log"], ["who", "g", "t", "0"]):
+        refused = kafka(*args)
+        assert refused.status == 1
+        assert "made with 2" in refused.err
+
+
+def test_another_count_than_asked_for_is_wrong(kafka: Command) -> None:
+    assert kafka("init", "--partitions", 2).status == 0
+    ran = kafka("init", "--partitions", 5)
+    assert ran.status == 1
+    assert "it has 2 partitions, not 5" in ran.out
+
+
+def test_a_log_that_begins_with_something_else_is_only_noted(
+    kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str
+) -> None:
+    make(1)
+    appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
+    appender.append(0, encode(Tick("i", "c", "g")))
+    appender.close(10)
+    ran = kafka("init")
+    assert ran.status == 0
+    assert "note: partition(s) 0 begin with another record" in ran.out
+
+
+def test_json(kafka: Command, make: Callable[..., None], log_topic: str) -> None:
+    make(1, retention_ms="1000")
+    ran = kafka("init", "--json")
+    assert ran.status == 1
+    found = ran.json
+    assert (found["topic"], found["fit"], found["existed"], found["partitions"]) == (log_topic, False, True, 1)
+    assert [problem["fatal"] for problem in found["problems"]] == [True]
+    assert "retention.ms" in found["problems"][0]["mend"]
+    assert len(found["done"]) == 1

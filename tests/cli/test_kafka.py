@@ -1,0 +1,408 @@
+"""`dump`, `status`, `lag`, `log` and `who` on a real Kafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.replica import Replica
+from rationalizer import (
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Upgrade,
+    encode,
+    route_lease,
+)
+from tests.cli.harness import Command, Terminal, process, start
+
+A = ("a1", "a", "g")
+B = ("b1", "b", "g")
+
+Append = Callable[..., int]
+
+
+@pytest.fixture
+def cluster(kafka_bootstrap: str) -> KafkaCluster:
+    return KafkaCluster(kafka_bootstrap, {})
+
+
+@pytest.fixture
+def append(kafka: Command, cluster: KafkaCluster, log_topic: str) -> Iterator[Append]:
+    """A log of two partitions, and a function that appends to it: record (and CP) → offset."""
+    assert kafka("init", "--partitions", 2).status == 0
+    appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
+
+    def append_one(record: Record | bytes, partition: int | None = None) -> int:
+        if partition is None:
+            topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+            assert isinstance(topic, str)
+            assert isinstance(number, int)
+            partition = route_lease(topic, number, 2)
+        offsets: list[int | None] = []
+        value = encode(record) if isinstance(record, Record) else record
+        appender.append(partition, value, lambda ack: offsets.append(ack.offset))
+        assert appender.flush(10) == 0
+        (offset,) = offsets
+        assert offset is not None
+        return offset
+
+    yield append_one
+    appender.close()
+
+
+@pytest.fixture
+def data(topic_factory: Callable[..., str], kafka_bootstrap: str) -> str:
+    """A topic of 3 partitions with 10, 20 and 30 messages."""
+    topic = topic_factory(3)
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for partition in range(3):
+        for number in range(10 * (partition + 1)):
+            producer.produce(topic, str(number).encode(), partition=partition)
+    assert producer.flush(30) == 0
+    return topic
+
+
+def digests(cluster: KafkaCluster, topic: str) -> dict[int, str]:
+    """What a worker's replica would hold."""
+    replica = Replica(cluster, topic, 10)
+    try:
+        replica.catch_up(10)
+        return {cp: world.digest() for cp, world in replica.worlds.items()}
+    finally:
+        replica.close()
+
+
+# -- dump ----------------------------------------------------------------------------------------------------
+
+
+def fill(append: Append, count: int = 300) -> None:
+    epoch = append(ClaimingPartition(*A, "t", 0, 100_000))
+    other = append(ClaimingPartition(*B, "t", 1, 100_000))
+    for number in range(count):
+        append(Heartbeat(*A, "t", 0, epoch, number))
+        append(CommitRanges(*B, "t", 1, other, ((2 * number + 1, 2 * number + 1),)))
+    append(b"\xc1junk", 0)
+    append(b"", 1)
+
+
+def test_a_dump_replays_to_what_the_live_replicas_hold(
+    kafka: Command, append: Append, cluster: KafkaCluster, log_topic: str
+) -> None:
+    fill(append)
+    dumped = kafka("dump")
+    assert (dumped.status, dumped.err) == (0, "")
+    assert json.loads(dumped.lines[0]) == {"topic": log_topic, "partitions": 2, "format": 1}
+    state = kafka("replay", "-", "--state", stdin=dumped.out.encode()).json
+    assert {each["partition"]: each["digest"] for each in state["partitions"]} == digests(cluster, log_topic)
+    assert sum(each["next_offset"] for each in state["partitions"]) == len(dumped.lines) - 1
+    assert kafka("dump").out == dumped.out, "two dumps of one log are equal"
+
+
+def test_a_dump_into_a_file_appears_when_it_is_complete(kafka: Command, append: Append, tmp_path: Path) -> None:
+    fill(append, 3)
+    path = tmp_path / "log.jsonl"
+    assert kafka("dump", "--output", path).status == 0
+    assert path.read_text() == kafka("dump").out
+    assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_dump_that_fails_leaves_no_file(kafka: Command, tmp_path: Path) -> None:
+    assert kafka("dump", "-o", tmp_path / "log.jsonl").status == 1  # the topic is not there
+    assert list(tmp_path.iterdir()) == []
+    assert kafka("dump", "-o", tmp_path / "no" / "where").status == 2
+
+
+def test_a_topic_with_client_stamps_is_dumped_with_none(
+    kafka: Command, topic_factory: Callable[..., str], cluster: KafkaCluster
+) -> None:
+    topic = topic_factory(1)  # CreateTime
+    appender = cluster.appender(topic, delivery_timeout_ms=10_000)
+    appender.append(0, encode(ClaimingPartition(*A, "t", 0, 1000)))
+    appender.close(10)
+    ran = kafka("dump", "--topic", topic)
+    assert ran.status == 0
+    assert json.loads(ran.lines[1])["timestamp"] == -1
+
+
+def test_a_log_whose_beginning_is_gone_is_refused_unless_asked_for(
+    kafka: Command, append: Append, kafka_bootstrap: str, log_topic: str
+) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    fill(append, 5)
+    cp = route_lease("t", 0, 2)
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    for future in admin.delete_records([TopicPartition(log_topic, cp, 2)]).values():
+        future.result(10)
+    for args in (["dump"], ["status"], ["log"], ["who", "g", "t", "0"]):
+        ran = kafka(*args)
+        assert ran.status == 1
+        assert f"[{cp}]" in ran.err
+        assert ran.out == ""
+    ran = kafka("dump", "--allow-cut")
+    assert ran.status == 0
+    assert next(line["offset"] for line in map(json.loads, ran.lines[1:]) if line["partition"] == cp) == 2
+    assert f"beginning is gone in partition(s) {cp}" in kafka("init").out
+
+
+# -- status --------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_live_leases(kafka: Command, kafka_bootstrap: str, log_topic: str, data: str) -> None:
+    assert kafka("init", "--partitions", 2).status == 0
+    with Marshal(kafka_bootstrap, group_id="delays", client_id="worker-1", topic=log_topic) as marshal:
+        lease = marshal.claim(data, 0, timeout=10)
+        marshal.claim(data, 2, timeout=10).heartbeat(9)
+        assert marshal.world.wait_for(lambda w: (w.lease(data, 2) or lease).stable == 9, 10)  # type: ignore[union-attr]
+        ran = kafka("status")
+        assert ran.status == 0, ran.err
+        first, second = ran.rows
+        assert (first["group"], first["topic"], first["partition"]) == ("delays", data, "0")
+        assert (first["holder"], first["epoch"], first["freshness"]) == ("worker-1", str(lease.epoch), "fresh")
+        assert (first["stable"], first["lag"]) == ("-", "10")
+        assert (second["stable"], second["lag"]) == ("9", "20")
+        found = kafka("status", "--json", "--group", "delays").json
+        assert found["clock"]["source"] == "traffic", "the member's beats tell the broker's time"
+        assert all(0 <= each["silence_ms"] < 3_000 for each in found["leases"])
+        assert not any(each["overdue"] for each in found["leases"])
+    free = kafka("status").rows
+    assert [(row["holder"], row["freshness"], row["silence"]) for row in free] == [("-", "free", "-")] * 2
+
+
+def test_a_dead_holder_looks_fresh_but_its_silence_shows(kafka: Command, append: Append) -> None:
+    append(ClaimingPartition(*A, "t", 0, 100))
+
+    ran = kafka("status")
+    while "overdue" not in ran.out:
+        ran = kafka("status")
+    (row,) = ran.rows
+    assert row["freshness"] == "fresh, overdue"
+    assert "stands still" in ran.err
+    assert "this machine's clock" in ran.err
+    ticked = kafka("status", "--tick", "--json").json
+    assert ticked["clock"]["source"] == "tick"
+    assert [each["freshness"] for each in ticked["leases"]] == ["stale"]
+    assert sum(each["next_offset"] for each in ticked["partitions"]) == 2 + 1 + 2, "markers, the claim, two Ticks"
+
+
+def test_status_only_reads(kafka: Command, append: Append, cluster: KafkaCluster, log_topic: str) -> None:
+    append(ClaimingPartition(*A, "t", 0, 100))
+    partitions = [(log_topic, cp) for cp in range(2)]
+    before = cluster.watermarks(partitions, 10)
+    for args in (["status"], ["lag"], ["log"], ["who", "g", "t", "0"], ["dump"], ["init", "--check"]):
+        assert kafka(*args).status == 0
+    assert cluster.watermarks(partitions, 10) == before
+
+
+def test_status_names_pauses(kafka: Command, append: Append) -> None:
+    expires = int(time.time() * 1000) + 600_000
+    for cp in range(2):
+        append(ReleaseGroup("x", "the-admin", "g", expires), cp)
+    found = kafka("status", "--json").json["pauses"]
+    assert found == [
+        {"group": "g", "client": "the-admin", "expires": expires, "left_ms": found[0]["left_ms"], "partitions": [0, 1]}
+    ]
+    assert 0 < found[0]["left_ms"] <= 660_000
+    assert "the-admin" in kafka("status").out
+    assert kafka("status", "--group", "g").status == 0
+
+
+def test_an_unknown_group_is_a_no(kafka: Command, append: Append) -> None:
+    for name in ("status", "lag"):
+        ran = kafka(name, "--group", "nobody")
+        assert ran.status == 1
+        assert "knows no group 'nobody'" in ran.err
+
+
+def test_a_log_raised_to_a_newer_level_is_a_no_that_still_shows_the_rest(kafka: Command, append: Append) -> None:
+    cp = route_lease("t", 0, 2)
+    append(ClaimingPartition(*A, "t", 0, 1000))
+    append(Upgrade(*A, 9), cp)
+    append(ClaimingPartition(*B, "t", 0, 1000))
+    for name in ("status", "lag"):
+        ran = kafka(name)
+        assert ran.status == 1
+        assert "level 9" in ran.err
+        assert ran.rows[0]["holder"] == "a"
+    assert kafka("status", "--tick").status == 1
+    assert kafka("log").status == 1
+
+
+# -- lag -----------------------------------------------------------------------------------------------------
+
+
+def test_lag_of_every_partition_and_in_all(kafka: Command, append: Append, data: str) -> None:
+    epoch = append(ClaimingPartition(*A, data, 1, 100_000))
+    append(Heartbeat(*A, data, 1, epoch, 4))
+    append(CommitRanges(*A, data, 1, epoch, ((8, 9), (12, 12))))
+    zero, one, two, total = kafka("lag").rows
+    assert (zero["holder"], zero["log end"], zero["done"], zero["lag"]) == ("never claimed", "10", "-", "10")
+    assert (one["holder"], one["log end"], one["done"]) == ("a", "20", "5")
+    assert (one["beyond"], one["in flight"], one["lag"]) == ("3", "5", "12")
+    assert two["lag"] == "30"
+    assert (total["topic"], total["lag"], total["in flight"]) == ("total", "52", "5")
+    found = kafka("lag", "--json", "--group", "g").json
+    assert [each["lag"] for each in found["partitions"]] == [10, 12, 30]
+    assert [each["claimed"] for each in found["partitions"]] == [False, True, False]
+    assert found["totals"][0]["lag"] == 52
+
+
+def test_speed_comes_from_the_log_itself(kafka: Command, append: Append, data: str) -> None:
+    epoch = append(ClaimingPartition(*A, data, 2, 100_000))
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2.5:  # log time is the broker's own: it has to go by
+        append(Heartbeat(*A, data, 2, epoch, min(29, int(10 * (time.monotonic() - begun)))))
+    (each,) = [each for each in kafka("lag", "--json").json["partitions"] if each["claimed"]]
+    assert 4 < each["messages_per_second"] < 16
+    assert kafka("lag", "--json", "--window", "1ms").json["totals"][0]["messages_per_second"] is None
+
+
+def test_a_topic_that_is_gone_has_no_lag(kafka: Command, append: Append) -> None:
+    append(ClaimingPartition(*A, "deleted-topic", 0, 1000))
+    (row,) = kafka("status").rows
+    assert row["lag"] == "-"
+    assert kafka("lag").rows[0]["log end"] == "-"
+
+
+# -- log, who ------------------------------------------------------------------------------------------------
+
+
+def test_log_and_who_from_kafka_and_from_a_dump_agree(kafka: Command, append: Append) -> None:
+    epoch = append(ClaimingPartition(*A, "t", 0, 1000))
+    append(ClaimingPartition(*B, "t", 0, 1000))
+    append(ReleasingPartition(*A, "t", 0, epoch, 41))
+    dump = kafka("dump").out.encode()
+    for args in (
+        ["log"],
+        ["log", "-n", "3"],
+        ["log", "--json"],
+        ["who", "g", "t", "0"],
+        ["who", "g", "t", "0", "--json"],
+    ):
+        live, later = kafka(*args), kafka(*args, "--from-dump", "-", stdin=dump)
+        assert live == later
+        assert live.status == 0
+    assert [row["code"] for row in kafka("log", "--no-beats").rows] == ["OK", "HELD", "OK"]
+    assert kafka("who", "g", "t", "0", "--offset", 10_000).status == 2
+
+
+def test_following_the_log(kafka: Command, append: Append, kafka_bootstrap: str, log_topic: str) -> None:
+    for _ in range(15):
+        append(ClaimingPartition(*A, "t", 0, 1000))
+    reach = ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
+    with start("log", "--follow", "--json", *reach) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        past = [json.loads(running.stdout.readline()) for _ in range(10)]
+        assert [line["code"] for line in past] == ["ALREADY_HELD"] * 10
+        append(ClaimingPartition(*B, "t", 0, 1000))
+        assert json.loads(running.stdout.readline())["code"] == "HELD"
+        append(Heartbeat(*A, "t", 0, 99, None))
+        assert json.loads(running.stdout.readline())["code"] == "FENCED"
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.read() == b""
+        assert running.stderr.read() == b"\ninterrupted. Nothing was changed.\n"
+        assert running.wait(20) == 130
+
+
+# -- on a terminal -------------------------------------------------------------------------------------------
+
+
+def test_tables_on_a_terminal_escape_what_the_log_holds(
+    append: Append, kafka_bootstrap: str, log_topic: str, terminal: Callable[..., Terminal]
+) -> None:
+    append(ClaimingPartition("i", "w\u202e[bold]x\u200b", "g", "t", 0, 1000))
+    for name in ("status", "lag"):
+        opened = terminal(name, "--bootstrap", kafka_bootstrap, "--topic", log_topic)
+        shown = opened.finish().decode()
+        assert opened.process.returncode == 0, shown
+        assert "w\\u202e[bold]x\\u200b" in shown
+        assert "\u202e" not in shown
+        assert "\u200b" not in shown
+
+
+def test_watching_goes_on_until_ctrl_c_and_leaves_the_last_picture(
+    append: Append, kafka_bootstrap: str, log_topic: str, terminal: Callable[..., Terminal]
+) -> None:
+    append(ClaimingPartition(*A, "t", 0, 100_000))
+    opened = terminal("status", "--watch", "--interval", "0.2", "--bootstrap", kafka_bootstrap, "--topic", log_topic)
+    opened.read_until(lambda shown: b"Ctrl-C ends" in shown)
+    append(ClaimingPartition("late1", "latecomer", "g", "t", 1, 100_000))
+    opened.read_until(lambda shown: b"latecomer" in shown)
+    opened.type(b"\x03")
+    shown = opened.finish()
+    assert opened.process.returncode == 130, shown
+    left = shown.rpartition(b"\x1b[?1049l")[2]
+    assert b"latecomer" in left
+    assert b"interrupted." in left
+    assert b"Traceback" not in shown
+
+
+def test_watching_without_a_terminal_prints_one_picture_after_the_other(
+    append: Append, kafka_bootstrap: str, log_topic: str
+) -> None:
+    append(ClaimingPartition(*A, "t", 0, 100_000))
+    reach = ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
+    with start("lag", "--watch", "--interval", "0.1", "--json", *reach) as running:
+        assert running.stdout is not None
+        assert json.loads(running.stdout.readline())["partitions"][0]["holder"] == "a"
+        append(ClaimingPartition(*B, "t", 1, 100_000))
+        while len(json.loads(running.stdout.readline())["totals"]) != 1:
+            pass
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 130
+
+
+def test_a_progress_bar_is_for_terminals_only(append: Append, kafka_bootstrap: str, log_topic: str) -> None:
+    fill(append, 20)
+    done = process("dump", "--bootstrap", kafka_bootstrap, "--topic", log_topic)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_of_the_log_that_has_seen_enough(append: Append, kafka_bootstrap: str, log_topic: str) -> None:
+    fill(append, 400)
+    for name in ("log", "dump"):
+        with start(name, "--bootstrap", kafka_bootstrap, "--topic", log_topic) as running:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            running.stdout.readline()
+            running.stdout.close()
+            assert running.stderr.read() == b""
+            assert running.wait(30) == 141
+
+
+# -- broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("KAFKA_MARSHAL_BROKER" in os.environ, reason="another kind of broker was asked for")
+def test_broker_runs_until_ctrl_c(tmp_path: Path, kafka_bootstrap: str) -> None:
+    """(It waits for the session's broker first: that one has fetched the jars.)"""
+    kept = tmp_path / "data"
+    with start("broker", "--json", "--keep", str(kept), env={"KAFKA_MARSHAL_BROKER": "native"}) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        announced = json.loads(running.stdout.readline())
+        assert announced["brokers"] == 1
+        assert process("init", "--bootstrap", announced["bootstrap"]).returncode == 0
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        assert running.wait(40) == 0
+    assert b"Traceback" not in said
+    assert kept.is_dir()
+    assert any(kept.iterdir()), "the data stays where --keep says"
+    assert process("status", "--bootstrap", announced["bootstrap"], "--timeout", "0.5").returncode == 3

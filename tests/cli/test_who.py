@@ -1,0 +1,171 @@
+"""`who`: the history of one lease, and who owned it at a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rationalizer import (
+    BeatEntry,
+    ClaimingPartition,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    ReleasingPartition,
+    Tick,
+    Upgrade,
+)
+from tests.cli.harness import Command, Log
+
+A = ("a1", "a", "g")
+A2 = ("a2", "a", "g")
+B = ("b1", "b", "g")
+
+
+def story() -> Log:
+    """0: a claims. 2: a releases. 3: b claims, beats, dies. 6: a claims. 7: a's newer instance takes over."""
+    log = Log()
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    log.add(Heartbeat(*A, "t", 0, 0, 10), 1500)
+    log.add(ReleasingPartition(*A, "t", 0, 0, 12), 2000)
+    log.add(ClaimingPartition(*B, "t", 0, 1000), 3000)
+    log.add(HeartbeatBatch(*B, (BeatEntry("t", 0, 3, 20),)), 3500)
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 5400)
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 5600)
+    log.add(Heartbeat(*A2, "t", 0, None, None), 5700)
+    log.add(Tick("i", "c", "g"), 9000)
+    return log
+
+
+def ask(command: Command, *args: str, log: Log | None = None) -> Any:
+    ran = command("who", "g", "t", "0", "--json", "--from-dump", "-", *args, stdin=(log or story()).dump)
+    assert ran.status == 0, ran.err
+    return ran.json
+
+
+def test_the_whole_history(command: Command) -> None:
+    found = ask(command)
+    spans = [
+        (each["holder"] and each["holder"]["instance"], each["epoch"], each["since"], each["until"])
+        for each in found["history"]
+    ]
+    assert spans == [
+        ("a1", 0, 1000, 2000),
+        (None, None, 2000, 3000),
+        ("b1", 3, 3000, 5600),
+        ("a1", 6, 5600, 5700),
+        ("a2", 7, 5700, None),
+    ]
+    assert [each["ended"] for each in found["history"]] == [
+        "released, all done to 12",
+        "claimed by b",
+        "silent for 2.1 s, then claimed by a",
+        "its own newer instance took over",
+        None,
+    ]
+    assert [(each["since_offset"], each["until_offset"]) for each in found["history"]][:2] == [(0, 2), (2, 3)]
+    assert found["answer"]["holder"] == {"client": "a", "instance": "a2"}
+    assert found["answer"]["freshness"] == "stale"
+    assert (found["partition"], found["log_time"], found["next_offset"]) == (0, 9000, 9)
+
+
+@pytest.mark.parametrize(
+    ("at", "instance", "freshness"),
+    [
+        ("1000", "a1", "fresh"),
+        ("1999", "a1", "fresh"),
+        ("2000", None, "free"),
+        ("2999", None, "free"),
+        ("3000", "b1", "fresh"),
+        ("4499", "b1", "fresh"),
+        ("4500", "b1", "unknown"),
+        ("5500", "b1", "unknown"),
+        ("5501", "b1", "stale"),
+        ("5600", "a1", "fresh"),
+        ("5700", "a2", "fresh"),
+        ("100000", "a2", "stale"),
+    ],
+)
+def test_who_at_a_time(command: Command, at: str, instance: str | None, freshness: str) -> None:
+    answer = ask(command, "--at", at)["answer"]
+    assert (answer["holder"] and answer["holder"]["instance"], answer["freshness"]) == (instance, freshness)
+
+
+@pytest.mark.parametrize(
+    ("offset", "instance"), [(0, "a1"), (1, "a1"), (2, None), (3, "b1"), (5, "b1"), (6, "a1"), (7, "a2"), (8, "a2")]
+)
+def test_who_at_an_offset_of_the_log(command: Command, offset: int, instance: str | None) -> None:
+    answer = ask(command, "--offset", str(offset))["answer"]
+    assert (answer["holder"] and answer["holder"]["instance"]) == instance
+
+
+def test_an_offset_above_the_log_is_wrong_use(command: Command) -> None:
+    assert command("who", "g", "t", "0", "--offset", "9", "--from-dump", "-", stdin=story().dump).status == 2
+
+
+def said(command: Command, *args: str, log: Log | None = None) -> str:
+    ran = command("who", "g", "t", "0", "--from-dump", "-", *args, stdin=(log or story()).dump)
+    assert ran.status == 0, ran.err
+    return ran.out
+
+
+def test_the_answer_in_words(command: Command) -> None:
+    assert "b, epoch 3, since 1970-01-01T" in said(command, "--at", "3100")
+    assert "silent for 2.1 s, then claimed by a" in said(command, "--at", "3100")
+    assert "its lease had lapsed at" in said(command, "--at", "5501")
+    assert "nobody, free since 1970-01-01T" in said(command, "--at", "2500")
+    assert "It was first claimed at 1970-01-01T" in said(command, "--at", "999")
+    assert "part of the log ends at" in said(command, "--at", "9001")
+    assert "ends at" not in said(command, "--at", "9000")
+    assert said(command).count("\n") == 10  # three lines, one empty line, titles, five spans
+
+
+def test_a_lease_that_nobody_ever_had(command: Command) -> None:
+    for args in (["x", "t", "0"], ["g", "x", "0"], ["g", "t", "1"]):
+        ran = command("who", *args, "--from-dump", "-", stdin=story().dump)
+        assert ran.status == 1
+        assert "knows no lease" in ran.err
+        assert ran.out == ""
+
+
+def test_a_lease_of_a_group_that_was_forgotten(command: Command) -> None:
+    log = Log()
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    log.add(ForgetGroup(*B), 9000)
+    found = ask(command, log=log)
+    assert found["answer"] is None
+    assert found["history"][0]["until"] == 9000
+    assert found["history"][0]["ended"] == "the group was forgotten"
+    assert "the group was forgotten at" in said(command, log=log)
+    assert "a, epoch 0" in said(command, "--at", "5000", log=log)
+    log.add(ClaimingPartition(*B, "t", 0, 1000), 9500)
+    found = ask(command, log=log)
+    assert found["answer"]["holder"]["client"] == "b"
+    assert found["answer"]["epoch"] == 2
+
+
+def test_only_its_own_part_of_the_log_counts(command: Command) -> None:
+    """The same lease claimed where it does not belong is no claim."""
+    log = Log(4)
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    for cp in range(4):
+        log.add(ClaimingPartition(*B, "t", 0, 1000), 9000, cp)
+    found = ask(command, log=log)
+    assert [each["holder"]["client"] for each in found["history"]] == ["a", "b"]
+
+
+def test_a_replay_that_stopped_says_so(command: Command) -> None:
+    log = story()
+    log.add(Upgrade(*A, 9), 9001)
+    log.add(ClaimingPartition(*B, "t", 0, 1000), 9002)
+    ran = command("who", "g", "t", "0", "--from-dump", "-", stdin=log.dump)
+    assert ran.status == 1
+    assert "level 9" in ran.err
+    assert "a, epoch 7" in ran.out
+
+
+def test_a_bad_dump_is_named(command: Command) -> None:
+    ran = command("who", "g", "t", "0", "--from-dump", "-", stdin=story().dump + b"x\n")
+    assert ran.status == 2
+    assert "line 11:" in ran.err
