@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import ExtType, packb
 
-from rationalizer import Heartbeat, Tick, World, encode
+from rationalizer import Heartbeat, ReleasingPartition, Tick, World, encode
 from tests.rationalizer.log import A1, A2, ADMIN, B1, COMPILED, HI, Log
 
 TOP = 2**63 - 1
@@ -148,6 +148,19 @@ def test_each_field_with_anything_else_in_it_ends_the_same_both_ways(field: int)
         for other in FIELDS[field] + ODD:
             spoilt = [*right[:field], other, *right[field + 1 :]]
             _compare([(5, b"\x99" + b"".join(spoilt)), (6, b"\x99" + b"".join(right))])
+
+
+@pytest.mark.parametrize("instance", [None, "1"])
+@pytest.mark.parametrize("client", [None, "a"])
+def test_nobody_is_not_the_holder_of_a_free_lease(instance: str | None, client: str | None) -> None:
+    long_way, at_once = _prepared(), _prepared()
+    value = packb([1, 1, instance, client, "g", "t", 1, 1, 5])
+    for log in (long_way, at_once):
+        log.append(ReleasingPartition(*A1, "g", "t", 1, 1, None))
+    long_way.append(value)
+    at_once.world.apply_many([(at_once.world.next_offset, 0, value)])
+    _same(long_way.world, at_once.world)
+    assert at_once.world.rejected == {"MALFORMED" if None in (instance, client) else "NOT_HELD": 1}
 
 
 def test_every_cut_and_every_flipped_bit_of_a_beat_ends_the_same_both_ways() -> None:
