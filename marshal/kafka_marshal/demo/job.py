@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.demo.check import check
 from kafka_marshal.demo.crew import Crew
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.flights import find_file
+from kafka_marshal.demo.flights import ROWS, find_file
 from kafka_marshal.demo.follow import Follower, read_log
 from kafka_marshal.demo.options import DemoOptions, WorkerSettings
 from kafka_marshal.demo.ownership import history_of, read_dump, write_dump
@@ -39,6 +41,9 @@ DATABASE: Final = "delays.sqlite"
 DUMP: Final = "coordination.jsonl"
 LOG: Final = "demo.log"
 KAFKA: Final = "kafka"
+
+#: How long a Kafka may take to give its first answer.
+ANSWER_S: Final = 15.0
 
 #: Columns of what is written to a file or a pipe.
 PLAIN_WIDTH: Final = 110
@@ -68,7 +73,7 @@ def run(options: DemoOptions) -> int:
 
     from kafka_marshal.demo.screen import Screen
 
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Console(highlight=False, emoji=False, markup=False, stderr=options.json)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     with _signals_as_interrupts(), Screen(console) as screen:
@@ -96,12 +101,17 @@ class Job:
             stack.enter_context(_log_to(self.folder / LOG))
             scene = self._open_kafka(stack)
             cluster = stack.enter_context(closing(KafkaCluster(scene.bootstrap, scene.config)))
-            published = self._publish(cluster, scene)
+            published = self._publish(stack, cluster, scene)
             story = self._process(cluster, scene, published)
             findings = self._check(cluster, scene, published, story)
             page = self._report(findings)
             write_state(self.database, "equal" if findings.verdict.equal else "not equal")
-        self._conclude(findings, page, time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        self._conclude(findings, page, seconds)
+        if self.options.json:
+            sys.stdout.write(
+                json.dumps({**findings.summary(), "report": str(page), "seconds": round(seconds, 1)}) + "\n"
+            )
         return 0 if findings.verdict.equal else 1
 
     # The steps.
@@ -109,12 +119,9 @@ class Job:
     def _open_kafka(self, stack: ExitStack) -> Scene:
         options = self.options
         if options.bootstrap is not None:
-            self.screen.step(1, f"Publish: to the Kafka at {options.bootstrap}, to topics of this run's own")
-            scene = Scene.on_named_kafka(options.bootstrap, options.config)
-            if not options.keep:
-                stack.callback(self._remove_topics, scene)
-            return scene
-        self.screen.step(1, "Publish: a real Kafka broker is started on this machine")
+            self.screen.step(1, f"Kafka: the one at {options.bootstrap}; this run uses topics of its own there")
+            return Scene.on_named_kafka(options.bootstrap, options.config)
+        self.screen.step(1, "Kafka: a real broker is started on this machine")
         kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None)
         stack.callback(kafka.stop)
         return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
@@ -122,10 +129,14 @@ class Job:
     def _remove_topics(self, scene: Scene) -> None:
         Probe(scene.bootstrap, scene.config).delete_topics([scene.topic, scene.coordination], timeout_s=10.0)
 
-    def _publish(self, cluster: KafkaCluster, scene: Scene) -> Published:
-        make_topics(cluster, scene)
-        total = 336_776 if self.options.rows is None else min(self.options.rows, 336_776)
-        self.screen.step(1, f"Publish: {total:,} flights to the topic {scene.topic!r}, keys are tail numbers", total)
+    def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
+        brokers = cluster.broker_count(ANSWER_S)
+        if self.options.bootstrap is not None and not self.options.keep:
+            stack.callback(self._remove_topics, scene)
+        make_topics(cluster, scene, brokers)
+        total = ROWS if self.options.rows is None else min(self.options.rows, ROWS)
+        flights = f"{total:,} flight{'' if total == 1 else 's'}"
+        self.screen.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers", total)
         return publish(cluster, scene, self.file, self.options.rows, lambda done: self.screen.rows(done, total))
 
     def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
@@ -135,7 +146,7 @@ class Job:
         pace = f", {options.pace:,} rows a second each" if options.pace else ""
         workers = f"{options.workers} worker{'s' if options.workers > 1 else ''}"
         text = f"Process: {workers}{pace}; one will be killed, one added"
-        self.screen.step(2, text, published.rows)
+        self.screen.step(3, text, published.rows)
         with (
             Follower(cluster, scene.coordination, scene.group_id, scene.topic) as follower,
             Crew(lambda client_id: self._settings(scene, client_id), self.folder) as crew,
@@ -163,7 +174,7 @@ class Job:
     def _check(self, cluster: KafkaCluster, scene: Scene, published: Published, story: Story) -> Findings:
         from kafka_marshal.demo.findings import Findings
 
-        self.screen.step(3, "Check: the file is added up by itself and compared; the coordination log is replayed")
+        self.screen.step(4, "Check: the file is added up by itself and compared; the coordination log is replayed")
         write_dump(self.folder / DUMP, *read_log(cluster, scene.coordination))
         # From the file that stays, so that anybody can conclude the same from it.
         history = history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
@@ -175,7 +186,7 @@ class Job:
     def _report(self, findings: Findings) -> Path:
         from kafka_marshal.demo.report import CarrierLine, write_report
 
-        self.screen.step(4, "Report")
+        self.screen.step(5, "Report")
         lines = [CarrierLine(*line) for line in carriers(self.database)]
         page, _ = write_report(findings, lines, self.folder)
         return page

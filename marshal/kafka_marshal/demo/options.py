@@ -9,10 +9,13 @@ from pathlib import Path
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["PARTITIONS", "DemoOptions", "WorkerSettings"]
+__all__ = ["PARTITIONS", "SEPARATOR", "DemoOptions", "WorkerSettings"]
 
 #: Of the topic of flights.
 PARTITIONS = 12
+
+#: Stands in a worker's log before the message itself.
+SEPARATOR = " | "
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class DemoOptions:
     config: Mapping[str, object] = field(default_factory=dict)
     #: Decides when whom the kill hits. None: another one every time; it is shown.
     seed: int | None = None
+    #: The result goes to standard output as one JSON object; what is for people, to standard error.
+    json: bool = False
     #: HI of the workers: a silent one is replaced after twice this.
     heartbeat_interval_ms: int = 1_000
     #: The most messages in one batch, which is one transaction.

@@ -54,10 +54,9 @@ class Published:
     ends: Mapping[int, int]
 
 
-def make_topics(cluster: Cluster, scene: Scene) -> None:
-    """Create both topics. Raises CoordinationTopicError where the cluster says no."""
-    replicas = min(3, cluster.broker_count(_TIMEOUT_S))
-    cluster.create_topic(scene.topic, PARTITIONS, replicas, {}, _TIMEOUT_S)
+def make_topics(cluster: Cluster, scene: Scene, brokers: int) -> None:
+    """Create both topics on a cluster of that many brokers. Raises CoordinationTopicError where it says no."""
+    cluster.create_topic(scene.topic, PARTITIONS, min(3, brokers), {}, _TIMEOUT_S)
     create_topic(cluster, scene.coordination, DEFAULT_PARTITIONS, _TIMEOUT_S)
 
 

@@ -33,7 +33,7 @@ class Screen:
         self._task: TaskID | None = None
         self._told = 0
 
-    def step(self, number: int, text: str, total: int | None = None, *, steps: int = 4) -> None:
+    def step(self, number: int, text: str, total: int | None = None, *, steps: int = 5) -> None:
         """Begin a step; with a total it has a bar."""
         self._end_live()
         self.console.print(Text.assemble((f"{number}/{steps} ", "bold"), text))
@@ -76,7 +76,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(Padding(Text(text), (0, 0, 0, 4)))
+        self.console.print(Padding(Text(text), (0, 0, 0, 4), expand=False))
 
     def show(self, what: RenderableType) -> None:
         """Something of the end result."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from kafka_marshal import Batch, Marshal, MarshalError
 from kafka_marshal.demo.errors import FencedError
-from kafka_marshal.demo.options import WorkerSettings
+from kafka_marshal.demo.options import SEPARATOR, WorkerSettings
 from kafka_marshal.demo.sink import Sink
 
 __all__ = ["FAILED", "PARENT_GONE", "main", "work"]
@@ -91,7 +91,7 @@ def main() -> int:
     settings = WorkerSettings(**json.loads(_first_line()))
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     name = settings.client_id.replace("%", "%%")
-    logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s{SEPARATOR}%(message)s", level=logging.INFO)
     # Told before there is a Marshal to stop: there is nothing to release either.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
