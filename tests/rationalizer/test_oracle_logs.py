@@ -112,6 +112,22 @@ def test_an_upgrade_stops_every_reader_at_the_same_place(
         same_counts(real, before)
 
 
+def test_the_last_offset_and_the_last_moment() -> None:
+    """E2: offsets, epochs and times up to 2^63−1; a log that ends there is a log like any other."""
+    who, key = ("a", "1"), ("g", "t", 0)
+    log: list[Entry] = [
+        (0, LARGEST - 1, record(5, ("admin", "1"), "g", LARGEST)),
+        (1, LARGEST - 1, record(2, who, *key, 600_000)),
+        (LARGEST - 1, LARGEST, record(2, who, *key, 600_000)),
+        (LARGEST, LARGEST, record(4, who, *key, LARGEST - 1, LARGEST)),
+    ]
+    real, wanted = World(0, 1), OracleWorld(0, 1)
+    same_after(log, real, wanted)
+    assert [outcome.code for outcome in wanted.outcomes] == ["OK", "PAUSED", "OK", "OK"]
+    restored = World.restore(real.snapshot(), 1)
+    same_state(restored, wanted)
+
+
 @given(written=long_logs(longest=150))
 @effort(30)
 def test_records_say_what_their_bytes_say(written: tuple[list[Entry], OracleWorld]) -> None:
