@@ -13,7 +13,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +81,17 @@ def process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*ARGV, *args], capture_output=True, timeout=60, check=False, env=env, **kwargs)
 
 
-def start(*args: str, **kwargs: Any) -> subprocess.Popen[bytes]:
-    """The command as a process that goes on."""
-    env = clean_environment(kwargs.pop("env", {}))
+@contextmanager
+def start(*args: str, **kwargs: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process that goes on; it is gone when the block is left."""
     for stream in ("stdout", "stderr"):
         kwargs.setdefault(stream, subprocess.PIPE)
-    return subprocess.Popen([*ARGV, *args], env=env, **kwargs)
+    with subprocess.Popen([*ARGV, *args], env=clean_environment(kwargs.pop("env", {})), **kwargs) as running:
+        try:
+            yield running
+        finally:
+            if running.poll() is None:
+                running.kill()
 
 
 class Terminal:

@@ -171,7 +171,7 @@ def release_group(
             return _only_pause(options, admin, wanted)
         targets = _targets(options, admin, wanted)
         plan = admin.plan(group, targets, force=force)
-        if not options.json:
+        if not options.json and (dry_run or not yes):
             _print_moves(plan)
         if dry_run:
             if options.json:
@@ -243,6 +243,8 @@ def _move(
         options.if_interrupted = "All positions were moved, and the group goes on."
     if options.json:
         print_json(_result(wanted.group, admin.client_id, moves, in_hand, moved=True))
+    else:
+        _print_moves(moves)  # again: "now" is what it was when the last member had handed in
     tell(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
     return DONE
 

@@ -81,7 +81,7 @@ def _picture(view: View, group: str | None) -> Picture:
         headline=_headline(rows),
         sections=[
             Section(_LEASES, [_cells(row) for row in rows], "no leases"),
-            Section(_PAUSES, [_pause_cells(pause) for pause in pauses], None),
+            Section(_PAUSES, _pause_rows(view, group), None),
         ],
         notes=notes,
         json={
@@ -133,26 +133,30 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
 
 
 def _pauses(view: View, group: str | None) -> list[dict[str, object]]:
-    """Pauses in force at log time, each with the CPs where it is."""
-    where: dict[tuple[str, str, int], list[int]] = {}
-    for cp, world in view.worlds.items():
-        for pause in world.pauses():
-            if group is None or pause.group_id == group:
-                where.setdefault((pause.group_id, pause.client_id, pause.expires), []).append(cp)
-    now_ms = view.clock.now_ms()
+    """Pauses in force at log time, as a replay shows them (D3)."""
     return [
-        {"group": name, "client": client, "expires": expires, "left_ms": expires - now_ms, "partitions": cps}
-        for (name, client, expires), cps in sorted(where.items())
+        {"partition": cp, "group": pause.group_id, "client": pause.client_id, "expires": pause.expires}
+        for cp, world in view.worlds.items()
+        for pause in world.pauses()
+        if group is None or pause.group_id == group
     ]
 
 
-def _pause_cells(pause: dict[str, object]) -> list[str | Cell]:
-    expires, left_ms, cps = pause["expires"], pause["left_ms"], pause["partitions"]
-    assert isinstance(expires, int)
-    assert isinstance(left_ms, int)
-    assert isinstance(cps, list)
-    left = Cell(span(left_ms)) if left_ms > 0 else Cell("over", "dim")
-    return [str(pause["group"]), str(pause["client"]), time_text(expires), left, ", ".join(map(str, cps))]
+def _pause_rows(view: View, group: str | None) -> list[list[str | Cell]]:
+    """One row for each group that is paused, until the last of its CPs is free again."""
+    where: dict[tuple[str, str], dict[int, int]] = {}
+    for cp, world in view.worlds.items():
+        for pause in world.pauses():
+            if group is None or pause.group_id == group:
+                where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
+    rows: list[list[str | Cell]] = []
+    for (name, client), found in sorted(where.items()):
+        expires = max(found.values())
+        left_ms = expires - view.clock.now_ms()
+        left = Cell(span(left_ms)) if left_ms > 0 else Cell("over", "dim")
+        everywhere = "everywhere" if len(found) == len(view.worlds) else f"partition(s) {', '.join(map(str, found))}"
+        rows.append([name, client, time_text(expires), left, everywhere])
+    return rows
 
 
 def _notes(view: View, rows: list[LeaseRow]) -> list[str]:

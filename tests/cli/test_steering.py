@@ -1,0 +1,324 @@
+"""`evict`, `forget-group` and `release-group` on a real Kafka, with members at work."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, encode, route_lease
+from tests.cli.harness import Command, Terminal, start
+
+A = ("a1", "a", "g")
+
+
+@pytest.fixture
+def reach(kafka_bootstrap: str, log_topic: str) -> tuple[str, ...]:
+    return ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
+
+
+@pytest.fixture
+def append(kafka: Command, kafka_bootstrap: str, log_topic: str) -> Iterator[Callable[..., None]]:
+    """A log of two partitions, and a function that appends to it, to every CP or to the record's own."""
+    assert kafka("init", "--partitions", 2).status == 0
+    cluster = KafkaCluster(kafka_bootstrap, {})
+    appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
+
+    def append_one(record: Record) -> None:
+        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+        named = isinstance(topic, str) and isinstance(number, int)
+        cps = [route_lease(str(topic), int(number or 0), 2)] if named else [0, 1]
+        for cp in cps:
+            appender.append(cp, encode(record))
+        assert appender.flush(10) == 0
+
+    yield append_one
+    appender.close()
+    cluster.close()
+
+
+@pytest.fixture
+def data(topic_factory: Callable[..., str], kafka_bootstrap: str) -> str:
+    """A topic of 2 partitions with 100 messages each."""
+    topic = topic_factory(2)
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for number in range(200):
+        producer.produce(topic, str(number).encode(), partition=number % 2)
+    assert producer.flush(30) == 0
+    return topic
+
+
+class Worker:
+    """A member of group g that reads everything, in a thread."""
+
+    def __init__(self, bootstrap: str, log_topic: str, data: str) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self._stop = threading.Event()
+        #: The handler of a message waits for this.
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._marshal = Marshal(bootstrap, group_id="g", client_id="worker", topic=log_topic, heartbeat_interval_ms=500)
+        self._thread = threading.Thread(target=self._work, args=(data,))
+        self._thread.start()
+
+    def _work(self, data: str) -> None:
+        with self._marshal as marshal, marshal.consumer([data]) as consumer:
+            while not self._stop.is_set():
+                message = consumer.poll(0.05)
+                if message is None:
+                    continue
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                self.seen.append((partition, offset))
+                self.go_on.wait(60)
+                consumer.done(message)
+
+    def wait_until(self, met: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not met():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s; seen: {len(self.seen)}"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.go_on.set()
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def worker(append: Callable[..., None], kafka_bootstrap: str, log_topic: str, data: str) -> Iterator[Worker]:
+    working = Worker(kafka_bootstrap, log_topic, data)
+    yield working
+    working.close()
+
+
+def everything(worker: Worker) -> bool:
+    return len(set(worker.seen)) == 200
+
+
+# -- evict ---------------------------------------------------------------------------------------------------
+
+
+def silent_since(kafka: Command, ms: int) -> None:
+    """Wait until the broker's clock shows the (only) holder silent for so long."""
+    while kafka("status", "--tick", "--json").json["leases"][0]["silence_ms"] < ms:
+        pass
+
+
+def test_a_dead_holders_lease_is_released(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600))
+    silent_since(kafka, 601)
+    assert kafka("evict", "g", "t", 0, "--dry-run").out.startswith("a (epoch 1, handed in: nothing) would be evicted")
+    assert kafka("status").rows[0]["holder"] == "a"
+    ran = kafka("evict", "g", "t", 0, "--yes")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == "released: a no longer holds t partition 0 (epoch 1).\n"
+    assert kafka("status").rows[0]["freshness"] == "free"
+
+
+def test_a_living_holder_is_left_alone_unless_forced(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600_000))
+    ran = kafka("evict", "g", "t", 0, "--yes")
+    assert ran.status == 1
+    assert "may be alive" in ran.err
+    assert kafka("status").rows[0]["holder"] == "a"
+    forced = kafka("evict", "g", "t", 0, "--yes", "--force", "--json")
+    assert forced.status == 0
+    assert forced.json == {
+        "group": "g",
+        "topic": "t",
+        "partition": 0,
+        "holder": "a",
+        "epoch": forced.json["epoch"],
+        "evicted": True,
+    }
+
+
+def test_what_can_not_be_evicted(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600_000))
+    kafka("evict", "g", "t", 0, "--yes", "--force")
+    assert "is free already" in kafka("evict", "g", "t", 0, "--yes").err
+    assert "ever held" in kafka("evict", "g", "t", 1, "--yes").err
+    assert kafka("evict", "g", "t", 1, "--yes").status == 1
+
+
+@pytest.mark.parametrize(
+    "args", [["evict", "g", "t", "0", "--force"], ["forget-group", "g", "--force"], ["release-group", "g"]]
+)
+def test_nothing_destructive_without_yes_or_a_question(
+    kafka: Command,
+    append: Callable[..., None],
+    reach: tuple[str, ...],
+    terminal: Callable[..., Terminal],
+    args: list[str],
+) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600_000))
+    ran = kafka(*args)
+    assert ran.status == 2, ran.err
+    assert "--yes" in ran.err
+    for answer, said, status in ((b"n\n", b"Nothing was changed.", 1), (b"\x03", b"interrupted. Nothing was", 130)):
+        opened = terminal(*args, *reach)
+        opened.read_until(lambda shown: b"[y/N]" in shown)
+        opened.type(answer)
+        assert said in opened.finish()
+        assert opened.process.returncode == status
+    found = kafka("status", "--json").json
+    assert (found["leases"][0]["holder"]["client"], found["pauses"]) == ("a", [])
+
+
+# -- forget-group --------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_gone_is_forgotten(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 200))
+    append(ClaimingPartition(*A, "t", 1, 200))
+    assert kafka("forget-group", "g", "--dry-run").out.startswith("2 leases with their positions (of t)")
+    ran = kafka("forget-group", "g", "--yes")
+    assert ran.status == 0, ran.err
+    assert "forgotten: 2 leases of group g." in ran.out
+    assert kafka("status").rows == []
+    assert kafka("forget-group", "g", "--yes").status == 1
+    assert "knows no group" in kafka("forget-group", "g", "--yes").err
+
+
+def test_a_group_at_work_is_not_forgotten_and_goes_on(kafka: Command, worker: Worker) -> None:
+    worker.wait_until(lambda: len(worker.seen) > 3)
+    ran = kafka("forget-group", "g", "--yes", "--within", "10s")
+    assert ran.status == 1
+    assert "goes on" in ran.err
+    worker.wait_until(lambda: everything(worker))
+
+
+# -- release-group -------------------------------------------------------------------------------------------
+
+
+def test_positions_are_moved_while_the_group_runs_and_nobody_restarts(
+    kafka: Command, worker: Worker, data: str
+) -> None:
+    worker.wait_until(lambda: everything(worker))
+    before = len(worker.seen)
+    ran = kafka("release-group", "g", "--partition", f"{data}:1=90", "--partition", f"{data}:0=earliest", "--yes")
+    assert ran.status == 0, ran.err
+    rows = {row["partition"]: row for row in ran.rows}
+    assert (rows["0"]["to"], rows["1"]["to"]) == ("0", "90")
+    assert rows["1"]["means"] == "10 offsets repeated"
+    assert "paused by admin-" in ran.err
+    assert "moved 2 partitions; group g goes on" in ran.err
+    worker.wait_until(lambda: len(worker.seen) >= before + 110)
+    assert sorted(worker.seen[before:]) == [(0, n) for n in range(100)] + [(1, n) for n in range(90, 100)]
+
+
+def test_a_dry_run_shows_and_changes_nothing(
+    kafka: Command, append: Callable[..., None], data: str, kafka_bootstrap: str, log_topic: str
+) -> None:
+    append(ClaimingPartition(*A, data, 0, 600_000))
+    cluster = KafkaCluster(kafka_bootstrap, {})
+    before = cluster.watermarks([(log_topic, 0), (log_topic, 1)], 10)
+    ran = kafka("release-group", "g", "--to", "latest", "--dry-run")
+    assert (ran.status, ran.err) == (0, "")
+    assert [(row["partition"], row["now"], row["to"]) for row in ran.rows] == [("0", "0", "100"), ("1", "-", "100")]
+    found = kafka("release-group", "g", "--to", "1970-01-02", "--dry-run", "--json").json
+    assert [move["after"] for move in found["moves"]] == [0, 0]
+    assert found["moved"] is False
+    assert cluster.watermarks([(log_topic, 0), (log_topic, 1)], 10) == before
+
+
+def test_what_can_not_be_moved(kafka: Command, append: Callable[..., None], data: str) -> None:
+    append(ClaimingPartition(*A, data, 0, 600_000))
+    outside = kafka("release-group", "g", "--partition", f"{data}:0=5000", "--yes")
+    assert outside.status == 1
+    assert "outside the log" in outside.err
+    missing = kafka("release-group", "g", "--partition", f"{data}:9=0", "--yes")
+    assert missing.status == 1
+    unknown = kafka("release-group", "nobody", "--to", "latest", "--yes")
+    assert unknown.status == 1
+    assert "knows no group" in unknown.err
+    no_topic = kafka("release-group", "g", "--partition", "no-such-topic", "--to", "latest", "--yes")
+    assert no_topic.status == 1
+    assert "not on this cluster" in no_topic.err
+
+
+def test_work_in_hand_for_too_long_is_named_and_nothing_is_moved_without_wait(
+    kafka: Command, append: Callable[..., None], data: str
+) -> None:
+    append(ClaimingPartition("d1", "dead", "g", data, 0, 300))
+    append(Heartbeat("d1", "dead", "g", data, 0, 1, 41))
+    ran = kafka("release-group", "g", "--partition", f"{data}:0=10", "--yes")
+    assert ran.status == 1
+    assert f"{data} partition 0: dead handed in what lies up to offset 41" in ran.err
+    assert "--wait" in ran.err
+    assert "nothing was moved" in ran.err
+    (lag, *_) = kafka("lag").rows
+    assert lag["done"] == "42"
+    assert kafka("status", "--json").json["pauses"] == []
+    waited = kafka("release-group", "g", "--partition", f"{data}:0=10", "--yes", "--wait", "--json")
+    assert waited.status == 0, waited.err
+    assert [each["client"] for each in waited.json["in_hand"]] == ["dead"]
+    assert waited.json["moved"] is True
+    assert kafka("lag").rows[0]["done"] == "10"
+
+
+def test_ctrl_c_while_it_waits_moves_nothing_and_lets_the_group_go_on(
+    kafka: Command, worker: Worker, data: str, reach: tuple[str, ...]
+) -> None:
+    worker.go_on.clear()
+    worker.wait_until(lambda: len(worker.seen) > 0)
+    with start("release-group", "g", "--to", "latest", "--yes", "--wait", *reach) as running:
+        assert running.stderr is not None
+        while b"waiting" not in running.stderr.readline():
+            pass
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        assert running.wait(30) == 130
+    assert b"interrupted. Nothing was moved, and the group goes on." in said
+    assert b"Traceback" not in said
+    assert kafka("status", "--json").json["pauses"] == []
+    worker.go_on.set()
+    worker.wait_until(lambda: everything(worker))
+
+
+def test_a_group_is_only_paused_until_ctrl_c(kafka: Command, worker: Worker, reach: tuple[str, ...]) -> None:
+    with start("release-group", "g", "--yes", "--json", *reach) as running:
+        assert running.stdout is not None
+        announced = b""
+        while not announced.endswith(b"}\n"):
+            announced += running.stdout.readline()
+        client = json.loads(announced)["client_id"]
+        pauses = kafka("status", "--json").json["pauses"]
+        assert [(pause["client"], pause["partition"]) for pause in pauses] == [(client, 0), (client, 1)]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+    assert kafka("status", "--json").json["pauses"] == []
+    worker.wait_until(lambda: everything(worker))
+
+
+def test_a_pause_runs_out_by_itself(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 100))
+    ran = kafka("release-group", "g", "--yes", "--expires", "1s")
+    assert ran.status == 0
+    assert "group g goes on" in ran.err
+
+
+def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None]) -> None:
+    assert kafka("release-group", "g", "--resume").out == "group g is not paused\n"
+    append(ReleaseGroup("x1", "dead-admin", "g", 2**62))
+    refused = kafka("release-group", "g", "--resume", "--yes", "--client-id", "another")
+    assert refused.status == 1
+    assert "dead-admin" in refused.err
+    assert kafka("release-group", "g", "--resume").status == 2
+    blocked = kafka("release-group", "g", "--yes")
+    assert blocked.status == 1
+    assert "is paused by 'dead-admin'" in blocked.err
+    ran = kafka("release-group", "g", "--resume", "--yes")
+    assert (ran.status, ran.err) == (0, "")
+    assert "its pause by dead-admin ended" in ran.out
+    assert kafka("status", "--json").json["pauses"] == []
