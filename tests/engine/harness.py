@@ -222,6 +222,8 @@ class Member:
         self.handled: list[FakeMessage] = []
         self.warnings: list[str] = []
         self.consumers: list[ConsumerEngine] = []
+        #: At most once: the assignment whose grant the user of a consumer waits for.
+        self.waiting: dict[int, Assignment] = {}
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
@@ -406,15 +408,15 @@ class Member:
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             delivery = consumer.delivery
-            for assignment in [x for x in consumer.assignments.values() if x.grant is not None]:
-                if assignment.over or (assignment.grant is not None and assignment.grant.accepted is not None):
-                    delivery.collect(assignment, self.clock())
-                    break
+            if (waiting := self.waiting.get(consumer.number)) is not None:
+                if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
+                    continue
+                del self.waiting[consumer.number]
+                delivery.collect(waiting, self.clock())
+                self.settle()
             run = delivery.granted
             if run is None:
-                if not consumer.closing:
-                    self.fetch()
-                    delivery.propose(self.clock())
+                self.propose(consumer)
             elif self.is_proven(run.assignment.lease):
                 part = run.messages[delivery.granted_next : delivery.granted_next + limit]
                 delivery.granted_next += len(part)
@@ -426,6 +428,14 @@ class Member:
             self.settle()
         self.handled.extend(got)
         return got
+
+    def propose(self, consumer: ConsumerEngine, fetch: int = 5) -> None:
+        """At most once: claim the next batch; from here on the user waits for the answer."""
+        if not consumer.closing:
+            self.fetch(fetch)
+            if (waiting := consumer.delivery.propose(self.clock())) is not None:
+                self.waiting[consumer.number] = waiting
+        self.settle()
 
     def is_proven(self, lease: OwnLease) -> bool:
         """As the shell asks before it hands out a granted message."""

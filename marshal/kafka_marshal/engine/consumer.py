@@ -280,9 +280,7 @@ class ConsumerEngine:
         if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:
             return
         assignment.tracker.follow()
-        if assignment.tracker.runs and not (
-            self.closing and assignment.grant is None and not self._granted(assignment)
-        ):
+        if assignment.tracker.runs and not self.closing:
             return
         self._release(assignment, now)
 
@@ -292,10 +290,6 @@ class ConsumerEngine:
         if lease is not None and assignment.stage is Stage.ACTIVE:
             assignment.begin(lease.progress.stable + 1, lease.progress.stable, lease.progress.ranges)
             self._assign(assignment)
-
-    def _granted(self, assignment: Assignment) -> bool:
-        run = self.delivery.granted
-        return run is not None and run.assignment is assignment
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.ranges_due = now
@@ -328,8 +322,7 @@ class ConsumerEngine:
         assignment.stage = Stage.LOST
         assignment.drop_buffer()
         self._remove(assignment)
-        if self.delivery.granted is not None and self.delivery.granted.assignment is assignment:
-            self.delivery.finish_granted(now)
+        self.delivery.give_up(assignment, now)
         if was_claiming:
             return
         self._engine.outbox.add(StopFetch(self.number, assignment.key))
@@ -373,7 +366,7 @@ class ConsumerEngine:
     def seek(self, key: Key, offset: int) -> bool:
         """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
         assignment = self.assignments.get(key)
-        if assignment is None or assignment.over or offset < assignment.position:
+        if assignment is None or not assignment.shown or assignment.releasing or offset < assignment.position:
             return False
         assignment.tracker.done.through(offset - 1)
         ahead = offset > assignment.fetch_next
@@ -389,6 +382,12 @@ class ConsumerEngine:
         for assignment in list(self.assignments.values()):
             self._step_one(assignment, now)
         if self.closing:
+            return
+        timeout = self.settings.handler_timeout_ms
+        if timeout is not None and self.delivery.is_hung(now, timeout):
+            # Nobody would handle what we hold: others shall have all of it, until a thread of the user's comes back.
+            for assignment in list(self.assignments.values()):
+                self.revoke(assignment, "no handler of this member has come back within handler_timeout", now)
             return
         wishes = self.placement.wishes(now)
         if wishes is not None:
@@ -421,6 +420,7 @@ class ConsumerEngine:
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now >= oldest + timeout:
+                self.delivery.overdue()
                 self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
@@ -437,8 +437,9 @@ class ConsumerEngine:
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again."""
         hi = self._engine.settings.heartbeat_interval_ms
-        times = [] if self.closing else [self.placement.deadline]
         timeout = self.settings.handler_timeout_ms
+        asking = not self.closing and (timeout is None or not self.delivery.is_hung(now, timeout))
+        times = [self.placement.deadline] if asking else []
         for assignment in self.assignments.values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
@@ -453,8 +454,8 @@ class ConsumerEngine:
     def close(self, now: float) -> None:
         """Let everything go at once: what is in hand and not done stays not done."""
         self.closing = True
-        self.delivery.finish_granted(now)
         for assignment in list(self.assignments.values()):
+            self.delivery.give_up(assignment, now)
             self.revoke(assignment, "the consumer closes", now)
 
     @property

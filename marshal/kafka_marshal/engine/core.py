@@ -299,6 +299,8 @@ class Engine:
         key = (record.topic, record.partition)
         lease = self.book.leases.get(key)
         if lease is None or lease.epoch != record.epoch:
+            for consumer in self.consumers.values():
+                consumer.delivery.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
             return
         owner = lease.owner
         if isinstance(owner, Assignment):

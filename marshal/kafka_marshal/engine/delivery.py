@@ -39,6 +39,11 @@ class Delivery:
         self.unprocessed: list[tuple[str, int, int, int]] = []
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
         self.ignored_done: Counter[Key] = Counter()
+        #: Grants whose lease ended before the log answered: (key, epoch, first, last offset). It may answer yet.
+        self._unanswered: list[tuple[Key, int, int, int]] = []
+        #: A handler took too long, and no user's thread was heard of since; see is_hung().
+        self._overdue = False
+        self._heard_at = 0.0
 
     def fetched(self, key: Key, messages: list[Message]) -> None:
         """Consecutive messages of one partition came from the reader."""
@@ -49,14 +54,35 @@ class Delivery:
                 self._turns.append(assignment)
 
     def ready(self, now: float) -> bool:
-        """Is there anything to hand out without another fetch?"""
+        """Is there anything to hand out without another fetch? A user's thread asks."""
+        self._heard(now)
         return self.granted is not None or any(x.can_hand_out(now) for x in self._turns)
 
     def fullest(self, now: float) -> int:
-        """Messages that can be handed out now from one partition, at most."""
+        """Messages that can be handed out now from one partition, at most. A user's thread asks."""
+        self._heard(now)
         return max((x.buffered for x in self._turns if x.can_hand_out(now)), default=0)
 
+    def _heard(self, now: float) -> None:
+        """A user's thread was here."""
+        self._heard_at = now
+        if self._overdue:
+            self._overdue = False
+            self._consumer.placement.dirty = True
+
+    def overdue(self) -> None:
+        """A handler took too long."""
+        self._overdue = True
+
+    def is_hung(self, now: float, handler_timeout_ms: float) -> bool:
+        """Has a handler taken too long, and was none of the user's threads heard of for as long, either?"""
+        if not self._overdue or now < self._heard_at + handler_timeout_ms:
+            return False
+        seen = (x.tracker.last_moved for x in self._consumer.assignments.values())
+        return now >= max(seen, default=0.0) + handler_timeout_ms
+
     def _next(self, now: float) -> Assignment | None:
+        self._heard(now)
         self._turns = [x for x in self._turns if x.buffered and not x.over]
         for place, assignment in enumerate(self._turns):
             if assignment.can_hand_out(now):
@@ -95,50 +121,75 @@ class Delivery:
     def grant_applied(self, assignment: Assignment, last_offset: int, accepted: bool, now: float) -> None:
         """Our replica applied a ClaimingMessages of ours."""
         grant = assignment.grant
-        if grant is not None and grant.last_offset == last_offset and not grant.accepted:
-            grant.accepted = accepted
-        if accepted:
+        if grant is not None and grant.last_offset == last_offset:
+            grant.accepted = grant.accepted or accepted
+        elif self.answered_late(assignment.key, assignment.epoch, last_offset, accepted):
+            pass
+        elif accepted and grant is None:  # a copy of one that was refused, and so given up
+            self._report(assignment.key, assignment.tracker.done.stable + 1, last_offset)
+            self._consumer.reread(assignment)
+        if accepted and assignment.lease.held:
             self._consumer.beat(assignment, last_offset, now)
 
+    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> bool:
+        """Our replica applied a ClaimingMessages that nobody waits for any more. Whether it is one we remember."""
+        found = [x for x in self._unanswered if x[0] == key and x[1] == epoch and x[3] == last_offset]
+        for entry in found:
+            self._unanswered.remove(entry)
+            if accepted:
+                self._report(key, entry[2], last_offset)
+        return bool(found)
+
+    def give_up(self, assignment: Assignment, now: float) -> None:
+        """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
+        grant, assignment.grant = assignment.grant, None
+        if grant is not None and grant.accepted is not False:
+            first = offset_of(grant.run.messages[0])
+            if grant.accepted:
+                self._report(assignment.key, first, grant.last_offset)
+            else:
+                self._unanswered = [x for x in self._unanswered if x[0] != assignment.key]
+                self._unanswered.append((assignment.key, assignment.epoch, first, grant.last_offset))
+        if self.granted is not None and self.granted.assignment is assignment:
+            self.finish_granted(now)
+
     def collect(self, assignment: Assignment, now: float) -> Run | None:
-        """The granted run, to be handed out; None: it was refused, and whoever reads on will get these messages."""
+        """The granted run, to be handed out; None: it was refused (whoever reads on gets it), or the lease is over."""
         grant, assignment.grant = assignment.grant, None
         if grant is None:
             return None
-        if grant.accepted and not assignment.over:
+        if grant.accepted:
             self.granted, self.granted_next = grant.run, 0
             return grant.run
-        if grant.accepted:
-            self._report(grant.run, 0)
         assignment.tracker.mark_run(grant.run)
         self._consumer.reread(assignment)
         self._consumer.try_finish(assignment, now)
         return None
 
-    def _report(self, run: Run, first_index: int) -> None:
+    def _report(self, key: Key, first: int, last: int) -> None:
         """Granted messages that nobody will get (C13)."""
-        rest = run.messages[first_index:]
-        if rest:
-            first, last = offset_of(rest[0]), offset_of(rest[-1])
-            topic, partition = run.assignment.key
-            self.unprocessed.append((topic, partition, first, last))
-            self._consumer.warn(
-                f"{topic} [{partition}]: offsets {first} to {last} were granted and not handed out; at most once means "
-                "that nobody will get them (C13)"
-            )
+        topic, partition = key
+        self.unprocessed.append((topic, partition, first, last))
+        self._consumer.warn(
+            f"{topic} [{partition}]: offsets {first} to {last} were granted and not handed out; at most once means "
+            "that nobody will get them (C13)"
+        )
 
     def finish_granted(self, now: float) -> None:
         """The granted run was handed out to its end, or as far as it ever will be."""
         run = self.granted
         if run is None:
             return
-        self._report(run, self.granted_next)
+        rest = run.messages[self.granted_next :]
+        if rest:
+            self._report(run.assignment.key, offset_of(rest[0]), offset_of(rest[-1]))
         self.granted = None
         run.assignment.tracker.mark_run(run)
         self._consumer.try_finish(run.assignment, now)
 
     def done(self, message: Message, now: float) -> None:
         """A message handed out by poll, consume or batches is done."""
+        self._heard(now)
         key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.over or not assignment.tracker.mark(message):
@@ -149,6 +200,7 @@ class Delivery:
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
+        self._heard(now)
         assignment = run.assignment
         if assignment.over or not assignment.tracker.mark_run(run):
             self.ignored_done[assignment.key] += len(run.messages)
@@ -160,9 +212,11 @@ class Delivery:
         """An iterating thread leaves its run; the rest comes again, to this consumer or the next holder."""
         assignment = run.assignment
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
+        not_committed = run.cursor - run.done_count
         rest = assignment.tracker.close_run(run)
+        self._heard(now)
         if assignment.over:
-            self.ignored_done[assignment.key] += run.cursor - run.done_count
+            self.ignored_done[assignment.key] += not_committed
         elif assignment.stage is Stage.REVOKING:
             self._consumer.try_finish(assignment, now)
         elif rest:

@@ -112,6 +112,8 @@ class Tracker:
         #: The same first offsets, ascending: runs do not overlap.
         self._firsts: list[int] = []
         self._iterating = 0
+        #: When (ms, own clock) an iterating thread was last seen to go on.
+        self.last_moved = 0.0
 
     @property
     def has_islands(self) -> bool:
@@ -198,5 +200,5 @@ class Tracker:
             return next((run.since for run in self.runs.values()), None)
         for run in self.runs.values():
             if run.iterating and run.cursor != run.seen_cursor:
-                run.seen_cursor, run.since = run.cursor, now
+                run.seen_cursor, run.since, self.last_moved = run.cursor, now, now
         return min(run.since for run in self.runs.values())

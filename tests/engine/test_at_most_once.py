@@ -1,0 +1,334 @@
+"""C12 and C13: nothing is repeated, and what was granted is handed out or reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.engine.consumer import ConsumerEngine
+from kafka_marshal.engine.effects import Callback
+from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition, codes
+from tests.engine.harness import HI, FakeMessage, Member, Net
+
+T0 = ("t", 0)
+
+
+def working(end: int = 30, batch_size: int = 5, **options: object) -> tuple[Net, Member, ConsumerEngine]:
+    net = Net(cps=1)
+    net.topic("t", 1, end=end)
+    member = net.member("a")
+    consumer = member.consumer("t", at_most_once=True, batch_size=batch_size, **options)  # type: ignore[arg-type]
+    net.run_until(lambda: member.can_hand_out(T0))
+    return net, member, consumer
+
+
+def proposing(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
+    """A ClaimingMessages for 0 … 4 is under way, and was not applied yet."""
+    net, member, consumer = working(end)
+    member.propose(consumer, 10)
+    assert grants(net) == [4]
+    return net, member, consumer
+
+
+def read(net: Net, member: Member, ms: float) -> list[int]:
+    until, got = net.now + ms, list[FakeMessage]()
+    while net.now < until:
+        got += member.work_granted()
+        net.tick()
+    return [m.at for m in got]
+
+
+def grants(net: Net) -> list[int]:
+    return [r.proposed_last_offset for r in net.records(ClaimingMessages) if isinstance(r, ClaimingMessages)]
+
+
+def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
+    return [(first, last) for _, _, first, last in consumer.delivery.unprocessed]
+
+
+# -- C12, C13: the way of a batch ---------------------------------------------------------------------------------
+
+
+def test_c13_claim_apply_beat_hand_over() -> None:
+    """The order in the log: ClaimingMessages, then a beat with the granted offset; only then is the batch out."""
+    net, member, consumer = proposing()
+    assert consumer.delivery.granted is None, "sent is not granted"
+    assert member.assignment(T0).grant is not None
+    net.tick()
+    kinds = [r for r in net.records() if isinstance(r, ClaimingMessages | Heartbeat)]
+    assert [type(r).__name__ for r in kinds] == ["ClaimingMessages", "Heartbeat"]
+    assert isinstance(kinds[1], Heartbeat) and kinds[1].last_offset == 4
+    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    assert run is not None
+    assert [m.offset() for m in run.messages] == [0, 1, 2, 3, 4]
+
+
+def test_c13_everything_is_handed_out_once_in_batches() -> None:
+    net, member, consumer = working(end=23)
+    assert read(net, member, HI) == list(range(23))
+    assert grants(net) == [4, 9, 14, 19, 22]
+    assert reported(consumer) == []
+    assert net.world(T0).progress.stable == 22
+
+
+def test_c13_beats_between_claims_carry_nil() -> None:
+    net, member, _ = working(end=7)
+    read(net, member, HI)
+    before = len(net.records(Heartbeat))
+    net.run(3 * HI)
+    later = net.records(Heartbeat)[before:]
+    assert later
+    assert all(isinstance(r, Heartbeat) and r.last_offset is None for r in later)
+
+
+def test_c12_a_crash_after_the_grant_loses_and_never_repeats() -> None:
+    net, member, _ = proposing()
+    net.tick()
+    member.kill()
+    other = net.member("b")
+    other.consumer("t", at_most_once=True, batch_size=5)
+    net.run_until(lambda: other.can_hand_out(T0))
+    assert read(net, other, HI) == list(range(5, 30))
+
+
+def test_c12_what_another_did_is_not_asked_for() -> None:
+    """At most once after at least once: islands are left out, and the proposal lies above stable (P6, C12)."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=12)
+    first = net.member("z")
+    first.consumer("t")
+    net.run(50)
+    first.fetch(12)
+    run = first.take(12)
+    assert run is not None
+    for at in (0, 1, 4, 5, 11):
+        first.done(run.messages[at])
+    first.close()
+    net.run(50)
+    member = net.member("a")
+    member.consumer("t", at_most_once=True, batch_size=4)
+    net.run_until(lambda: member.can_hand_out(T0))
+    assert read(net, member, HI) == [2, 3, 6, 7, 8, 9, 10]
+    assert net.world(T0).progress.stable == 11
+
+
+@pytest.mark.parametrize("trouble", ["lost", "duplicate", "blank"])
+def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str) -> None:
+    """Sent again until the log answers; any accepted copy counts, and a second one changes nothing (C17)."""
+    net, member, consumer = working(end=23)
+    lost: list[object] = []
+
+    def lose_every_other(record: object) -> bool:
+        if isinstance(record, ClaimingMessages):
+            lost.append(record)
+            return len(lost) % 2 == 1
+        return False
+
+    if trouble == "lost":
+        member.drop_if = lose_every_other
+    elif trouble == "duplicate":
+        member.duplicate = True
+    got = list[int]()
+    for _ in range(60):
+        member.acks = "blank" if trouble == "blank" and len(got) % 2 else "now"
+        got += read(net, member, 100)
+    assert got == list(range(23))
+    assert reported(consumer) == []
+
+
+# -- refused ------------------------------------------------------------------------------------------------------
+
+
+def test_c13_a_refused_batch_is_not_handed_out_and_comes_again() -> None:
+    """The log says STALE: nothing was granted, so whoever reads on gets these messages."""
+    net, member, consumer = working()
+    net.run(HI / 2)
+    net.stamp_shift = 2.5 * HI  # the broker's clock jumps just before the record arrives
+    member.propose(consumer)
+    member.turn()
+    assert member.worlds[0].rejected[codes.STALE] == 1
+    assert member.work_granted() == []
+    assert read(net, member, 2 * HI) == list(range(30))
+    assert reported(consumer) == []
+
+
+def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
+    net, member, consumer = working()
+    epoch = member.lease(T0).epoch
+    member.deaf = True
+    net.run(2.2 * HI)
+    member.deaf = False
+    assert epoch == 0
+    member.drop_appends = True
+    other = net.member("b")
+    other.consumer("t", at_most_once=True, batch_size=5)
+    net.run_until(lambda: other.can_hand_out(T0))
+    assert read(net, member, HI / 2) == []
+    assert read(net, other, HI) == list(range(30))
+    assert reported(consumer) == []
+
+
+def test_c13_a_grant_that_another_instance_shows_as_done_is_refused_and_read_on_after() -> None:
+    """PROPOSAL_TOO_LOW: a copy of our own claim was granted before; the messages are not handed out twice."""
+    net, member, _ = proposing()
+    net.write(ClaimingMessages(*member.engine.ids, "t", 0, member.lease(T0).epoch, 4), 0)
+    assert read(net, member, HI) == list(range(30)), "any accepted copy counts (C17)"
+    assert member.worlds[0].rejected[codes.PROPOSAL_TOO_LOW] == 1
+
+
+def test_c13_a_late_grant_for_a_batch_that_was_thrown_back_is_reported() -> None:
+    """The first copy was refused, so the batch was given up; a second one under way is granted after all."""
+    net, member, consumer = working()
+    net.run(HI / 2)
+    net.stamp_shift = 2.5 * HI
+    member.propose(consumer)
+    member.turn()
+    epoch = member.lease(T0).epoch
+    assert member.work_granted() == []
+    net.run_until(lambda: member.worlds[0].lease("g", *T0).freshness(member.worlds[0].log_time) == "fresh")  # type: ignore[union-attr]
+    net.write(ClaimingMessages(*member.engine.ids, "t", 0, epoch, 4), 0)
+    net.tick()
+    assert reported(consumer) == [(0, 4)]
+    assert read(net, member, 2 * HI) == list(range(5, 30))
+
+
+# -- losing the lease ---------------------------------------------------------------------------------------------
+
+
+def test_c13_granted_messages_not_handed_out_when_the_lease_is_lost_are_reported() -> None:
+    net, member, consumer = proposing()
+    net.tick()
+    assert [m.at for m in member.work_granted(2)] == [0, 1]
+    member.deaf = True
+    net.run(2 * HI)
+    assert member.work_granted() == []
+    assert reported(consumer) == [(2, 4)]
+    assert any("offsets 2 to 4" in warning for warning in member.warnings)
+    assert (Callback.LOST, T0) in member.callbacks
+
+
+def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_granted() -> None:
+    """By our clock the lease is over before the replica shows the grant; the log has granted it all the same."""
+    net, member, consumer = proposing()
+    member.deaf = True
+    net.run(2.1 * HI)
+    assert member.work_granted() == []
+    assert reported(consumer) == [], "not known yet"
+    member.deaf = False
+    net.run(100)
+    assert reported(consumer) == [(0, 4)]
+    assert read(net, member, HI) == list(range(5, 30))
+
+
+def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:
+    net, member, consumer = working()
+    member.drop_appends = True
+    member.propose(consumer)
+    net.run(2.1 * HI)
+    member.drop_appends = False
+    assert read(net, member, 4 * HI) == list(range(30))
+    assert reported(consumer) == []
+
+
+def test_c13_nothing_of_a_granted_batch_is_handed_out_while_the_lease_is_in_doubt() -> None:
+    """A fenced sink would refuse it anyway; but whoever has none relies on us (T5)."""
+    net, member, _ = proposing()
+    net.tick()
+    assert len(member.work_granted(1)) == 1
+    member.drop_appends = True
+    net.stamp_shift = HI
+    net.write(ClaimingPartition("x-1", "x", "other", "t", 0, HI), 0)
+    net.tick()
+    assert not member.is_proven(member.lease(T0))
+
+
+# -- revocation, close --------------------------------------------------------------------------------------------
+
+
+def test_c13_a_revocation_hands_out_what_was_granted_first() -> None:
+    net = Net(cps=1)
+    net.topic("t", 2, end=10)
+    a = net.member("a")
+    consumer = a.consumer("t", at_most_once=True, batch_size=5)
+    net.run(50)
+    a.propose(consumer)
+    b = net.member("b")
+    b.consumer("t", at_most_once=True, batch_size=5)
+    got: dict[str, list[FakeMessage]] = {"a": [], "b": []}
+    for _ in range(500):
+        got["a"] += a.work_granted(1)
+        got["b"] += b.work_granted(1)
+        net.tick()
+    assert len(a.held()) == len(b.held()) == 1
+    assert sorted((m.of, m.at) for m in got["a"] + got["b"]) == [(("t", p), at) for p in (0, 1) for at in range(10)]
+    assert reported(consumer) == []
+
+
+def test_c13_close_reports_what_was_granted_and_not_handed_out() -> None:
+    net, member, consumer = proposing()
+    net.tick()
+    assert len(member.work_granted(2)) == 2
+    member.close()
+    net.run_until(lambda: consumer.closed, 100)
+    assert reported(consumer) == [(2, 4)]
+    assert net.world(T0).progress.stable == 4
+    assert not net.world(T0).held
+
+
+def test_c13_close_with_a_grant_under_way_reports_what_the_log_answers() -> None:
+    """Whoever waited for the grant is gone (an exception, Ctrl-C); the answer comes before the release's (C13)."""
+    net, member, consumer = proposing()
+    member.close()
+    assert reported(consumer) == []
+    net.run_until(lambda: consumer.closed, 100)
+    assert reported(consumer) == [(0, 4)]
+    assert [type(r) for r in net.records()[-2:]] == [ClaimingMessages, ReleasingPartition], "no beat under an old epoch"
+
+
+def test_c13_close_with_a_refused_grant_reports_nothing() -> None:
+    net, member, consumer = working()
+    net.run(HI / 2)
+    net.stamp_shift = 2.5 * HI
+    member.propose(consumer)
+    member.close()
+    net.run_until(lambda: consumer.closed, 100)
+    assert reported(consumer) == []
+    assert net.world(T0).progress.stable == -1
+
+
+def test_c13_close_with_a_grant_that_never_reached_the_log_reports_nothing() -> None:
+    net, member, consumer = working()
+    member.drop_if = lambda record: isinstance(record, ClaimingMessages)
+    member.propose(consumer)
+    member.close()
+    net.run_until(lambda: consumer.closed, 100)
+    assert reported(consumer) == []
+    assert net.world(T0).progress.stable == -1
+
+
+def test_c13_a_thread_that_waits_for_a_grant_while_another_closes_gets_nothing() -> None:
+    net, member, consumer = proposing()
+    waiting = member.waiting[consumer.number]
+    member.close()
+    net.run_until(lambda: consumer.closed, 100)
+    assert consumer.delivery.collect(waiting, net.now) is None
+    assert consumer.delivery.granted is None
+    assert reported(consumer) == [(0, 4)]
+
+
+def test_c13_user_pause_keeps_a_partition_from_being_claimed_further() -> None:
+    net, member, _ = working()
+    member.assignment(T0).user_paused = True
+    assert read(net, member, HI) == []
+    assert grants(net) == []
+    member.assignment(T0).user_paused = False
+    assert read(net, member, HI) == list(range(30))
+
+
+def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
+    """At most once, the grant is the progress: what the user says afterwards moves nothing."""
+    net, member, consumer = working(end=5)
+    got = read(net, member, HI)
+    assert got == [0, 1, 2, 3, 4]
+    consumer.delivery.done(FakeMessage(T0, 4), net.now)
+    assert consumer.delivery.ignored_done[T0] == 1
+    assert net.world(T0).progress.granted == 4

@@ -1,0 +1,677 @@
+"""What users rely on: callbacks in their order, done from anywhere, revocation that waits, pause, seek, close."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.engine.assignment import Stage
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.policies import Greedy
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
+from tests.engine.harness import HI, FakeMessage, Member, Net
+
+T0 = ("t", 0)
+ASSIGN, REVOKE, LOST = (T0, Callback.ASSIGN), (T0, Callback.REVOKE), (T0, Callback.LOST)
+
+
+def working(end: int = 100, partitions: int = 1, **options: object) -> tuple[Net, Member]:
+    net = Net(cps=1)
+    net.topic("t", partitions, end=end)
+    member = net.member("a")
+    member.consumer("t", **options)  # type: ignore[arg-type]
+    net.run_until(lambda: len(member.held()) == partitions and member.can_hand_out(T0))
+    return net, member
+
+
+def calls(member: Member) -> list[tuple[object, Callback]]:
+    return [(key, callback) for callback, key in member.callbacks]
+
+
+def evict(net: Net, member: Member) -> None:
+    """Somebody releases in its name (``kafka-marshal evict``), and another client claims."""
+    ids = member.engine.ids
+    net.write(ReleasingPartition(*ids, "t", 0, member.lease(T0).epoch, None), 0)
+    net.write(ClaimingPartition("z-1", "z", "g", "t", 0, 100 * HI), 0)
+
+
+def taken(member: Member, count: int) -> list[FakeMessage]:
+    member.fetch(count)
+    found: list[FakeMessage] = []
+    while len(found) < count and (run := member.take(1)) is not None:
+        found.extend(run.messages)  # type: ignore[arg-type]
+    return found
+
+
+# -- callbacks ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_handed_out_before_on_assign_has_returned() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_callbacks = True
+    member.consumer("t")
+    net.run(500)
+    assert member.stage(T0) is Stage.ASSIGNING
+    member.fetch()
+    assert member.take() is None, "fetched, but not handed out"
+    member.return_callbacks()
+    assert [m.offset() for m in member.take().messages] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+
+
+def test_on_assign_may_seek() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=20)
+    member = net.member("a")
+    member.hold_callbacks = True
+    consumer = member.consumer("t")
+    net.run(50)
+    member.fetch(3)
+    assert consumer.seek(T0, 7)
+    member.return_callbacks()
+    assert member.work()[0].at == 7
+    net.run(HI)
+    assert net.world(T0).progress.stable == 11
+
+
+def test_on_revoke_comes_before_the_release_and_may_still_say_done() -> None:
+    net, member = working()
+    messages = taken(member, 3)
+    member.hold_callbacks = True
+    member.close()
+    net.run(HI / 2)
+    assert calls(member)[-1] == REVOKE
+    assert not net.records(ReleasingPartition)
+    for message in messages:
+        member.done(message)
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+    assert net.world(T0).progress.stable == 2
+
+
+def test_beats_go_on_while_on_revoke_runs() -> None:
+    """A slow callback does not cost the lease."""
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    net.run(5 * HI)
+    assert member.held() == [T0]
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_a_revocation_during_on_assign_waits_for_both_callbacks() -> None:
+    """on_assign's return is not on_revoke's: the release comes after the second (the callbacks run one by one)."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_callbacks = True
+    member.consumer("t")
+    net.run(50)
+    member.close()
+    assert calls(member) == [ASSIGN, REVOKE]
+    member.return_callbacks(only=1)
+    net.tick()
+    assert not net.records(ReleasingPartition), "on_revoke has not even begun"
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_without_on_revoke_a_release_still_waits_for_on_assign() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_callbacks = True
+    member.consumer("t", callbacks=frozenset({Callback.ASSIGN}))
+    net.run(50)
+    member.close()
+    net.tick()
+    assert not net.records(ReleasingPartition)
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_on_lost_is_called_once_and_nothing_is_committed_afterwards() -> None:
+    net, member = working()
+    messages = taken(member, 3)
+    evict(net, member)
+    net.run(HI)
+    assert calls(member) == [ASSIGN, LOST]
+    for message in messages:
+        member.done(message)
+    net.run(HI)
+    assert net.world(T0).progress.stable == -1
+    assert member.consumers[0].delivery.ignored_done[T0] == 3
+
+
+def test_a_lease_lost_during_on_revoke_is_told_and_not_released() -> None:
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    net.tick()
+    evict(net, member)
+    net.tick()
+    before = len(net.records(ReleasingPartition))
+    member.return_callbacks()
+    net.run(HI)
+    assert calls(member) == [ASSIGN, REVOKE, LOST]
+    assert len(net.records(ReleasingPartition)) == before
+    assert member.consumers[0].closed
+
+
+def test_who_was_not_assigned_is_not_told_of_a_loss() -> None:
+    """The lease was lost before on_assign: for the user nothing has happened."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_lookups = True
+    member.consumer("t", start="latest")
+    net.run(50)
+    assert member.stage(T0) is Stage.LOCATING
+    evict(net, member)
+    net.run(50)
+    assert member.held() == []
+    assert member.callbacks == []
+
+
+def test_without_callbacks_everything_goes_its_way() -> None:
+    net, member = working(callbacks=frozenset())
+    assert len(member.work()) == 5
+    member.close()
+    net.tick()
+    assert member.callbacks == []
+    assert net.world(T0).progress.stable == 4
+
+
+# -- done ---------------------------------------------------------------------------------------------------------
+
+
+def test_done_in_any_order() -> None:
+    net, member = working()
+    messages = taken(member, 10)
+    for message in reversed(messages):
+        member.done(message)
+    net.run(HI)
+    assert net.world(T0).progress.stable == 9
+    assert member.consumers[0].delivery.in_hand(member.consumers[0].assignments.values()) == 0
+
+
+def test_done_twice_and_done_of_what_was_never_in_hand_is_ignored_and_counted() -> None:
+    net, member = working()
+    messages = taken(member, 3)
+    member.done(messages[0])
+    member.done(messages[0])
+    member.done(FakeMessage(T0, 50))
+    member.done(FakeMessage(T0, 1))  # the same offset, but another object: not what was handed out
+    net.run(HI)
+    assert net.world(T0).progress.stable == 0
+    assert net.world(T0).progress.ranges == []
+    assert member.consumers[0].delivery.ignored_done[T0] == 3
+
+
+def test_done_of_an_earlier_epoch_does_not_count_for_the_present_one() -> None:
+    """Lost and won again: what was in hand then comes again, and its old copy means nothing."""
+    net, member = working()
+    old = taken(member, 3)
+    member.deaf = member.drop_appends = True
+    net.run(2 * HI)
+    member.deaf = member.drop_appends = False
+    net.run_until(lambda: member.can_hand_out(T0))
+    new = taken(member, 3)
+    assert [m.at for m in old] == [m.at for m in new] == [0, 1, 2]
+    for message in old:
+        member.done(message)
+    net.run(HI)
+    assert net.world(T0).progress.stable == -1
+    for message in new:
+        member.done(message)
+    net.run(HI)
+    assert net.world(T0).progress.stable == 2
+
+
+def test_a_batch_done_after_its_lease_ended_is_counted_whole() -> None:
+    net, member = working()
+    member.fetch()
+    run = member.take(5)
+    assert run is not None
+    evict(net, member)
+    net.run(50)
+    member.done_run(run)
+    assert member.consumers[0].delivery.ignored_done[T0] == 5
+
+
+def test_a_batch_of_which_some_messages_were_done_alone() -> None:
+    net, member = working()
+    member.fetch()
+    run = member.take(5)
+    assert run is not None
+    member.done(run.messages[3])
+    member.done_run(run)
+    member.done_run(run)
+    net.run(HI)
+    assert net.world(T0).progress.stable == 4
+    assert member.assignment(T0).tracker.in_hand == 0
+    assert member.consumers[0].delivery.ignored_done[T0] == 5
+
+
+# -- iterating ----------------------------------------------------------------------------------------------------
+
+
+def test_iterating_what_is_before_the_cursor_is_done() -> None:
+    net, member = working()
+    member.fetch(10)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    run.cursor = 4  # stored by the user's thread, without a lock
+    net.run(HI / 2)
+    assert net.world(T0).progress.stable == 3
+    run.cursor = 10
+    member.leave_run(run)
+    net.run(HI / 2)
+    assert net.world(T0).progress.stable == 9
+
+
+def test_leaving_a_run_puts_the_rest_back_in_order() -> None:
+    net, member = working(end=20)
+    member.fetch(20)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    run.cursor = 4
+    member.leave_run(run)
+    assert [m.at for m in member.work(100)] == list(range(4, 20))
+    net.run(HI)
+    assert net.world(T0).progress.stable == 19
+
+
+def test_two_runs_left_in_any_order_come_again_in_order() -> None:
+    """Two threads iterate; the one with the earlier messages leaves first."""
+    for first_leaves_first in (True, False):
+        net, member = working(end=20)
+        member.fetch(20)
+        runs = [member.take(10, iterating=True), member.take(10, iterating=True)]
+        assert runs[0] is not None and runs[1] is not None
+        runs[0].cursor, runs[1].cursor = 4, 5
+        for run in runs if first_leaves_first else reversed(runs):
+            assert run is not None
+            member.leave_run(run)
+        got = [m.at for m in member.work(3)]
+        assert got == [*range(4, 10), *range(15, 20)]
+        net.run(HI)
+        assert net.world(T0).progress.stable == 19
+
+
+def test_leaving_a_run_after_the_lease_ended_counts_what_was_not_committed() -> None:
+    net, member = working()
+    member.fetch(10)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    run.cursor = 2
+    net.run(HI / 2)  # two are on their way into the log
+    evict(net, member)
+    net.tick()
+    run.cursor = 7
+    member.leave_run(run)
+    assert member.consumers[0].delivery.ignored_done[T0] == 5
+    assert net.world(T0).progress.stable == 1
+
+
+# -- revocation ---------------------------------------------------------------------------------------------------
+
+
+def test_a_revocation_waits_for_what_is_in_hand_and_hands_out_nothing_more() -> None:
+    net, member = working(partitions=2)
+    messages = taken(member, 4)
+    other = net.member("b")
+    other.consumer("t")
+    net.run(5 * HI)
+    [going] = [key for key in (("t", 0), ("t", 1)) if member.stage(key) is Stage.REVOKING]
+    assert other.held() == []
+    assert len(member.held()) == 2, "beats go on"
+    assert all(run.assignment.key != going for _ in range(5) if (run := member.take(5)))
+    for message in messages:
+        if message.of == going:
+            member.done(message)
+    net.run_until(lambda: other.held() == [going], 100)
+    mine = [m.at for m in messages if m.of == going]
+    assert net.world(going).progress.stable == max(mine, default=-1)
+
+
+def test_an_iterating_user_lets_a_revoked_partition_go_at_its_next_message() -> None:
+    """hand_out_until turns 0, the user's thread sees it and leaves the run; the rest is the next holder's."""
+    net, member = working()
+    member.fetch(10)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    run.cursor = 3
+    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    member.settle()
+    assert run.assignment.lease.hand_out_until == 0
+    run.cursor = 4
+    member.leave_run(run)
+    net.tick()
+    assert net.world(T0).progress.stable == 3
+    net.run_until(lambda: member.can_hand_out(T0))
+    assert member.work()[0].at == 4
+
+
+def test_a_lost_lease_purges_the_buffer() -> None:
+    """What was fetched under the old epoch is never handed out, not even after winning the lease again (B19)."""
+    net, member = working()
+    member.fetch(10)
+    assert member.consumers[0].delivery.ready(net.now)
+    member.deaf = member.drop_appends = True
+    net.run(2 * HI)
+    assert not member.consumers[0].delivery.ready(net.now)
+    assert member.fetching == {}
+    assert member.take() is None
+    old = member.lease(T0).epoch if T0 in member.engine.book.leases else None
+    assert old in (None, -1)
+
+
+def test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped() -> None:
+    net, member = working()
+    late = [FakeMessage(T0, at) for at in range(10)]
+    evict(net, member)
+    net.tick()
+    member.consumers[0].delivery.fetched(T0, late)  # type: ignore[arg-type]
+    assert member.take() is None
+
+
+# -- handler_timeout ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterating", [False, True])
+def test_handler_timeout_a_message_in_hand_for_too_long_costs_the_lease(iterating: bool) -> None:
+    """Beats alone do not prove that a handler lives: the lease is released, on_lost called, done work kept."""
+    net, member = working(handler_timeout_ms=3_000.0)
+    member.fetch(10)
+    run = member.take(5, iterating=iterating)
+    assert run is not None
+    if iterating:
+        run.cursor = 2
+    else:
+        member.done(run.messages[0])
+        member.done(run.messages[1])
+    took = net.run_until(lambda: LOST in calls(member))
+    assert 3_000 <= took <= 3_000 + HI
+    net.tick()
+    assert net.world(T0).progress.stable == 1
+    assert "handler_timeout" in member.warnings[-1]
+    assert member.take() is None  # the user comes back and asks for more
+    net.run_until(lambda: member.can_hand_out(T0))
+    assert member.work()[0].at == 2
+
+
+def test_handler_timeout_is_per_message_when_iterating() -> None:
+    """A long run handled message by message is no slow handler."""
+    net, member = working(handler_timeout_ms=1_500.0)
+    member.fetch(10)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    for cursor in range(10):
+        run.cursor = cursor
+        net.run(HI)
+    assert LOST not in calls(member)
+    net.run(HI)
+    assert LOST in calls(member)
+
+
+def test_handler_timeout_does_not_run_while_nothing_is_in_hand() -> None:
+    net, member = working(handler_timeout_ms=1_500.0, end=5)
+    member.work()
+    net.run(10 * HI)
+    assert LOST not in calls(member)
+
+
+def test_handler_timeout_counts_during_a_revocation() -> None:
+    """Who waits for the partition is not kept waiting for ever by a handler that hangs."""
+    net, member = working(handler_timeout_ms=3_000.0)
+    assert taken(member, 1)
+    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    member.settle()
+    net.run_until(lambda: LOST in calls(member), 3_000 + HI)
+
+
+def test_handler_timeout_a_member_whose_handler_hangs_lets_everything_go_and_claims_nothing() -> None:
+    """Its other partitions would starve, and it would win back the one it lost: it leaves them to the others."""
+    net = Net(cps=1)
+    net.topic("t", 4, end=50)
+    member, other = net.member("a"), net.member("b")
+    member.consumer("t", handler_timeout_ms=3_000.0)
+    other.consumer("t")
+    net.run_until(lambda: len(member.held()) == len(other.held()) == 2)
+    member.fetch()
+    run = member.take(5)
+    assert run is not None
+    took = net.run_until(lambda: len(other.held()) == 4)
+    assert took <= 3_000 + 4 * HI
+    net.run(20 * HI)
+    assert member.held() == []
+    assert member.consumers[0].delivery.fullest(net.now) == 0  # a thread comes back after all, and asks for more
+    member.settle()
+    net.run_until(lambda: len(member.held()) == 2)
+
+
+def test_handler_timeout_costs_one_lease_only_while_other_threads_go_on() -> None:
+    """One of several threads hangs: its lease is lost, the others' are not."""
+    net, member = working(partitions=2, handler_timeout_ms=3_000.0)
+    member.fetch()
+    hung = member.take(1)
+    assert hung is not None
+    key = hung.assignment.key
+    for _ in range(50):
+        run = member.take(1)
+        if run is not None and run.assignment.key != key:
+            member.done_run(run)
+        net.run(100)
+    assert [k for k, call in calls(member) if call is Callback.LOST] == [key]
+    assert [k for k, call in calls(member) if call is Callback.REVOKE] == []
+
+
+def test_handler_timeout_sees_that_another_iterating_thread_goes_on() -> None:
+    net, member = working(partitions=2, handler_timeout_ms=3_000.0)
+    member.fetch(100)
+    hung, going = member.take(50, iterating=True), member.take(50, iterating=True)
+    assert hung is not None and going is not None
+    for cursor in range(45):
+        going.cursor = cursor
+        net.run(100)
+    assert [k for k, call in calls(member) if call is Callback.LOST] == [hung.assignment.key]
+    assert [k for k, call in calls(member) if call is Callback.REVOKE] == []
+
+
+# -- pause, resume, seek ------------------------------------------------------------------------------------------
+
+
+def test_user_pause_keeps_the_lease_and_hands_out_nothing() -> None:
+    net, member = working()
+    assignment = member.assignment(T0)
+    assignment.user_paused = True
+    net.run(5 * HI)
+    member.fetch()
+    assert member.take() is None
+    assert member.held() == [T0]
+    assignment.user_paused = False
+    assert member.take() is not None
+
+
+def test_seek_goes_forward_only() -> None:
+    net, member = working()
+    consumer = member.consumers[0]
+    member.work()
+    assert not consumer.seek(T0, 4)
+    assert not consumer.seek(("t", 7), 50)
+    assert consumer.seek(T0, 5), "where it is already"
+    assert consumer.seek(T0, 50)
+    member.settle()
+    assert member.work()[0].at == 50
+    net.run(HI)
+    assert net.world(T0).progress.stable == 54, "what was skipped counts as done"
+
+
+def test_seek_within_what_is_buffered() -> None:
+    net, member = working(end=20)
+    member.fetch(20)
+    assert member.consumers[0].seek(T0, 7)
+    assert [m.at for m in member.work(100)] == list(range(7, 20))
+
+
+def test_seek_while_messages_are_in_hand() -> None:
+    """What is below counts as done, in hand or not; done() for it changes nothing."""
+    net, member = working(end=20)
+    messages = taken(member, 5)
+    assert member.consumers[0].seek(T0, 10)
+    member.settle()
+    net.run(HI)
+    assert net.world(T0).progress.stable == 9
+    for message in messages:
+        member.done(message)
+    assert member.work()[0].at == 10
+
+
+def test_seek_to_the_end_and_beyond() -> None:
+    """A sink may be ahead of what is in the log yet."""
+    net, member = working(end=20)
+    assert member.consumers[0].seek(T0, 20)
+    member.settle()
+    assert member.work() == []
+    net.data[T0].end = 23
+    assert [m.at for m in member.work()] == [20, 21, 22]
+
+
+def test_seek_of_what_is_being_let_go_is_refused() -> None:
+    net, member = working()
+    taken(member, 1)
+    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    assert not member.consumers[0].seek(T0, 50)
+
+
+# -- close --------------------------------------------------------------------------------------------------------
+
+
+def test_close_with_messages_in_hand_they_are_not_done_and_come_again() -> None:
+    net, member = working()
+    messages = taken(member, 6)
+    for at in (0, 1, 4):
+        member.done(messages[at])
+    member.close()
+    net.run_until(lambda: member.consumers[0].closed, 50)
+    assert net.world(T0).progress.stable == 1
+    assert net.world(T0).progress.ranges == [(4, 4)]
+    other = net.member("b")
+    other.consumer("t")
+    net.run_until(lambda: other.can_hand_out(T0))
+    assert [m.at for m in taken(other, 10)] == [2, 3, *range(5, 12)]
+
+
+def test_close_releases_everything_at_once_and_claims_nothing_more() -> None:
+    net, member = working(partitions=5)
+    member.close()
+    net.run(20 * HI)
+    assert member.consumers[0].closed
+    assert len(net.records(ReleasingPartition)) == 5
+    assert len(net.records(ClaimingPartition)) == 5
+
+
+def test_close_before_the_first_claim_was_answered() -> None:
+    net = Net(cps=1)
+    net.topic("t", 3)
+    member = net.member("a")
+    member.consumer("t")
+    member.close()
+    assert member.consumers[0].closed
+    net.run(100)
+    assert all(not net.world(("t", p)).held for p in range(3)), "late grants are given back (C17)"
+
+
+def test_after_close_the_engine_does_nothing_more() -> None:
+    net, member = working()
+    member.close()
+    net.run(100)
+    member.engine.remove_consumer(member.consumers[0])
+    before = net.count()
+    net.run(20 * HI)
+    assert net.count() == before
+
+
+# -- leases by hand -----------------------------------------------------------------------------------------------
+
+
+def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
+    net = Net(cps=1)
+    a, b = net.member("a"), net.member("b")
+    first = a.engine.claim(T0)
+    a.settle()
+    net.run(20)
+    second = b.engine.claim(T0)
+    b.settle()
+    net.run(50)
+    assert second.refusal == "HELD"
+    assert not second.is_proven
+    first.release(41, net.now)
+    a.settle()
+    net.run_until(lambda: second.is_proven, HI + 100)
+    assert net.world(T0).progress.stable == 41
+
+
+def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
+    """The one that was lost is answered too: the next one shows that the log has passed it."""
+    net = Net(cps=1)
+    a = net.member("a")
+    lease = a.engine.claim(T0)
+    a.settle()
+    net.run(20)
+    a.drop_appends = True
+    lost = lease.beat(10, net.now)
+    a.settle()
+    a.drop_appends = False
+    seen = lease.beat(20, net.now)
+    a.settle()
+    net.tick()
+    assert seen.accepted
+    assert lost.accepted is None or lost.accepted, "20 is done, so 10 is"
+    rejected = lease.beat(5, net.now)
+    a.settle()
+    net.tick()
+    assert rejected.accepted, "a regression changes nothing, and the beat counts (C5)"
+    assert net.world(T0).progress.stable == 20
+
+
+def test_a_lease_by_hand_that_is_lost_answers_whoever_waits() -> None:
+    net = Net(cps=1)
+    a = net.member("a")
+    lease = a.engine.claim(T0)
+    a.settle()
+    net.run(20)
+    a.drop_appends = True
+    beat, grant = lease.beat(1, net.now), lease.grant(5, net.now)
+    a.settle()
+    net.run(2 * HI)
+    assert lease.loss
+    assert beat.accepted is False
+    assert grant.accepted is False
+
+
+def test_a_member_s_leases_by_hand_and_by_consumer_share_their_beats() -> None:
+    net = Net(cps=1)
+    net.topic("t", 2, end=5)
+    a = net.member("a")
+    a.engine.claim(("u", 0))
+    a.consumer("t")
+    net.run(5 * HI)
+    assert len(a.held()) == 3
+    beats = [r for r in net.records() if isinstance(r, Heartbeat | HeartbeatBatch)]
+    assert all(isinstance(r, HeartbeatBatch) and len(r.entries) == 3 for r in beats[2:])
+
+
+def test_a_greedy_member_is_asked_in_vain() -> None:
+    net, member = working(partitions=2, policy=Greedy())
+    other = net.member("b")
+    other.consumer("t")
+    net.run(10 * HI)
+    assert len(member.held()) == 2
+    assert REVOKE not in calls(member)
