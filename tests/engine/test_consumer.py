@@ -402,6 +402,7 @@ def test_handler_timeout_a_message_in_hand_for_too_long_costs_the_lease(iteratin
     assert net.world(T0).progress.stable == 1
     assert "handler_timeout" in member.warnings[-1]
     assert member.take() is None  # the user comes back and asks for more
+    member.settle()
     net.run_until(lambda: member.can_hand_out(T0))
     assert member.work()[0].at == 2
 
@@ -514,7 +515,7 @@ def test_seek_goes_forward_only() -> None:
 
 
 def test_seek_within_what_is_buffered() -> None:
-    net, member = working(end=20)
+    _, member = working(end=20)
     member.fetch(20)
     assert member.consumers[0].seek(T0, 7)
     assert [m.at for m in member.work(100)] == list(range(7, 20))
