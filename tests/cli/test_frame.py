@@ -30,8 +30,6 @@ NOWHERE = "127.0.0.1:1"
 
 @pytest.mark.parametrize("name", app.COMMANDS)
 def test_every_command_of_the_list_is_there_and_helps(command: Command, name: str) -> None:
-    if name == "demo":
-        pytest.skip("its help is its own: tests/demo")
     ran = command(name, "--help")
     assert (ran.status, ran.err) == (0, "")
     assert f"kafka-marshal {name}" in ran.out
