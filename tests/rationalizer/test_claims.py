@@ -299,6 +299,13 @@ def test_type_6_entries_are_judged_in_order_and_named_apart() -> None:
     assert (outcome.accepted, outcome.code, outcome.epoch) == (True, "PARTIAL", None)
 
 
+def test_type_6_partial_where_one_is_accepted_is_accepted() -> None:
+    log = held()
+    outcome = log.batch(A1, ("t", 0, 0, 7), ("t", 2, 0, 7))
+    assert (outcome.accepted, outcome.code, outcome.entries) == (True, "PARTIAL", ("OK", "NOT_HELD"))
+    assert log.world.accepted == {"OK": 1, "PARTIAL": 1}
+
+
 def test_type_6_partial_where_none_is_accepted_is_a_rejection() -> None:
     log = held()
     outcome = log.batch(B1, ("t", 0, 0, 7))

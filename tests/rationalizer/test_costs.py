@@ -125,6 +125,16 @@ def test_the_largest_values_cost_their_own_length(full: bytes, value: bytes) -> 
     assert _cost(World(0, 1).snapshot(), value) < _bound(len(value))
 
 
+def test_what_looks_like_a_beat_is_bounded_too(full: bytes) -> None:
+    """The short cut of apply_many unpacks without looking first: not where that could be expensive."""
+    value = (b"\x99\x01\x01" + b"\xdd\x00\x0f\xff\xff" * 500).ljust(SIZE, b"\x01")
+    world = World(0, 1)
+    start = time.perf_counter()
+    world.apply_many([(0, 0, value)])
+    assert time.perf_counter() - start < _bound(SIZE)
+    assert world.rejected == {"MALFORMED": 1}
+
+
 def test_forgetting_looks_at_the_groups_own_leases_only() -> None:
     world = World(0, 1)
     for offset in range(20_000):

@@ -66,6 +66,15 @@ def test_c10_paused_means_log_time_below_expiry_and_leases_go_stale_meanwhile() 
     assert log.world.pauses() == []
 
 
+def test_c10_a_pause_is_over_whatever_moved_log_time() -> None:
+    log = Log()
+    log.pause(ADMIN, 2000)
+    log.append(b"\xc1", stamp=1999)
+    assert log.world.pause("g") is not None
+    log.append(b"\xc1", stamp=2000)
+    assert log.world.pause("g") is None
+
+
 def test_c10_the_pausing_client_replaces_the_expiry_also_after_a_restart() -> None:
     log = Log()
     log.pause(ADMIN, 5000)

@@ -11,6 +11,7 @@ from tests.rationalizer.log import A1, A2, ADMIN, B1, CALLERS_MISTAKE, COMPILED,
 
 TICK = encode(Tick(*A1, "g"))
 TOP = 2**63 - 1
+BEAT = encode(Heartbeat(*A1, "g", "t", 0, 0, 5))
 
 
 def test_t1_log_time_is_the_largest_stamp_seen() -> None:
@@ -193,25 +194,35 @@ def test_leases_and_pauses_are_sorted_by_their_names() -> None:
 # -- the caller's own mistakes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", [TICK, BEAT, b"\xc1", None], ids=["tick", "beat", "malformed", "none"])
+@pytest.mark.parametrize(
+    ("offset", "stamp"),
+    [(0, 5), (-1, 5), (TOP + 1, 5), (5.0, 5), ("5", 5), (None, 5), (5, TOP + 1), (5, 5.0), (5, None)],
+    ids=repr,
+)
+def test_a_callers_mistake_raises_whatever_the_value(offset: Any, stamp: Any, value: bytes | None) -> None:
+    log = held()
+    before = log.world.snapshot()
+    for apply in (
+        lambda: log.world.apply(offset, stamp, value),
+        lambda: log.world.apply_many([(offset, stamp, value)]),
+    ):
+        with pytest.raises(CALLERS_MISTAKE, match=None if COMPILED else "was not applied"):
+            apply()
+    assert (log.world.snapshot(), log.world.accepted, log.world.rejected) == (before, {"OK": 1}, {})
+
+
 @pytest.mark.parametrize(
     "record",
     [
-        (0, 5, TICK),
-        (-1, 5, TICK),
-        (TOP + 1, 5, TICK),
-        (5.0, 5, TICK),
-        ("5", 5, TICK),
-        (None, 5, TICK),
-        (5, TOP + 1, TICK),
-        (5, 5.0, TICK),
-        (5, None, TICK),
         (5, 5, "text"),
         (5, 5, bytearray(TICK)),
+        (5, 5, bytearray(BEAT)),
         (5, 5, 7),
     ],
     ids=repr,
 )
-def test_a_callers_mistake_raises_and_changes_nothing(record: Any) -> None:
+def test_a_value_is_bytes_or_none(record: Any) -> None:
     log = held()
     before = log.world.snapshot()
     with pytest.raises(CALLERS_MISTAKE, match=None if COMPILED else "was not applied"):
