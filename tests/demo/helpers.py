@@ -1,0 +1,202 @@
+"""What the demo's tests share: messages without Kafka, and the demo as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafka_marshal.demo.flights import COLUMNS, encode
+
+#: The demo with options that the command does not have: faster, and with shorter leases.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from kafka_marshal.cli import failures
+from kafka_marshal.demo import DemoOptions, run
+options = json.loads(sys.argv[1])
+options["directory"] = Path(options["directory"])
+try:
+    sys.exit(run(DemoOptions(**options)))
+except KeyboardInterrupt:
+    sys.exit(130)
+except Exception as error:
+    status, text = failures.explain(error) or (70, repr(error))
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(status)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeMessage:
+    """A message without Kafka."""
+
+    at: int
+    data: bytes | None
+
+    def topic(self) -> str:
+        return "flights"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self.data
+
+
+def row(**values: str) -> list[str]:
+    """A row of the file; what is not named is some flight that was on time."""
+    usual = dict.fromkeys(COLUMNS, "1") | {"carrier": "UA", "tailnum": "N1", "origin": "EWR", "dest": "IAH"}
+    usual |= {"time_hour": "2013-01-01T10:00:00Z", "dep_delay": "0", "arr_delay": "0"}
+    return [(usual | values)[name] for name in COLUMNS]
+
+
+def messages(rows: Sequence[list[str]], first: int = 0) -> list[FakeMessage]:
+    """Rows as messages, from an offset on."""
+    return [FakeMessage(first + number, encode(each)[1]) for number, each in enumerate(rows)]
+
+
+def eventually(met: Callable[[], Any], timeout_s: float = 40.0, what: str = "it") -> Any:
+    """Wait for a condition, not for a time; its value."""
+    until = time.monotonic() + timeout_s
+    while not (value := met()):
+        assert time.monotonic() < until, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.02)
+    return value
+
+
+def ask(database: Path, question: str) -> list[tuple[Any, ...]]:
+    """Ask a database that others write; nothing while it is not there yet."""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=10)) as db:
+            return db.execute(question).fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def state_of(folder: Path) -> str:
+    [(state,)] = ask(folder / "delays.sqlite", "SELECT state FROM run")
+    return str(state)
+
+
+def rows_done(folder: Path) -> int:
+    found = ask(folder / "delays.sqlite", "SELECT coalesce(sum(rows), 0) FROM batches")
+    return int(found[0][0]) if found else 0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below one."""
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            children = (thread / "children").read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from descendants(child)
+
+
+def is_worker(pid: int) -> bool:
+    """Whether a process is one of the demo's workers."""
+    try:
+        return b"kafka_marshal.demo.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class Run:
+    """The demo as a process."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.folder = folder / "demo"
+        settings = {"directory": str(self.folder), "heartbeat_interval_ms": 500, "batch_size": 200, "pace": 2_000}
+        self._lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps({**settings, "json": True, **options})],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.append(line)
+
+    @property
+    def said(self) -> str:
+        """What it told people so far."""
+        return "".join(self._lines)
+
+    def says(self, text: str, timeout_s: float = 60.0) -> None:
+        """Wait until it says this."""
+
+        def met() -> bool:
+            if self.process.poll() is not None:
+                self._reader.join(10)
+            assert text in self.said or self.process.poll() is None, f"it ended and never said {text!r}: {self.said}"
+            return text in self.said
+
+        eventually(met, timeout_s, f"saying {text!r}")
+
+    def ends(self, timeout_s: float = 100.0) -> int:
+        """Wait for its end; its status."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def result(self, timeout_s: float = 100.0) -> dict[str, Any]:
+        """Wait until it ends well; what it found."""
+        status = self.ends(timeout_s)
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        assert status == 0, f"{self.said}\n{out}"
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [pid for pid in descendants(self.process.pid) if is_worker(pid) and alive(pid)]
+
+    def close(self) -> None:
+        """End it, if a test failed and left it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(10)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()

