@@ -24,7 +24,8 @@ from typing import Any, Final
 from msgpack import unpackb
 from msgpack.exceptions import UnpackException
 
-from rationalizer import codes, snapshot
+from rationalizer import codes
+from rationalizer import snapshot as canonical
 from rationalizer.claims import Claims
 from rationalizer.codec import Message, RejectedValueError, read
 from rationalizer.lease import Lease, Pause
@@ -124,18 +125,18 @@ class World:
 
     def snapshot(self) -> bytes:
         """The canonical state (S1)."""
-        return snapshot.write(
-            snapshot.State(self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses())
+        return canonical.write(
+            canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses())
         )
 
     def digest(self) -> str:
         """The digest of the canonical state: 32 hex digits (S1)."""
-        return snapshot.digest_of(self.snapshot())
+        return canonical.digest_of(self.snapshot())
 
     @classmethod
-    def restore(cls, state: bytes, partitions: int) -> World:
+    def restore(cls, snapshot: bytes, partitions: int) -> World:
         """The world that this canonical state describes, with nothing counted. Raises SnapshotError."""
-        found = snapshot.read(state, partitions)
+        found = canonical.read(snapshot, partitions)
         world = cls(found.partition, partitions)
         world.next_offset = found.next_offset
         world.log_time = found.log_time
