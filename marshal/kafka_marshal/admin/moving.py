@@ -62,6 +62,11 @@ class _Done:
         ranges = tuple((first, last) for first, last in lease.progress.ranges)
         return cls(lease.progress.stable, lease.progress.granted, ranges)
 
+    @property
+    def first_beat(self) -> int:
+        """The last_offset to begin with when this is written anew: a grant must lie above it (C12)."""
+        return self.stable if self.granted == NOTHING_DONE else self.granted - 1
+
 
 def move_all(pause: PauseInForce, session: Session, targets: Mapping[TopicPartition, int]) -> list[Move]:
     """Put each partition's position at its offset (the one to be read next); returns the moves (*blocking*).
@@ -88,9 +93,9 @@ class _Mover:
     def claim(self) -> None:
         """Hold all of the leases, with time left on the pause, or none."""
         try:
-            self._leases = self._claim(self._targets)
+            self._claim(self._targets)
             with self._session.locked():
-                missing = {key: lease for key, lease in self._leases.items() if not lease.lease.held}
+                missing = {key: lease for key, lease in self._leases.items() if not lease.is_proven}
                 self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
                 self.moves = moves_to(self._targets, self._session.lease)
             if missing:
@@ -104,11 +109,12 @@ class _Mover:
                 raise AdminError(f"no position was moved: {error}") from error
             raise
 
-    def _claim(self, keys: Iterable[TopicPartition]) -> dict[TopicPartition, ManualLease]:
+    def _claim(self, keys: Iterable[TopicPartition]) -> None:
+        """Ask for these leases, and wait until they are held, or lost, or the time is up."""
         with self._session.locked() as engine:
-            leases = {key: engine.claim(key) for key in keys}
-        self._pause.wait(lambda: all(x.is_proven or x.loss for x in leases.values()), STEP_TIMEOUT_S)
-        return leases
+            claimed = {key: engine.claim(key) for key in keys}
+            self._leases.update(claimed)
+        self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)
 
     def _release_all(self) -> bool:
         """Release with nil whatever is held still; whether the log has shown the end of all of them."""
@@ -163,12 +169,9 @@ class _Mover:
         settled = self._release_all()
         unknown = [] if settled else [m for m in self.moves if not self._is_over(m)]
         moved = [m for m in self.moves if self._is_moved(m) and self._before[m.key] != _Done(m.last_offset, -1, ())]
-        problem = ""
-        if moved:
-            try:
-                moved = self._write_back(moved)
-            except MarshalError as error:
-                problem = f" ({error})"
+        problem = self._write_back(moved) if moved else ""
+        with self._session.driver.condition:
+            moved = [m for m in moved if _Done.of(self._session.lease(m.key)) != self._before[m.key]]
         if not moved and not unknown:
             if isinstance(cause, MarshalError):
                 raise AdminError(
@@ -177,8 +180,10 @@ class _Mover:
             return
         still = [m for m in self.moves if m not in moved and m not in unknown]
         raise AdminError(
-            f"moving failed in its last step: {cause}. Moved, and not put back{problem}: {_list(moved)}. Not moved: "
-            f"{_list(still)}. Moved or not, the log has not said: {_list(unknown)}. Do it again to finish it (C11)",
+            f"moving failed in its last step: {cause}. "
+            + (f"Moved, and not put back ({problem}): {_list(moved)}. " if moved else "")
+            + (f"Moved or not, the log has not said: {_list(unknown)}. " if unknown else "")
+            + f"Not moved: {_list(still)}. Do it again to finish it (C11)",
             moved=[m.key for m in moved],
             unknown=[m.key for m in unknown],
         ) from cause
@@ -187,29 +192,33 @@ class _Mover:
         lease = self._leases[move.key]
         return lease.is_released or bool(lease.loss)
 
-    def _write_back(self, moved: Sequence[Move]) -> list[Move]:
-        """Write the complete old progress of these partitions; returns those where that failed."""
-        self._pause.extend_if_short()
-        self._pause.check()
-        self._leases.update(self._claim(move.key for move in moved))
-        with self._session.locked():
-            for move in moved:
-                if self._leases[move.key].lease.held:
-                    _put_back(self._leases[move.key], self._before[move.key])
-        self._release_all()
-        with self._session.locked():
-            return [m for m in moved if _Done.of(self._session.lease(m.key)) != self._before[m.key]]
+    def _write_back(self, moved: Sequence[Move]) -> str:
+        """Write the complete old progress of these partitions; the reason for those where it does not show then."""
+        try:
+            self._pause.extend_if_short()
+            self._pause.check()
+            self._claim(move.key for move in moved)
+            with self._session.locked():
+                held = {m.key: self._leases[m.key] for m in moved if self._leases[m.key].is_proven}
+                answers = [lease.beat(self._before[key].first_beat, now_ms()) for key, lease in held.items()]
+            self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
+            with self._session.locked():
+                for key, lease in held.items():
+                    # Only upon a beat that replaced everything: else the new position would get the old islands.
+                    if _Done.of(self._session.lease(key)) == _Done(self._before[key].first_beat, NOTHING_DONE, ()):
+                        _add(lease, self._before[key])
+            self._release_all()
+            self._pause.check()
+        except MarshalError as error:
+            self._release_all()
+            return str(error)
+        return "the log did not show their old progress in time"
 
 
-def _put_back(lease: ManualLease, done: _Done) -> None:
-    """Write a progress in full: a beat of the pausing client replaces everything, the rest is added to that (C11)."""
-    now = now_ms()
-    if done.granted == NOTHING_DONE:
-        lease.beat(done.stable, now)
-    else:
-        # A grant must lie above stable (C12), and the next beat with an offset would take it away again.
-        lease.beat(done.granted - 1, now)
-        lease.grant(done.granted, now)
+def _add(lease: ManualLease, done: _Done) -> None:
+    """Write what the first beat, which replaced everything, could not: grant, islands."""
+    if done.granted != NOTHING_DONE:
+        lease.grant(done.granted, now_ms())
         if done.stable > done.granted:
             lease.commit_ranges(((done.granted + 1, done.stable),))
     for start in range(0, len(done.ranges), MAX_COMMIT_RANGES):

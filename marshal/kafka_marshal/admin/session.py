@@ -132,13 +132,13 @@ class Session:
 
     # Asking the log.
 
-    def ask(self, *records: tuple[int, Record], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Asked]:
+    def ask(self, *records: tuple[int, Record]) -> list[Asked]:
         """Append each (CP, record), and wait until our own replica has applied it (*blocking*).
 
         What is not answered within an HI is sent again: any copy counts (C17). The rest has no outcome in the answer.
         """
         asked = [Asked(cp, record) for cp, record in records]
-        deadline = monotonic() + timeout_s
+        deadline = monotonic() + ANSWER_TIMEOUT_S
         with self.driver.condition:
             self._waiting.extend(asked)
         try:

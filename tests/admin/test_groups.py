@@ -1,0 +1,142 @@
+"""Evicting, forgetting, and ending pauses (C8, C10, C16)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal import AdminError, ConfigurationError, LeaseLostError
+from tests.admin.conftest import HI, Group, wait_until
+
+
+def test_a_dead_holder_is_evicted_once_it_is_not_fresh(group: Group, tmp_path: Path) -> None:
+    topic = group.fill(1, 50)
+    worker = group.worker("dead", topic, tmp_path, pause_s=0.02)
+    wait_until(lambda: len(worker.offsets()) >= 5)
+    admin = group.admin()
+    with pytest.raises(AdminError, match=rf"\[0\]: 'dead' beat less than {HI} ms ago.*Nothing was changed"):
+        admin.evict(group.group, topic, 0)
+    worker.kill()
+    # Nobody writes to the log any more: only the admin's own look at the broker's clock shows that it is silent.
+    wait_until(lambda: _try(lambda: admin.evict(group.group, topic, 0)))
+    (lease,) = admin.progress(group.group)
+    assert lease.client_id is None
+    heir = group.start("heir")
+    wait_until(lambda: heir.seen and heir.seen[-1] == (0, 49))
+    assert heir.seen[0] == (0, 0 if lease.stable is None else lease.stable + 1)
+
+
+def _try(evict: object) -> object:
+    try:
+        return evict()  # type: ignore[operator]
+    except AdminError:
+        return None
+
+
+def test_a_living_holder_is_evicted_by_force_and_knows_it(group: Group) -> None:
+    topic = group.fill(1, 0)
+    lease = group.member("alive").claim(topic, 0)
+    lease.heartbeat(7)
+    was = group.admin().evict(group.group, topic, 0, force=True)
+    assert (was.client_id, was.epoch, was.stable, was.freshness) == ("alive", lease.epoch, 7, "fresh")
+    wait_until(lambda: not lease.valid)
+    with pytest.raises(LeaseLostError):
+        lease.require()
+    (now,) = group.admin().progress(group.group)
+    assert (now.client_id, now.epoch, now.stable) == (None, lease.epoch, 7)
+
+
+def test_what_nobody_holds_can_not_be_evicted(group: Group) -> None:
+    topic = group.fill(1, 0)
+    admin = group.admin()
+    with pytest.raises(AdminError, match=r"nobody of group .* ever held it"):
+        admin.evict(group.group, topic, 0)
+    group.member("a").claim(topic, 0).release(3)
+    with pytest.raises(AdminError, match="is free already"):
+        admin.evict(group.group, topic, 0)
+    with pytest.raises(ConfigurationError, match="no \\(topic, partition\\)"):
+        admin.evict(group.group, "x\x1b[2J", 0)
+
+
+def test_a_group_that_is_gone_is_forgotten(group: Group) -> None:
+    topic = group.fill(2, 10)
+    group.start("a")
+    group.at_rest(group.everything())
+    group.threads[0].end()
+    held = group.member("dead", heartbeat_interval_ms=400)
+    held.claim(topic, 0)
+    held.terminate()
+    admin = group.admin()
+    assert admin.forget(group.group) == 2
+    assert admin.progress(group.group) == []
+    assert admin.pauses(group.group) == []
+    assert admin.forget(group.group) == 0
+    # It begins anew, and its epochs are larger than ever.
+    group.start("b")
+    group.at_rest(group.everything(2))
+
+
+def test_a_living_group_is_not_forgotten_and_goes_on(group: Group) -> None:
+    group.fill(2, 10)
+    member = group.start("a")
+    group.at_rest(group.everything())
+    with pytest.raises(AdminError, match=r"is alive: 'a' answered the pause\. Nothing was forgotten, and it goes on"):
+        group.admin().forget(group.group)
+    group.publish(group.data, 2, 5)
+    group.messages = 15
+    group.at_rest(group.everything())
+    assert not member.lost
+    assert group.admin().forget(group.group, force=True) == 2
+    # Forced: it begins again at its start=.
+    group.at_rest(group.everything(2))
+
+
+def test_a_group_that_is_at_work_for_too_long_is_not_forgotten(group: Group) -> None:
+    topic = group.fill(1, 0)
+    lease = group.member("slow", heartbeat_interval_ms=60_000).claim(topic, 0)
+    with pytest.raises(AdminError, match="is at work; nothing was forgotten, and it goes on") as caught:
+        group.admin().forget(group.group, timeout=0.3)
+    assert caught.value.in_hand == ((topic, 0),)
+    assert group.admin().pauses(group.group) == []
+    lease.heartbeat(1)
+
+
+def test_only_a_pause_that_is_there_is_ended_and_only_that_clients(group: Group) -> None:
+    group.fill(1, 0)
+    admin = group.admin()
+    assert admin.resume(group.group) == []
+    with group.admin("ops").pause(group.group) as pause:
+        with pytest.raises(AdminError, match=r"not paused by 'me', but by 'ops'\. Nothing was changed"):
+            admin.resume(group.group, "me")
+        assert [(x.partition, x.client_id) for x in admin.resume(group.group, "ops")] == [(n, "ops") for n in range(3)]
+        # The admin was alive after all: it is told, and changes nothing.
+        with pytest.raises(AdminError, match="has run out, or was ended, in partition"):
+            pause.reposition({(group.data, 0): "latest"})
+    assert admin.progress(group.group) == []
+
+
+def test_pauses_tell_until_when(group: Group) -> None:
+    with group.admin("ops").pause(group.group, expires_in=100):
+        for paused in group.admin().pauses(group.group):
+            assert 99_000 < paused.expires - paused.log_time <= 100_000
+
+
+def test_a_position_beyond_the_log_is_mended_without_a_restart(group: Group) -> None:
+    """P11: the member hands out nothing and says so; the remedy it names brings it back."""
+    topic = group.fill(1, 10)
+    member = group.start("a")
+    group.at_rest(group.everything())
+    admin = group.admin()
+    with admin.pause(group.group) as pause:
+        pause.wait_released(10)
+        with pytest.raises(AdminError, match=r"offset 500 is outside the log, which holds 0 to 9.*Nothing was changed"):
+            pause.reposition({(topic, 0): 500})
+        pause.reposition({(topic, 0): 500}, force=True)
+    wait_until(lambda: member.errors)
+    assert "release-group" in str(member.errors[0])
+    with admin.pause(group.group) as pause:
+        pause.wait_released(10)
+        pause.reposition({(topic, 0): 6})
+    group.at_rest(group.everything() + Counter({(0, offset): 1 for offset in range(6, 10)}))

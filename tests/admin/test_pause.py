@@ -1,0 +1,310 @@
+"""Pausing a group while it works, and what its members do (C10, C11, issue: live, nobody restarts)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError, Pause
+from tests.admin.conftest import HI, Group, wait_until
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_positions_move_while_members_run_and_nobody_restarts(group: Group, delivery: str) -> None:
+    topic = group.fill(partitions=4, messages=60)
+    members = [group.start(name, delivery=delivery, batch_size=20) for name in ("a", "b", "c")]
+    group.at_rest(group.everything())
+    with group.admin().pause(group.group) as pause:
+        assert pause.wait_released(10) == []
+        moves = pause.reposition({(topic, 0): 10, (topic, 1): "earliest", (topic, 2): "latest"})
+        assert [(m.partition, m.before, m.after) for m in moves] == [(0, 60, 10), (1, 60, 0), (2, 60, 60)]
+    again = Counter({(0, offset): 1 for offset in range(10, 60)}) + Counter({(1, offset): 1 for offset in range(60)})
+    group.at_rest(group.everything() + again)
+    assert all(member.is_alive() and not member.errors and not member.lost for member in members)
+    assert group.admin().pauses(group.group) == []
+
+
+def test_positions_move_forward_in_the_middle_of_work(group: Group) -> None:
+    topic = group.fill(partitions=2, messages=40)
+    member = group.start("a", hold={(0, 5), (1, 5)}, auto_done=True)
+    assert member.holding.wait(10)
+    held = member.seen[-1]
+    with group.admin().pause(group.group) as pause:
+        member.let_go.set()
+        assert pause.wait_released(10) == []
+        before = {m.partition: m.before for m in pause.reposition({(topic, 0): 30, (topic, 1): 30}, dry_run=True)}
+        # What it had in hand was finished, and handed in with its offset.
+        assert before[held[0]] == 6
+        pause.reposition({(topic, 0): 30, (topic, 1): 30})
+    wait_until(lambda: set(group.stable().values()) == {39})
+    seen = group.seen()
+    assert max(seen.values()) == 1
+    assert {offset for partition, offset in seen if partition == held[0]} == {*range(6), *range(30, 40)}
+    assert {(p, o) for p in (0, 1) for o in range(30, 40)} <= set(seen)
+
+
+def test_a_moment_becomes_the_first_message_at_or_after_it(group: Group) -> None:
+    topic = group.fill(1, 20, **{"message.timestamp.type": "LogAppendTime"})
+    group.publish(topic, 1, 1)
+    reader = group.cluster.data_reader("look", {})
+    reader.assign({(topic, 0): 20})
+    messages, _ = reader.read(1, 10)
+    reader.close()
+    stamp_ms = messages[0].timestamp()[1]  # type: ignore[attr-defined]
+    admin = group.admin()
+    moment = datetime.fromtimestamp(stamp_ms / 1000, UTC)
+    assert admin.plan(group.group, {(topic, 0): moment})[0].after in range(21)
+    assert admin.plan(group.group, {(topic, 0): datetime(2000, 1, 1, tzinfo=UTC)})[0].after == 0
+    assert admin.plan(group.group, {(topic, 0): datetime(2100, 1, 1, tzinfo=UTC)})[0].after == 21
+
+
+def test_members_are_idle_during_the_pause_and_come_back_by_themselves(group: Group) -> None:
+    topic = group.fill(2, 10)
+    members = [group.start("a"), group.start("b")]
+    group.at_rest(group.everything())
+    with group.admin().pause(group.group) as pause:
+        pause.wait_released(10)
+        group.publish(topic, 2, 10)
+        with pytest.raises(GroupPausedError) as caught:
+            members[0].marshal.claim(topic, 0, timeout=0.2)
+        assert caught.value.client_id == pause.client_id
+        assert group.seen() == group.everything()
+    group.messages = 20
+    group.at_rest(group.everything())
+
+
+def test_work_in_hand_for_longer_than_two_intervals_is_named_and_repeated(group: Group) -> None:
+    group.fill(2, 30)
+    member = group.start("a", hold={(0, 7), (1, 7)})
+    assert member.holding.wait(10)
+    held = member.seen[-1]
+    done = [place for place in member.seen if place != held]
+    with group.admin().pause(group.group) as pause:
+        left = pause.wait_released(10)
+        assert [(x.topic, x.partition, x.client_id) for x in left] == [(group.data, held[0], "a")]
+        assert left[0].state in ("late", "stale")
+        # What was done before was handed in, though a message is in hand still.
+        assert left[0].stable == 6
+        member.let_go.set()
+    group.at_rest(group.everything() + Counter([held]))
+    assert all(group.seen()[place] == 1 for place in done)
+    assert [(x.partition) for x in member.lost] == [held[0]]
+
+
+def test_at_most_once_nothing_is_repeated_however_long_it_is_in_hand(group: Group) -> None:
+    group.fill(1, 40)
+    member = group.start("a", hold={(0, 5)}, delivery="at-most-once", batch_size=10)
+    assert member.holding.wait(10)
+    with group.admin().pause(group.group) as pause:
+        # The batch was granted: whatever becomes of it, the log counts it as done.
+        assert [(x.partition, x.stable) for x in pause.wait_released(10)] == [(0, 9)]
+        member.let_go.set()
+    wait_until(lambda: group.stable() == {0: 39})
+    assert max(group.seen().values()) == 1
+    assert set(group.seen()) == {(0, offset) for offset in (*range(6), *range(10, 40))}
+
+
+def test_waiting_has_an_end_that_names_who_is_at_work(group: Group) -> None:
+    group.fill(1, 10)
+    # So long an interval, too, that a member which waited for one after the pause would fail here.
+    member = group.start("a", hold={(0, 3)}, hi=60_000)
+    assert member.holding.wait(10)
+    with group.admin().pause(group.group) as pause:
+        with pytest.raises(AdminError, match=r"\[0\] by 'a' \((fresh|unknown).*Nothing was moved") as caught:
+            pause.wait_released(0.3)
+        assert caught.value.in_hand == ((group.data, 0),)
+        with pytest.raises(AdminError, match=r"still at work.*Nothing was changed"):
+            pause.reposition({(group.data, 0): "earliest"})
+        # Other partitions may be waited for alone.
+        assert pause.wait_released(0.3, [(group.data, 5)]) == []
+        member.let_go.set()
+        assert pause.wait_released(10) == []
+    wait_until(lambda: group.seen() == group.everything(), 10)  # no beat, and so no stable, for another 20 s
+
+
+def test_a_worker_killed_during_the_pause_is_not_waited_for_longer_than_its_lease(
+    group: Group, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    topic = group.fill(1, 200)
+    worker = group.worker("dead", topic, tmp_path_factory.mktemp("worker"), pause_s=0.3)
+    wait_until(lambda: len(worker.offsets()) >= 3)
+    with group.admin().pause(group.group) as pause:
+        worker.kill()
+        left = pause.wait_released(10)
+        if left:  # else it had let go before it died
+            assert [(x.client_id, x.state) for x in left] == [("dead", "stale")]
+        assert pause.reposition({(topic, 0): 150})[0].after == 150
+    heir = group.start("heir")
+    wait_until(lambda: len(heir.seen) == 50)
+    assert heir.seen == [(0, offset) for offset in range(150, 200)]
+
+
+def test_stale_holders_can_be_waited_for_until_they_hand_in(group: Group) -> None:
+    group.fill(1, 5)
+    lease = group.member("by-hand").claim(group.data, 0)
+    with group.admin().pause(group.group) as pause:
+        # A lease held by hand is nobody's to let go but its user's: it goes stale.
+        left = pause.wait_released(10)
+        assert [x.state for x in left] == ["stale"]
+        with pytest.raises(AdminError, match="have not let go"):
+            pause.wait_released(0.2, handed_in=True)
+        group.admin().evict(group.group, group.data, 0)
+        pause.wait_released(5, handed_in=True)
+    assert not lease.valid
+
+
+def test_the_second_admin_is_refused_by_name(group: Group) -> None:
+    group.fill(1, 0)
+    with group.admin("first").pause(group.group):
+        with pytest.raises(GroupPausedError, match="paused by 'first'") as caught, group.admin().pause(group.group):
+            pytest.fail("two admins at once")
+        assert caught.value.client_id == "first"
+        assert {x.client_id for x in group.admin().pauses(group.group)} == {"first"}
+    assert group.admin().pauses(group.group) == []
+
+
+def test_of_two_admins_at_once_one_wins_and_one_is_refused(group: Group) -> None:
+    group.fill(1, 0)
+    barrier = threading.Barrier(2)
+    inside: list[str] = []
+    refused: list[str] = []
+
+    def run(client_id: str) -> None:
+        pause = group.admin(client_id).pause(group.group)
+        barrier.wait(10)
+        try:
+            pause.start()
+        except GroupPausedError as error:
+            refused.append(error.client_id)
+        else:
+            inside.append(client_id)
+            wait_until(lambda: refused)
+            pause.resume()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(inside) == 1
+    assert refused == inside
+    assert group.admin().pauses(group.group) == []
+
+
+def test_a_pause_that_runs_out_is_noticed_and_nothing_is_moved(group: Group) -> None:
+    topic = group.fill(1, 10)
+    group.start("a")
+    group.at_rest(group.everything())
+    with group.admin().pause(group.group, expires_in=0.5) as pause:
+        pause.wait_released(5)
+        wait_until(lambda: pause.seconds_left == 0)
+        with pytest.raises(AdminError, match=r"has run out.*Nothing more was changed"):
+            pause.reposition({(topic, 0): "earliest"})
+        # The member comes back although the block goes on.
+        group.publish(topic, 1, 5)
+        group.messages = 15
+        group.at_rest(group.everything())
+
+
+def test_a_pause_is_extended_for_as_long_as_it_is_waited_in(group: Group) -> None:
+    topic = group.fill(1, 10)
+    member = group.start("a", hold={(0, 3)}, hi=1_000)
+    assert member.holding.wait(10)
+    with group.admin().pause(group.group, expires_in=0.6) as pause:
+        left = pause.wait_released(10)  # which takes 2·HI, more than three times as long as the pause
+        assert [x.key for x in left] == [(topic, 0)]
+        assert pause.seconds_left > 0.2
+        pause.reposition({(topic, 0): 8})
+        member.let_go.set()
+    wait_until(lambda: group.stable() == {0: 9})
+    assert member.seen == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 8), (0, 9)]
+
+
+def test_an_exception_in_the_block_lets_the_group_go_on(group: Group) -> None:
+    group.fill(1, 10)
+    group.start("a")
+    group.at_rest(group.everything())
+    with pytest.raises(RuntimeError, match="mine"), group.admin().pause(group.group):
+        raise RuntimeError("mine")
+    assert group.admin().pauses(group.group) == []
+    group.publish(group.data, 1, 5)
+    group.messages = 15
+    group.at_rest(group.everything())
+
+
+def test_a_pause_is_used_once_and_only_while_it_lasts(group: Group) -> None:
+    pause = group.admin().pause(group.group)
+    with pytest.raises(ConfigurationError, match="not in force"):
+        pause.wait_released(0)
+    with pause:
+        assert pause.wait_released(0) == []
+        assert 290 < pause.seconds_left <= 300
+    assert pause.seconds_left == 0
+    pause.resume()
+    with pytest.raises(ConfigurationError, match="used once"):
+        pause.start()
+    with pytest.raises(ConfigurationError, match="not in force"):
+        pause.reposition({})
+
+
+@pytest.mark.parametrize("expires_in", [0, -1, float("nan"), float("inf")])
+def test_a_pause_must_have_a_length(expires_in: float) -> None:
+    with pytest.raises(ConfigurationError, match="expires_in"):
+        Admin("localhost:1").pause("g", expires_in)
+
+
+def test_a_name_no_member_could_have_is_refused() -> None:
+    with pytest.raises(ConfigurationError):
+        Admin("localhost:1").pause("")
+    with pytest.raises(ConfigurationError):
+        Admin("localhost:1", client_id="x" * 256)
+
+
+def test_a_consumers_client_id_must_not_pause(group: Group) -> None:
+    group.fill(1, 3)
+    worker = group.start("worker-1")
+    group.at_rest(group.everything())
+    with pytest.raises(ConfigurationError, match=r"'worker-1' is a consumer's.*claimed .* \[0\]"):
+        group.admin("worker-1").pause(group.group).start()
+    worker.end()
+    with pytest.raises(ConfigurationError, match="worker-1"):
+        group.admin("worker-1").pause(group.group).start()
+    assert group.admin().pauses(group.group) == []
+
+
+def test_a_client_id_that_only_ever_paused_may_pause_again(group: Group) -> None:
+    topic = group.fill(1, 3)
+    for target in ("latest", "earliest"):
+        with group.admin("ops").pause(group.group) as pause:
+            pause.reposition({(topic, 0): target})
+    assert group.stable() == {0: None}
+
+
+def test_a_member_under_the_admins_client_id_is_noticed_in_time(group: Group) -> None:
+    topic = group.fill(1, 3)
+    with group.admin("ops").pause(group.group) as pause:
+        twin = group.member("ops").claim(topic, 0)
+        with pytest.raises(AdminError, match=r"acts as client_id 'ops'.*Nothing more was changed"):
+            pause.reposition({(topic, 0): 2})
+        assert twin.valid
+
+
+def test_log_time_moves_so_that_a_silent_holder_goes_stale_without_traffic(group: Group) -> None:
+    group.fill(1, 3)
+    holder = group.member("silent", heartbeat_interval_ms=300)
+    holder.claim(group.data, 0)
+    holder.terminate()  # it neither beats nor ticks any more
+    with group.admin().pause(group.group) as pause:
+        assert [x.state for x in pause.wait_released(5)] == ["stale"]
+
+
+def test_members_wait_no_longer_than_they_must(group: Group) -> None:
+    """An empty group is released at once, whatever HI is."""
+    with group.admin(heartbeat_interval_ms=HI * 100).pause(group.group) as pause:
+        assert isinstance(pause, Pause)
+        assert pause.wait_released(0) == []
+        assert pause.in_hand() == []
+        assert pause.signs_of_life == {}
