@@ -136,7 +136,7 @@ class Findings:
             killed = kill is not None and each.old == kill.client_id and each.change is Change.SILENT
             rows.append(
                 (
-                    f"{self.topic} {each.partition}",
+                    f"flights {each.partition}",
                     each.old,
                     each.new,
                     f"{(each.at_ms - self.start_ms) / 1000:.1f} s",

@@ -217,10 +217,10 @@ class Job:
             show("")
             show(made)
         show("")
-        show(Text(f"Report: {_shown(page)}   ({seconds:.0f} s in all)"))
+        self.screen.show_line(f"Report: {_shown(page)}   ({seconds:.0f} s in all)")
         if self.options.keep and self.options.bootstrap is None:
             kept = _shown(self.folder / KAFKA)
-            show(Text(f"Kafka's data: {kept} (kafka-marshal broker --keep {kept})"))
+            self.screen.show_line(f"Kafka's data: {kept}   (kafka-marshal broker --keep {kept})")
 
     # Around them.
 

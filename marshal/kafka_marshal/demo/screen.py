@@ -9,7 +9,6 @@ from typing import Final, Self
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,8 @@ __all__ = ["Screen", "table"]
 
 #: Where nobody watches, progress is told at these shares.
 _SHARES: Final = (0.25, 0.5, 0.75, 1.0)
+
+_INDENT: Final = "    "
 
 
 class Screen:
@@ -76,12 +77,19 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(Padding(Text(text), (0, 0, 0, 4), expand=False))
+        # (rich's Padding would fill lines up with spaces, which a file need not have.)
+        for line in Text(text).wrap(self.console, max(20, self.console.width - len(_INDENT))):
+            self.console.print(Text(_INDENT) + line, soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Something of the end result."""
         self._end_live()
         self.console.print(what)
+
+    def show_line(self, text: str) -> None:
+        """A line that is not broken, so that paths in it can be copied."""
+        self._end_live()
+        self.console.print(Text(text), soft_wrap=True)
 
     def _end_live(self) -> None:
         live, self._live, self._progress, self._task = self._live, None, None, None
