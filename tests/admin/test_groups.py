@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal import AdminError, ConfigurationError, LeaseLostError
+from kafka_marshal.errors import TopicMissingError, UpgradeRequiredError
+from rationalizer import Upgrade, route_lease
 from tests.admin.conftest import HI, Group, wait_until
 
 
@@ -140,3 +142,25 @@ def test_a_position_beyond_the_log_is_mended_without_a_restart(group: Group) -> 
         pause.wait_released(10)
         pause.reposition({(topic, 0): 6})
     group.at_rest(group.everything() + Counter({(0, offset): 1 for offset in range(6, 10)}))
+
+
+def test_a_log_that_was_raised_is_left_alone_where_it_was(group: Group) -> None:
+    """E4: one partition of the coordination topic can't be followed; the others can."""
+    topic = group.fill(4, 0)
+    stopped = route_lease(topic, 0, 3)
+    other = next(partition for partition in range(1, 4) if route_lease(topic, partition, 3) != stopped)
+    for partition in (0, other):
+        group.member(heartbeat_interval_ms=30_000).claim(topic, partition)
+    group.append((stopped, Upgrade("i", "c", group.group, 99)))
+    with pytest.raises(AdminError, match=rf"partition {stopped} .* level 99.*not paused by this admin anywhere"):
+        group.admin().pause(group.group).start()
+    with pytest.raises(UpgradeRequiredError, match=r"level 99.*Nothing was sent"):
+        group.admin().evict(group.group, topic, 0, force=True)
+    assert group.admin().evict(group.group, topic, other, force=True).partition == other
+
+
+def test_without_a_coordination_topic_nothing_is_done(group: Group) -> None:
+    admin = group.admin(topic="__not-there")
+    for call in (lambda: admin.pause("g").start(), lambda: admin.evict("g", "t", 0), lambda: admin.pauses("g")):
+        with pytest.raises(TopicMissingError, match="kafka-marshal init"):
+            call()

@@ -13,7 +13,7 @@ from kafka_marshal.config import new_instance_id
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import AdminError
+from kafka_marshal.errors import AdminError, UpgradeRequiredError
 from rationalizer import Lease, Outcome, Record, ReleasingPartition, Tick, World, route_lease
 from rationalizer import Pause as PauseInForce
 
@@ -138,6 +138,7 @@ class Session:
         What is not answered within an HI is sent again: any copy counts (C17). The rest has no outcome in the answer.
         """
         asked = [Asked(cp, record) for cp, record in records]
+        self._refuse_stopped({one.cp for one in asked})
         deadline = monotonic() + ANSWER_TIMEOUT_S
         with self.driver.condition:
             self._waiting.extend(asked)
@@ -154,6 +155,18 @@ class Session:
             with self.driver.condition:
                 self._waiting = [x for x in self._waiting if not any(x is one for one in asked)]
         return asked
+
+    def _refuse_stopped(self, cps: Iterable[int]) -> None:
+        """Raise UpgradeRequiredError for CPs whose log this release can't follow any further (E4)."""
+        with self.locked():
+            for cp in sorted(cps):
+                level = self.worlds[cp].required_level
+                if level is not None:
+                    raise UpgradeRequiredError(
+                        f"partition {cp} of the coordination topic was raised to protocol level {level}, which this "
+                        "release of kafka-marshal does not know. Nothing was sent. Install one that supports it (E4)",
+                        level=level,
+                    )
 
     def tick(self, cps: Iterable[int]) -> dict[int, int]:
         """Move log time (T3): the broker's present time (ms) of each of these CPs (*blocking*)."""
