@@ -175,20 +175,44 @@ def test_c13_a_grant_that_another_instance_shows_as_done_is_refused_and_read_on_
     assert member.worlds[0].rejected[codes.PROPOSAL_TOO_LOW] == 1
 
 
-def test_c13_a_late_grant_for_a_batch_that_was_thrown_back_is_reported() -> None:
-    """The first copy was refused, so the batch was given up; a second one under way is granted after all."""
+def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
+    """Copies may be under way: were another proposal made meanwhile, a late copy could grant what nobody waits for."""
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI
     member.propose(consumer)
     member.turn()
+    assert member.worlds[0].rejected[codes.STALE] == 1
+    member.fetch(10)
+    net.run_until(lambda: len(grants(net)) == 2)
+    assert grants(net) == [4, 4]
+    assert read(net, member, 2 * HI) == list(range(30))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost: bool) -> None:
+    """The pause lets the partition go; then it ends, and a copy of the proposal that was under way is granted."""
+    net, member, consumer = working()
     epoch = member.lease(T0).epoch
-    assert member.work_granted() == []
-    net.run_until(lambda: member.worlds[0].lease("g", *T0).freshness(member.worlds[0].log_time) == "fresh")  # type: ignore[union-attr]
+    member.drop_if = lambda record: isinstance(record, ClaimingMessages)
+    member.propose(consumer, 10)
+    net.pause(10 * HI)
+    net.tick()
+    member.drop_if = lambda record: False
+    net.run_until(lambda: member.worlds[0].rejected.get(codes.PAUSED))  # sent again, while the partition is let go
+    member.deaf = True
+    net.pause(0)
     net.write(ClaimingMessages(*member.engine.ids, "t", 0, epoch, 4), 0)
+    if lost:
+        member.drop_appends = True
+        net.run(2 * HI)
+        member.drop_appends = False
+    else:
+        assert member.work_granted() == []
+    member.deaf = False
     net.tick()
     assert reported(consumer) == [(0, 4)]
-    assert read(net, member, 2 * HI) == list(range(5, 30))
+    assert read(net, member, 5 * HI) == list(range(5, 30))
 
 
 # -- losing the lease ---------------------------------------------------------------------------------------------

@@ -398,16 +398,16 @@ class ConsumerEngine:
         lease = assignment.lease
         stopped = self._engine.observer.is_stopped(lease.cp)
         if assignment.stage is Stage.CLAIMING:
-            if lease.state is LeaseState.WANTED and (stopped or now - (lease.claim_sent_at or 0.0) >= hi):
+            if lease.state is LeaseState.WANTED and (stopped or now >= (lease.claim_sent_at or 0.0) + hi):
                 self._engine.book.drop(lease)
                 self._remove(assignment)
             return
-        if assignment.stage is Stage.POSITIONING and now - assignment.start_beat_sent >= hi:
+        if assignment.stage is Stage.POSITIONING and now >= assignment.start_beat_sent + hi:
             self._beat_start(assignment, now)
         if (
             assignment.grant is not None
             and assignment.grant.accepted is None
-            and now - assignment.grant.sent_at >= hi / 2
+            and now >= assignment.grant.sent_at + hi / 2
         ):
             self.delivery.send_grant(assignment, now)
         if assignment.over:

@@ -304,7 +304,9 @@ class Engine:
             return
         owner = lease.owner
         if isinstance(owner, Assignment):
-            owner.consumer.delivery.grant_applied(owner, record.proposed_last_offset, outcome.accepted, now)
+            owner.consumer.delivery.grant_applied(
+                owner, record.proposed_last_offset, outcome.accepted, outcome.code, now
+            )
         elif isinstance(owner, ManualLease):
             owner.grant_applied(record.proposed_last_offset, outcome.accepted, outcome.code)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.engine.assignment import Assignment, Grant, Stage
 from kafka_marshal.engine.tracker import Run, offset_of
-from rationalizer import ClaimingMessages
+from rationalizer import ClaimingMessages, codes
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.consumer import ConsumerEngine
@@ -39,8 +39,8 @@ class Delivery:
         self.unprocessed: list[tuple[str, int, int, int]] = []
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
         self.ignored_done: Counter[Key] = Counter()
-        #: Grants whose lease ended before the log answered: (key, epoch, first, last offset). It may answer yet.
-        self._unanswered: list[tuple[Key, int, int, int]] = []
+        #: Grants given up that the log has not accepted, and may yet: (key, epoch, first, last offset).
+        self._given_up: list[tuple[Key, int, int, int]] = []
         #: A handler took too long, and no user's thread was heard of since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
@@ -118,40 +118,43 @@ class Delivery:
             claim = ClaimingMessages(*self._consumer.ids, *assignment.key, assignment.epoch, grant.last_offset)
             self._consumer.append(assignment, claim)
 
-    def grant_applied(self, assignment: Assignment, last_offset: int, accepted: bool, now: float) -> None:
-        """Our replica applied a ClaimingMessages of ours."""
+    def grant_applied(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        """Our replica applied a ClaimingMessages of ours.
+
+        STALE and PAUSED pass: the same proposal is sent again, for another one must not be made while copies of this
+        one may be under way, unless the assignment is being let go.
+        """
         grant = assignment.grant
-        if grant is not None and grant.last_offset == last_offset:
-            grant.accepted = grant.accepted or accepted
-        elif self.answered_late(assignment.key, assignment.epoch, last_offset, accepted):
-            pass
-        elif accepted and grant is None:  # a copy of one that was refused, and so given up
-            self._report(assignment.key, assignment.tracker.done.stable + 1, last_offset)
-            self._consumer.reread(assignment)
+        if grant is None or grant.last_offset != last_offset:
+            self.answered_late(assignment.key, assignment.epoch, last_offset, accepted)
+        elif accepted:
+            grant.accepted = True
+        elif code not in (codes.STALE, codes.PAUSED) or assignment.stage is Stage.REVOKING:
+            grant.accepted = grant.accepted or False
         if accepted and assignment.lease.held:
             self._consumer.beat(assignment, last_offset, now)
 
-    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> bool:
-        """Our replica applied a ClaimingMessages that nobody waits for any more. Whether it is one we remember."""
-        found = [x for x in self._unanswered if x[0] == key and x[1] == epoch and x[3] == last_offset]
-        for entry in found:
-            self._unanswered.remove(entry)
-            if accepted:
-                self._report(key, entry[2], last_offset)
-        return bool(found)
+    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
+        """Our replica applied a ClaimingMessages that nobody waits for any more."""
+        for entry in [x for x in self._given_up if x[0] == key and x[1] == epoch and x[3] == last_offset and accepted]:
+            self._given_up.remove(entry)
+            self._report(key, entry[2], last_offset)
 
     def give_up(self, assignment: Assignment, now: float) -> None:
         """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
         grant, assignment.grant = assignment.grant, None
-        if grant is not None and grant.accepted is not False:
-            first = offset_of(grant.run.messages[0])
+        if grant is not None:
             if grant.accepted:
-                self._report(assignment.key, first, grant.last_offset)
+                self._report(assignment.key, offset_of(grant.run.messages[0]), grant.last_offset)
             else:
-                self._unanswered = [x for x in self._unanswered if x[0] != assignment.key]
-                self._unanswered.append((assignment.key, assignment.epoch, first, grant.last_offset))
+                self._remember(assignment, grant)
         if self.granted is not None and self.granted.assignment is assignment:
             self.finish_granted(now)
+
+    def _remember(self, assignment: Assignment, grant: Grant) -> None:
+        entry = (assignment.key, assignment.epoch, offset_of(grant.run.messages[0]), grant.last_offset)
+        self._given_up = [x for x in self._given_up if x[0] != assignment.key]  # those of older epochs are settled
+        self._given_up.append(entry)
 
     def collect(self, assignment: Assignment, now: float) -> Run | None:
         """The granted run, to be handed out; None: it was refused (whoever reads on gets it), or the lease is over."""
@@ -161,7 +164,8 @@ class Delivery:
         if grant.accepted:
             self.granted, self.granted_next = grant.run, 0
             return grant.run
-        assignment.tracker.mark_run(grant.run)
+        assignment.tracker.throw_back(grant.run)
+        self._remember(assignment, grant)
         self._consumer.reread(assignment)
         self._consumer.try_finish(assignment, now)
         return None

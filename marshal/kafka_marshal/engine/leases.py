@@ -283,7 +283,7 @@ class LeaseBook:
         for lease in self.leases.values():
             if lease.held:
                 beating.setdefault(lease.cp, []).append(lease)
-            elif lease.state is LeaseState.RELEASING and now - lease.release_sent_at >= lease.heartbeat_interval_ms:
+            elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + lease.heartbeat_interval_ms:
                 self.release(lease, lease.last_release, now)
         for cp in [cp for cp in self._next_beat if cp not in beating]:
             del self._next_beat[cp]

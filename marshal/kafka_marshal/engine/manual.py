@@ -112,7 +112,7 @@ class ManualLease:
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return
-        if lease.claim_sent_at is not None and now - lease.claim_sent_at < lease.heartbeat_interval_ms:
+        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
             return
         if self._observer.is_stopped(lease.cp):
             self.refusal = codes.UPGRADE_REQUIRED

@@ -164,6 +164,11 @@ class Tracker:
         self._commit(run, 0, len(run.messages) - 1)
         return True
 
+    def throw_back(self, run: Run) -> None:
+        """A run that was never handed out is not in hand any more, nor done."""
+        if self._take_back(run):
+            self.in_hand -= len(run.messages)
+
     def follow(self) -> None:
         """Take over what iterating threads have got done since the last look."""
         if self._iterating:
