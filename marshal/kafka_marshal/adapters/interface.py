@@ -1,0 +1,224 @@
+"""What the shell needs from Kafka, and what an in-memory log must offer to stand in for it.
+
+Two implementations: :mod:`kafka_marshal.adapters.kafka` (confluent-kafka) and
+:mod:`kafka_marshal.adapters.memory`. Both pass the same contract tests (``tests/contract``).
+
+Calls marked *blocking* may wait for a broker up to their timeout and raise an error of
+:mod:`kafka_marshal.errors`; the shell runs them on a thread of their own. All other calls return at once.
+Offsets, partitions and times are as in PROTOCOL.md: ints, milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+__all__ = [
+    "Ack",
+    "Appender",
+    "Cluster",
+    "DataFault",
+    "DataReader",
+    "FaultKind",
+    "LogEntry",
+    "Message",
+    "Tail",
+    "TailBatch",
+    "TailFault",
+    "TopicConfig",
+    "TopicInfo",
+    "TopicPartition",
+]
+
+#: (topic, partition)
+TopicPartition = tuple[str, int]
+
+#: (offset, timestamp_ms or -1 where the stamp is not of type LogAppendTime (T1), value or None)
+LogEntry = tuple[int, int, bytes | None]
+
+
+class Message(Protocol):
+    """The part of confluent_kafka.Message that the engine and the in-memory log share."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> str | bytes | None: ...
+    def value(self) -> str | bytes | None: ...
+
+
+class FaultKind(StrEnum):
+    """What can go wrong while reading."""
+
+    #: The position lies outside the log (start moved up, log truncated, topic made anew).
+    OUT_OF_RANGE = "out_of_range"
+    #: The topic or partition is gone.
+    UNKNOWN_TOPIC = "unknown_topic"
+    #: Refused by TLS, SASL or an ACL.
+    REFUSED = "refused"
+    #: No broker reachable for now; reading goes on by itself when one is.
+    UNREACHABLE = "unreachable"
+    #: The client is unusable and must be replaced.
+    FATAL = "fatal"
+    #: Anything else, shown to people.
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class TailFault:
+    """A fault of one partition (or of the whole tail: partition None)."""
+
+    kind: FaultKind
+    partition: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TailBatch:
+    """What one read of a tail brought, in log order within each partition."""
+
+    records: dict[int, list[LogEntry]] = field(default_factory=dict)
+    #: Partitions whose end was reached, with the offset after the last one (also past transaction markers).
+    ends: dict[int, int] = field(default_factory=dict)
+    faults: Sequence[TailFault] = ()
+
+
+class Tail(Protocol):
+    """Reads all partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
+
+    def read(self, timeout_s: float) -> TailBatch:
+        """Wait up to timeout_s for anything new; return it (many records at once when there are many)."""
+
+    def position(self, partition: int) -> int:
+        """The next offset to be read."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A broker's answer to an append. It proves nothing about the state (T4), but names the offset."""
+
+    #: None: acknowledged without an offset, or failed.
+    offset: int | None
+    #: None: written. Else why not (it may have been written all the same: C17).
+    error: str | None = None
+    #: The appender is in a fatal state and must be replaced (C17).
+    fatal: bool = False
+
+
+class Appender(Protocol):
+    """Appends values with an empty key to the coordination topic, acks=all and idempotent (L1).
+
+    Any thread may append; acks are called from within poll(), flush() or close() only.
+    """
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None: ...
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve acks that are due."""
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for outstanding appends (*blocking*); returns how many are still outstanding."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Flush for up to timeout_s, drop the rest, free the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFault:
+    """A fault while reading a data partition (or all of them: topic None)."""
+
+    kind: FaultKind
+    topic: str | None
+    partition: int | None
+    message: str
+
+
+class DataReader(Protocol):
+    """Fetches the user's messages from assigned partitions. Any thread may call any method but read().
+
+    Changes of the assignment are incremental: the other partitions go on undisturbed.
+    """
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Begin to fetch each partition at its offset."""
+
+    def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop fetching; messages of these partitions fetched but not read yet are dropped."""
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+        """Up to max_messages, ascending within a partition; waits up to timeout_s for the first one."""
+
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        """The log end as of the last fetch (cached, no broker asked), None if not known yet."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic as the cluster describes it."""
+
+    name: str
+    partitions: int
+    #: Changes when a topic is deleted and made anew. "" where the broker does not tell.
+    topic_id: str
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic's info and its configuration values (names as in Kafka, values as strings)."""
+
+    info: TopicInfo
+    replication_factor: int
+    settings: Mapping[str, str]
+
+
+class Cluster(Protocol):
+    """One Kafka cluster (or its in-memory double): look-ups, and a factory for the readers and writers."""
+
+    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+        """All topics by name (*blocking*). Topic ids may be "" here."""
+
+    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        """Only those of names that exist, with topic ids (*blocking*)."""
+
+    def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
+        """Info and settings, None if there is no such topic (*blocking*)."""
+
+    def broker_count(self, timeout_s: float) -> int:
+        """How many brokers the cluster has (*blocking*)."""
+
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], timeout_s: float
+    ) -> None:
+        """Create a topic (*blocking*); CoordinationTopicError if the broker says no."""
+
+    def watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(log start, high watermark), asked of the leaders now (*blocking*). Unknown partitions are left out."""
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """First offset whose timestamp is at or after timestamp_ms, else the high watermark (*blocking*)."""
+
+    def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
+        """A tail of the partitions named by positions, each from its offset."""
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> Appender:
+        """An appender that gives up on a record after delivery_timeout_ms (L1: within HI)."""
+
+    def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
+        """A reader of user data. config: librdkafka properties on top of the cluster's own."""
+
+    def close(self) -> None: ...

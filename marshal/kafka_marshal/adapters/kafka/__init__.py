@@ -1,0 +1,16 @@
+"""Kafka by way of confluent-kafka: the only package that knows librdkafka.
+
+==================  ==================================================================================
+``settings``        which properties our clients run with, and which a user may not set
+``errors``          librdkafka's errors become ours, here and nowhere else
+``reading``         what both readers share: a read that is fast and returns early, a safe close
+``tail``            :class:`~kafka_marshal.adapters.kafka.tail.KafkaTail`: the coordination topic onwards
+``appender``        :class:`~kafka_marshal.adapters.kafka.appender.KafkaAppender`: to the coordination topic
+``data_reader``     :class:`~kafka_marshal.adapters.kafka.data_reader.KafkaDataReader`: the user's messages
+``cluster``         :class:`KafkaCluster`: look-ups, and the factory of the others
+==================  ==================================================================================
+"""
+
+from kafka_marshal.adapters.kafka.cluster import KafkaCluster
+
+__all__ = ["KafkaCluster"]

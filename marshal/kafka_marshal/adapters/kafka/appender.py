@@ -1,0 +1,140 @@
+"""Appends to the coordination topic."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as KafkaMessage
+
+from kafka_marshal.adapters.interface import Ack
+from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, configuration_error, kafka_error
+from kafka_marshal.errors import ClosedError
+
+__all__ = ["KafkaAppender"]
+
+#: Shared between threads: what to call, and with what.
+_Due: TypeAlias = deque[tuple[Callable[[Ack], None], Ack]]
+
+
+class KafkaAppender:
+    """An appender over an idempotent librdkafka producer (L1).
+
+    librdkafka's delivery callbacks only put acks aside; they are called from within poll(), flush() and close(), also
+    where append() has to let librdkafka work to find room.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        settings: dict[str, object],
+        troubles: Troubles,
+        *,
+        delivery_timeout_ms: int,
+        producer: Callable[[dict[str, object]], Producer] = Producer,
+    ) -> None:
+        """Open it; it connects in the background."""
+        self._topic = topic
+        self._troubles = troubles
+        self._due: _Due = deque()
+        self._closing = threading.Lock()
+        self._closed = False
+        settings = {
+            "logger": LOGGER,
+            **settings,
+            # A record that is late is worth nothing: its sender has stopped counting on it by then (L1, T4).
+            "message.timeout.ms": delivery_timeout_ms,
+            "error_cb": troubles,
+        }
+        try:
+            self._producer = producer(settings)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise configuration_error(error) from error
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
+        self._check_open()
+        callback = _ignore if on_ack is None else partial(self._delivered, on_ack)
+        try:
+            self._produce(partition, value, callback)
+        except BufferError:
+            # librdkafka's queue is full: let it hand over what is delivered, then try once more.
+            self._producer.poll(0)
+            try:
+                self._produce(partition, value, callback)
+            except BufferError:
+                self._refused(on_ack, "the client's queue of records to be sent is full; this one was not sent")
+            except KafkaException as error:
+                self._refused(on_ack, kafka_error(error).str())
+        except KafkaException as error:
+            self._refused(on_ack, kafka_error(error).str())
+
+    def _produce(
+        self, partition: int, value: bytes, callback: Callable[[KafkaError | None, KafkaMessage], None]
+    ) -> None:
+        self._producer.produce(self._topic, value, b"", partition, callback)
+
+    def _delivered(self, on_ack: Callable[[Ack], None], error: KafkaError | None, message: KafkaMessage) -> None:
+        """Put an ack aside (librdkafka's delivery callback)."""
+        if error is None:
+            offset = message.offset()
+            # A retry that found its record written already is acknowledged without the offset (C17).
+            ack = Ack(offset if offset is not None and offset >= 0 else None)
+        else:
+            reason = self._troubles.recent()
+            text = error.str()
+            if reason is not None and error.code() == KafkaError._MSG_TIMED_OUT:
+                text = f"{text} ({reason.str()})"
+            ack = Ack(None, text, self._fatal or error.fatal())
+        self._due.append((on_ack, ack))
+
+    def _refused(self, on_ack: Callable[[Ack], None] | None, text: str) -> None:
+        """A record that was not even queued: its ack is due at the next poll like any other."""
+        if on_ack is not None:
+            self._due.append((on_ack, Ack(None, text, self._fatal)))
+
+    @property
+    def _fatal(self) -> bool:
+        return self._troubles.fatal is not None
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        self._check_open()
+        self._producer.poll(0 if self._due else timeout_s)
+        self._call()
+
+    def flush(self, timeout_s: float) -> int:
+        self._check_open()
+        left = self._producer.flush(timeout_s)
+        self._call()
+        return left
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        if self._producer.flush(timeout_s) > 0:
+            self._producer.purge()
+            self._producer.flush(1.0)  # serves the callbacks of what was purged; nothing is sent any more
+        self._producer.close()
+        self._call()
+
+    def _call(self) -> None:
+        """Call the acks that are due, each once, whichever thread comes first."""
+        while True:
+            try:
+                on_ack, ack = self._due.popleft()
+            except IndexError:
+                return
+            on_ack(ack)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The appender was closed; nothing was appended. Open a new one.")
+
+
+def _ignore(error: KafkaError | None, message: KafkaMessage) -> None:
+    """Nobody asked for this ack."""

@@ -1,0 +1,307 @@
+"""Look-ups at the brokers, and the factory of tails, appenders and data readers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar, cast
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, TopicDescription
+from confluent_kafka.cimpl import NewTopic
+
+from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.adapters.kafka.appender import KafkaAppender
+from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
+from kafka_marshal.adapters.kafka.errors import (
+    LOGGER,
+    RETRY_CODES,
+    UNKNOWN_CODES,
+    Troubles,
+    configuration_error,
+    kafka_error,
+    marshal_error,
+)
+from kafka_marshal.adapters.kafka.settings import Role
+from kafka_marshal.adapters.kafka.tail import KafkaTail
+from kafka_marshal.errors import ClosedError, ConfigurationError, CoordinationTopicError
+
+__all__ = ["KafkaCluster"]
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+#: Kafka's own topics; a listing of all topics does not mark them.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+#: Wait between two tries of what passes by itself.
+RETRY_S = 0.05
+
+#: A future that librdkafka should have ended by its own timeout gets this much grace.
+GRACE_S = 1.0
+
+
+class KafkaCluster:
+    """A Kafka cluster, reached through confluent-kafka.
+
+    All methods may be called from any thread. Blocking ones raise KafkaUnavailableError when their time is up
+    (AuthenticationError, AuthorizationError where that is why), ClosedError after close().
+    """
+
+    def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
+        """Connect in the background; nobody is asked anything yet.
+
+        Args:
+            bootstrap_servers: host:port, several separated by commas.
+            config: librdkafka properties, handed on as they are: TLS, SASL, client.id … What the protocol fixes can't
+                be set otherwise (see :mod:`kafka_marshal.adapters.kafka.settings`). "logger": where librdkafka's own
+                lines go instead of the logger "kafka_marshal.librdkafka".
+
+        Raises:
+            ConfigurationError: a setting is unknown, wrong, or not the user's to make.
+        """
+        if not str(bootstrap_servers).strip():
+            raise ConfigurationError(
+                f"bootstrap_servers must be text like 'localhost:9092', not {bootstrap_servers!r}. Nothing was sent."
+            )
+        self._bootstrap = bootstrap_servers
+        self._config = dict(config or {})
+        settings.check(self._config)
+        self._forward = self._config.pop("error_cb", None)
+        if self._forward is not None and not callable(self._forward):
+            raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
+        self._troubles = self._new_troubles()
+        admin = {"logger": LOGGER, **self._properties(Role.ADMIN), "error_cb": self._troubles}
+        try:
+            self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))
+        except (KafkaException, ValueError, TypeError) as error:
+            raise configuration_error(error) from error
+
+    def _properties(self, role: Role, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        return settings.properties(role, self._bootstrap, {**self._config, **(more or {})})
+
+    def _new_troubles(self) -> Troubles:
+        return Troubles(self._forward)  # type: ignore[arg-type]  # checked to be callable
+
+    def _client(self) -> AdminClient:
+        admin = self._admin
+        if admin is None:
+            raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
+        return admin
+
+    # Look-ups.
+
+    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicInfo]:
+            listing = admin.list_topics(timeout=left_s)
+            return {
+                name: TopicInfo(name, len(topic.partitions), "", name in INTERNAL_TOPICS)
+                for name, topic in sorted(listing.topics.items())
+                if topic.error is None and topic.partitions
+            }
+
+        return self._ask("listing the topics", timeout_s, ask)
+
+    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        descriptions = self._describe(sorted(set(names)), timeout_s)
+        return {
+            name: TopicInfo(name, len(topic.partitions), str(topic.topic_id), topic.is_internal)
+            for name, topic in descriptions.items()
+        }
+
+    def _describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
+        """The topics among names that exist."""
+        if not names:
+            return {}
+
+        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
+            return _known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+
+        return self._ask(f"looking up {_some(names)}", timeout_s, ask)
+
+    def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
+        deadline = time.monotonic() + timeout_s
+        topic = self._describe([name], timeout_s).get(name)
+        if topic is None:
+            return None
+
+        def ask(admin: AdminClient, left_s: float) -> dict[ConfigResource, Any]:
+            resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+            return _known(admin.describe_configs([resource], request_timeout=left_s), left_s)
+
+        found = self._ask(f"looking up the settings of {name}", deadline - time.monotonic(), ask)
+        if not found:  # deleted between the two questions
+            return None
+        (entries,) = found.values()
+        info = TopicInfo(name, len(topic.partitions), str(topic.topic_id), topic.is_internal)
+        values = {key: entry.value for key, entry in sorted(entries.items()) if entry.value is not None}
+        replicas = min((len(partition.replicas) for partition in topic.partitions), default=0)
+        return TopicConfig(info, replicas, values)
+
+    def broker_count(self, timeout_s: float) -> int:
+        return self._ask("counting the brokers", timeout_s, lambda admin, s: len(admin.list_topics(timeout=s).brokers))
+
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], timeout_s: float
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        admin = self._client()
+        new = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(settings))
+        doing = f"creating topic {name}"
+        try:
+            answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
+            _result(answer, timeout_s)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise self._not_created(error, name, doing) from error
+        # The controller has decided; wait until the brokers know and every partition has a leader.
+        while not self._ready(name, partitions, deadline):
+            if time.monotonic() >= deadline:
+                raise CoordinationTopicError(
+                    f"Topic {name!r} was created, but its partitions had no leaders within {timeout_s:g} s. Nothing "
+                    "was written to it. Look at the brokers, then go on: the topic is there."
+                )
+            time.sleep(RETRY_S)
+
+    def _not_created(self, error: Exception, name: str, doing: str) -> Exception:
+        if not isinstance(error, KafkaException):
+            return CoordinationTopicError(f"Topic {name!r} can't be created: {error}. Nothing was changed.")
+        self._serve()
+        ours = marshal_error(error, doing, self._bootstrap, self._troubles)
+        cause = kafka_error(error)
+        if type(ours).__name__ != "MarshalError":  # a refusal, or nobody there
+            return ours
+        if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return CoordinationTopicError(
+                f"Topic {name!r} is there already; it was not touched. Use it, or choose another name."
+            )
+        return CoordinationTopicError(
+            f"The cluster did not create topic {name!r}: {cause.str()}. Nothing was changed. "
+            "Correct what it names (replication factor, settings, name), or ask the cluster's admins."
+        )
+
+    def _ready(self, name: str, partitions: int, deadline: float) -> bool:
+        topic = self._describe([name], max(RETRY_S, deadline - time.monotonic())).get(name)
+        return (
+            topic is not None
+            and len(topic.partitions) >= partitions
+            and all(partition.leader is not None for partition in topic.partitions)
+        )
+
+    def watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        keys = sorted(set(partitions))
+
+        def ask(admin: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, int]]:
+            # Both questions are out before either answer is awaited.
+            starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
+            ends = _offsets(admin, keys, OffsetSpec.latest(), left_s)
+            low, high = _known(starts, left_s), _known(ends, left_s)
+            return {_key(at): (low[at].offset, high[at].offset) for at in high if at in low}
+
+        return self._ask(f"asking for the log ends of {_some(keys)}", timeout_s, ask) if keys else {}
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        keys = sorted(set(partitions))
+
+        def ask(admin: AdminClient, left_s: float) -> dict[TopicPartition, int]:
+            # The end is asked for first: a record appended in between is at or after it, so none is skipped.
+            ends = _known(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
+            times = _offsets(admin, keys, OffsetSpec.for_timestamp(max(0, timestamp_ms)), left_s)
+            found = _known(times, left_s)
+            return {
+                _key(at): found[at].offset if found[at].offset >= 0 else ends[at].offset for at in found if at in ends
+            }
+
+        return self._ask(f"asking for offsets by time of {_some(keys)}", timeout_s, ask) if keys else {}
+
+    def _ask(self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T]) -> T:
+        """Ask, again and again while the answer is one that passes by itself, until the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            admin = self._client()
+            left_s = max(0.001, deadline - time.monotonic())
+            try:
+                return ask(admin, left_s)
+            except KafkaException as error:
+                self._serve()
+                if kafka_error(error).code() not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                    raise marshal_error(error, doing, self._bootstrap, self._troubles) from error
+            finally:
+                self._serve()
+            time.sleep(RETRY_S)
+
+    def _serve(self) -> None:
+        """Let librdkafka say what it has to say: log lines, and why connections failed."""
+        admin = self._admin
+        if admin is not None:
+            admin.poll(0)
+
+    # Factory.
+
+    def tail(self, topic: str, positions: Mapping[int, int]) -> KafkaTail:
+        self._client()
+        return KafkaTail(topic, positions, self._properties(Role.TAIL), self._new_troubles())
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> KafkaAppender:
+        self._client()
+        properties = self._properties(Role.APPENDER)
+        return KafkaAppender(topic, properties, self._new_troubles(), delivery_timeout_ms=delivery_timeout_ms)
+
+    def data_reader(self, group_id: str, config: Mapping[str, object]) -> KafkaDataReader:
+        self._client()
+        settings.check(config)
+        more = dict(config)
+        forward = more.pop("error_cb", self._forward)
+        if forward is not None and not callable(forward):
+            raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
+        return KafkaDataReader(group_id, self._properties(Role.DATA, more), Troubles(forward))
+
+    def close(self) -> None:
+        self._admin = None
+
+
+def _offsets(
+    admin: AdminClient, keys: list[TopicPartition], spec: OffsetSpec, timeout_s: float
+) -> Mapping[KafkaPartition, Future[Any]]:
+    """Ask the leaders; L4: the high watermark, never the last stable offset."""
+    return admin.list_offsets(
+        {KafkaPartition(*key): spec for key in keys},
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=timeout_s,
+    )
+
+
+def _known(answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
+    """The answers, without those for what does not exist; raises the first other error."""
+    found = {}
+    for key, answer in answers.items():
+        try:
+            found[key] = _result(answer, timeout_s)
+        except KafkaException as error:
+            if kafka_error(error).code() not in UNKNOWN_CODES:
+                raise
+    return found
+
+
+def _result(answer: Future[T], timeout_s: float) -> T:
+    try:
+        return answer.result(timeout_s + GRACE_S)
+    except FutureTimeoutError as error:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time")) from error
+
+
+def _key(partition: KafkaPartition) -> TopicPartition:
+    return (partition.topic, partition.partition)
+
+
+def _some(names: list[Any]) -> str:
+    """A few of the names, for an error message."""
+    texts = [name if isinstance(name, str) else f"{name[0]} [{name[1]}]" for name in names[:3]]
+    return ", ".join(texts) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,260 @@
+"""The one place where librdkafka's errors become ours.
+
+librdkafka tells a failed call only *that* it timed out; why it did (connection refused, TLS handshake failed …) it
+tells separately, by callback. :class:`Troubles` collects those, so that an error can say both.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_marshal.adapters.interface import FaultKind
+from kafka_marshal.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigurationError,
+    KafkaUnavailableError,
+    MarshalError,
+)
+
+__all__ = [
+    "LOGGER",
+    "RETRY_CODES",
+    "UNKNOWN_CODES",
+    "Troubles",
+    "configuration_error",
+    "fault_kind",
+    "kafka_error",
+    "marshal_error",
+]
+
+#: Position outside of the log: start moved up, log cut, topic made anew. With auto.offset.reset=error librdkafka
+#: reports all of these as _AUTO_OFFSET_RESET.
+_RANGE_CODES = frozenset(
+    {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION, KafkaError._NO_OFFSET}
+)
+
+#: The topic or partition is not there (TOPIC_EXCEPTION: no topic can have such a name).
+UNKNOWN_CODES = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+_AUTHENTICATION_CODES = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    }
+)
+
+_AUTHORIZATION_CODES = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+_UNREACHABLE_CODES = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+
+#: What passes by itself: leadership moves, a topic just created is not known everywhere yet.
+RETRY_CODES = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+
+#: A trouble older than this does not explain a failure of now.
+_RECENT_S = 60.0
+
+#: The same line of librdkafka is passed on to logging at most this often; without a broker it comes 20 times a second.
+_REPEAT_S = 10.0
+
+
+class _Quieter(logging.Filter):
+    """Keeps librdkafka's lines readable: no complaint about settings of other clients, no endless repetition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        # One config serves producer, consumer and admin client; each would warn about the settings of the others.
+        if line.startswith("CONFWARN") and "will be ignored by this" in line:
+            return False
+        # "FAIL [client#1] [thrd:…]: text (after 3ms in state CONNECT)": the same but for client, thread and time.
+        key = line.partition("]: ")[2].partition(" (after ")[0] or line
+        now = time.monotonic()
+        with self._lock:
+            if now - self._said.get(key, -_REPEAT_S) < _REPEAT_S:
+                return False
+            if len(self._said) > 1_000:
+                self._said.clear()
+            self._said[key] = now
+        return True
+
+
+#: Takes what librdkafka would write to stderr.
+LOGGER = logging.getLogger("kafka_marshal.librdkafka")
+LOGGER.addFilter(_Quieter())
+
+
+class Troubles:
+    """What librdkafka reported by callback about one client: a reason for timeouts, faults for readers. Thread-safe."""
+
+    def __init__(self, forward: Callable[[KafkaError], object] | None = None) -> None:
+        self._forward = forward
+        self._lock = threading.Lock()
+        self._last: tuple[float, KafkaError] | None = None
+        self._faults: list[tuple[FaultKind, str]] = []
+        #: The first fatal error: the client is unusable from then on.
+        self.fatal: str | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Take an error from librdkafka (it is the client's error_cb)."""
+        with self._lock:
+            if error.fatal():
+                self.fatal = self.fatal or error.str()
+                self._faults.append((FaultKind.FATAL, error.str()))
+            elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+                self._faults.append((FaultKind.UNREACHABLE, self._with_reason(error.str())))
+            else:
+                self._last = (time.monotonic(), error)
+                # A connection that fails matters only when all do; one that is refused will not mend by itself.
+                if fault_kind(error) is FaultKind.REFUSED and (FaultKind.REFUSED, error.str()) not in self._faults:
+                    self._faults.append((FaultKind.REFUSED, error.str()))
+        if self._forward is not None:
+            self._forward(error)
+
+    def _with_reason(self, text: str) -> str:
+        return f"{text} ({self._last[1].str()})" if self._last else text
+
+    def take_faults(self) -> list[tuple[FaultKind, str]]:
+        """Faults of the whole client since the last call."""
+        if not self._faults:  # read without the lock: this runs after every read
+            return []
+        with self._lock:
+            faults, self._faults = self._faults, []
+        return faults
+
+    @property
+    def pending(self) -> bool:
+        """Whether take_faults() would return any."""
+        return bool(self._faults)
+
+    def recent(self) -> KafkaError | None:
+        """The last error of a connection, if it is young enough to explain a failure of now."""
+        last = self._last
+        return last[1] if last is not None and time.monotonic() - last[0] < _RECENT_S else None
+
+
+def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
+    """The KafkaError inside a KafkaException."""
+    if isinstance(error, KafkaError):
+        return error
+    inner = error.args[0] if error.args else None
+    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
+
+
+def fault_kind(error: KafkaError) -> FaultKind:
+    """What an error means to somebody who reads on."""
+    code = error.code()
+    if error.fatal():
+        return FaultKind.FATAL
+    if code in _RANGE_CODES:
+        return FaultKind.OUT_OF_RANGE
+    if code in UNKNOWN_CODES:
+        return FaultKind.UNKNOWN_TOPIC
+    if code in _AUTHENTICATION_CODES or code in _AUTHORIZATION_CODES or _wrong_protocol(error):
+        return FaultKind.REFUSED
+    if code in _UNREACHABLE_CODES:
+        return FaultKind.UNREACHABLE
+    return FaultKind.OTHER
+
+
+def configuration_error(error: KafkaException | ValueError | TypeError) -> ConfigurationError:
+    """librdkafka would not build a client from these settings."""
+    text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
+    return ConfigurationError(
+        f"The Kafka client does not accept the configuration: {text}. Nothing was sent; correct config."
+    )
+
+
+def marshal_error(
+    error: KafkaException | KafkaError, doing: str, bootstrap_servers: str, troubles: Troubles | None = None
+) -> MarshalError:
+    """The error to raise for a call that failed; doing completes "While …"."""
+    cause = kafka_error(error)
+    code = cause.code()
+    reason = troubles.recent() if troubles is not None else None
+    if code in _AUTHORIZATION_CODES:
+        return AuthorizationError(
+            f"While {doing}: the cluster forbids it ({cause.str()}). Nothing was changed by this call. "
+            "Ask for an ACL that allows this operation to the principal you connect as."
+        )
+    for refusal in (cause, reason):
+        if refusal is not None and (refusal.code() in _AUTHENTICATION_CODES or _wrong_protocol(refusal)):
+            return AuthenticationError(
+                f"While {doing}: the connection to {bootstrap_servers} was refused ({refusal.str()}). "
+                "Nothing was read or written. Check security.protocol, the ssl.* and sasl.* settings and that "
+                "the port is the listener for that protocol."
+            )
+    if code in _UNREACHABLE_CODES:
+        why = reason.str() if reason is not None else cause.str()
+        return KafkaUnavailableError(
+            f"While {doing}: no answer from {bootstrap_servers} in time ({why}). Whether a change that was asked "
+            "for took place is not known; leases that can't be confirmed end by themselves. Check that the "
+            "broker runs, that bootstrap_servers names its listener, and that its advertised.listeners can be reached."
+        )
+    if code in RETRY_CODES or cause.retriable():
+        return KafkaUnavailableError(
+            f"While {doing}: the brokers were not ready in time ({cause.str()}). Nothing is lost; try again. "
+            "If it goes on, look for partitions without a leader."
+        )
+    return MarshalError(
+        f"While {doing}: Kafka answered {cause.name()} ({cause.str()}). No record was lost by this; "
+        "the broker's log may tell more."
+    )
+
+
+def _wrong_protocol(error: KafkaError) -> bool:
+    """librdkafka's hint at, say, a plaintext client on a TLS port: the broker just hangs up, so there is no code."""
+    return error.code() == KafkaError._TRANSPORT and "security.protocol" in error.str()

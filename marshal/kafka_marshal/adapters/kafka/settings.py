@@ -1,0 +1,170 @@
+"""Which librdkafka properties each of our clients runs with, and which of them a user may not touch.
+
+A user's configuration goes to librdkafka as it is: TLS, SASL, client.id, fetch sizes, callbacks. Three kinds of
+property are not the user's:
+
+- *fixed* ones carry a promise of the protocol. Setting one of them to another value is an error, never ignored:
+  somebody who asks for ``acks=1`` must learn that he does not get it.
+- *own* ones tune the two clients of the coordination log, which are ours alone (latency, memory). They win
+  silently, so that one properties file can serve a whole application.
+- *defaults* are better than librdkafka's for our use, and the user's own value wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["Role", "check", "properties"]
+
+#: How long a fetch may rest at the broker when there is nothing new. A long poll is answered the moment a record
+#: arrives, so it costs no latency; it only delays the report of an end that lies behind transaction markers.
+TAIL_FETCH_WAIT_MS = 500
+
+#: librdkafka keeps one fetch in flight per broker, and a newly assigned partition has to wait for it to come back:
+#: with idle partitions beside it, for up to this long. 20 empty fetches a second cost 0.2 % of a core.
+DATA_FETCH_WAIT_MS = 50
+
+
+class Role(StrEnum):
+    """What a client is for."""
+
+    ADMIN = "admin"
+    APPENDER = "appender"
+    TAIL = "tail"
+    DATA = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A property that carries a promise."""
+
+    #: The values that agree with us, as librdkafka spells them; empty: may not be set at all.
+    allowed: tuple[str, ...]
+    #: Why, and what to use instead.
+    why: str
+
+
+_GIVEN = _Fixed((), "the brokers are named by the argument bootstrap_servers")
+_ACKS = _Fixed(("all", "-1"), "a record that not all in-sync replicas have could vanish, and a lease with it (L1)")
+_TIMEOUT = _Fixed((), "a record is given up within the heartbeat interval (L1): set heartbeat_interval_ms")
+_CODEC = _Fixed(("none",), "every reader of the log must be able to read every record (L1)")
+_GROUP = _Fixed((), "no Kafka consumer group takes part: set group_id")
+_RESET = _Fixed(
+    ("error",),
+    "where reading starts is decided by the log and never guessed (L4, P9): use start= of the consumer",
+)
+_COMMIT = _Fixed(("false",), "progress is kept in the coordination log, not in Kafka's offsets (L4)")
+
+#: Properties under every name that librdkafka knows them by.
+FIXED: Mapping[str, _Fixed] = {
+    "bootstrap.servers": _GIVEN,
+    "metadata.broker.list": _GIVEN,
+    "acks": _ACKS,
+    "request.required.acks": _ACKS,
+    "enable.idempotence": _Fixed(("true",), "a retry may not write a record twice or out of order (L1)"),
+    "enable.gapless.guarantee": _Fixed(("false",), "one record given up must not end the whole appender (C17)"),
+    "transactional.id": _Fixed((), "records of the coordination log are not part of any transaction (L4)"),
+    "message.timeout.ms": _TIMEOUT,
+    "delivery.timeout.ms": _TIMEOUT,
+    "compression.type": _CODEC,
+    "compression.codec": _CODEC,
+    "group.id": _GROUP,
+    "group.instance.id": _GROUP,
+    "auto.offset.reset": _RESET,
+    "enable.auto.commit": _COMMIT,
+    "auto.commit.enable": _COMMIT,
+    "enable.partition.eof": _Fixed((), "the adapters ask for it where they need it"),
+}
+
+_DEFAULTS: Mapping[str, object] = {
+    "client.id": "kafka-marshal",
+    # Nothing here may wait to fill a packet: a heartbeat that is late can cost a lease.
+    "socket.nagle.disable": True,
+    "socket.keepalive.enable": True,
+    # A broker that hangs without closing its sockets is given up after this (60 s by default: longer than a lease).
+    "socket.timeout.ms": 10_000,
+    # 10 s by default: after a broker's restart that alone would outlast a lease of 2 * 3 s.
+    "reconnect.backoff.ms": 10,
+    "reconnect.backoff.max.ms": 1_000,
+}
+
+_OWN: Mapping[Role, Mapping[str, object]] = {
+    Role.ADMIN: {},
+    Role.APPENDER: {
+        "acks": "all",
+        "enable.idempotence": True,
+        "compression.type": "none",
+        "linger.ms": 0,
+        # Writers stay below 900,000 bytes (L1); this is the client's own upper bound.
+        "message.max.bytes": 1_000_000,
+    },
+    Role.TAIL: {
+        "isolation.level": "read_uncommitted",
+        "auto.offset.reset": "error",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "fetch.min.bytes": 1,
+        "fetch.wait.max.ms": TAIL_FETCH_WAIT_MS,
+        "fetch.queue.backoff.ms": 1,
+        "allow.auto.create.topics": False,
+    },
+    Role.DATA: {
+        "auto.offset.reset": "error",
+        "enable.auto.commit": False,
+        "enable.partition.eof": False,
+        "allow.auto.create.topics": False,
+    },
+}
+
+_ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
+    Role.ADMIN: {},
+    Role.APPENDER: {},
+    Role.TAIL: {},
+    Role.DATA: {
+        "isolation.level": "read_committed",
+        "fetch.min.bytes": 1,
+        "fetch.wait.max.ms": DATA_FETCH_WAIT_MS,
+        # The default of 1,000 ms throttles every reader of a backlog to a fraction of its speed.
+        "fetch.queue.backoff.ms": 1,
+    },
+}
+
+
+def check(config: Mapping[str, object]) -> None:
+    """Refuse a configuration that contradicts the protocol.
+
+    Raises:
+        ConfigurationError: it names the property, our value and the reason.
+    """
+    for name, value in config.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"config has a key that is no string: {name!r}. Nothing was sent.")
+        fixed = FIXED.get(name)
+        if fixed is None or _spelled(value) in fixed.allowed:
+            continue
+        ours = f" It is always {fixed.allowed[0]!r} here." if fixed.allowed else ""
+        raise ConfigurationError(
+            f"config may not set {name!r} (to {value!r}): {fixed.why}.{ours} Nothing was sent; remove the setting."
+        )
+
+
+def properties(
+    role: Role, bootstrap_servers: str, config: Mapping[str, object], extra: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Everything for librdkafka: our defaults, then the user's config, then what is ours alone, then extra."""
+    return {
+        **_DEFAULTS,
+        **_ROLE_DEFAULTS[role],
+        **{name: value for name, value in config.items() if name not in FIXED},
+        **_OWN[role],
+        **(extra or {}),
+        "bootstrap.servers": bootstrap_servers,
+    }
+
+
+def _spelled(value: object) -> str:
+    return str(value).strip().lower()
