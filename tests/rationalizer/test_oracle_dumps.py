@@ -77,9 +77,9 @@ def test_written_dumps_are_the_same_dumps(seed: int) -> None:
     assert [json.loads(line) for line in written] == [json.loads(line) for line in lines]
 
 
-odd_json: st.SearchStrategy[Any] = st.sampled_from(
-    (None, True, False, 0, 1, 2, 3, -1, 1.0, 1.5, "1", "", "AA==", "AA=", "A", "AAA=*", "é", "AA==\n", [], {}, [1])
-)
+ODD_JSON: tuple[Any, ...] = (None, True, False, 0, 1, 2, 3, -1, 1.0, 1.5, "1", "", [], {}, [1])
+ODD_JSON += ("AA==", "AA=", "A", "AAAA=", "AAA=*", "*AAA=", "A AA=", "AA==AA==", "AA==\n", "-_8=", "é", "\x00")
+odd_json: st.SearchStrategy[Any] = st.sampled_from(ODD_JSON)
 
 
 @st.composite
@@ -108,11 +108,8 @@ def damaged_dumps(draw: Any) -> list[str]:
     return lines
 
 
-@given(lines=damaged_dumps())
-@example(lines=[])
-@example(lines=["", ""])
-@effort(150)
-def test_damaged_dumps_are_refused_at_the_same_line(lines: list[str]) -> None:
+def same_verdict(lines: list[str]) -> None:
+    """Refused at the same line, or replayed with the same result."""
     bad = first_bad_line(lines)
     if bad is None:
         outcomes, state, _ = replay(lines)
@@ -126,3 +123,33 @@ def test_damaged_dumps_are_refused_at_the_same_line(lines: list[str]) -> None:
     with pytest.raises(DumpError) as caught:
         Replay(in_bytes(lines)).state()
     assert caught.value.line_number == bad
+
+
+@given(lines=damaged_dumps())
+@example(lines=[])
+@example(lines=["", ""])
+@effort(150)
+def test_damaged_dumps_are_refused_at_the_same_line(lines: list[str]) -> None:
+    same_verdict(lines)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 6])
+def test_every_odd_value_in_every_field(at: int) -> None:
+    lines = next(dump for dump in map(some_dump, range(100)) if len(dump) == 1 + 3 * 5)
+    for name in json.loads(lines[at]):
+        for odd in ODD_JSON:
+            damaged = json.dumps({**json.loads(lines[at]), name: odd})
+            same_verdict([*lines[:at], damaged, *lines[at + 1 :]])
+
+
+def test_a_dump_longer_than_one_reads_ahead() -> None:
+    """State is replayed in chunks; where one ends must not show."""
+    header = json.dumps({"topic": "__marshal", "partitions": 1, "format": 1})
+    who, key = ("a", "1"), ("g", "t", 0)
+    values = [record(2, who, *key, 1000), *(record(1, who, *key, 0, done) for done in range(4500))]
+    lines = [header]
+    for offset, value in enumerate(values):
+        text = base64.b64encode(value).decode()
+        lines.append(json.dumps({"partition": 0, "offset": offset, "timestamp": offset, "value": text}))
+    (lease,) = json.loads(json_of_state(Replay(in_bytes(lines)).state()))["leases"]
+    assert (lease["stable"], lease["last_beat"], lease["epoch"]) == (4499, 4500, 0)
