@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from kafka_marshal import Marshal
+from kafka_marshal import Consumer, Marshal, TopicPartition
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -29,12 +29,17 @@ with Marshal(
     heartbeat_interval_ms=arguments["hi"],
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+
+    def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for lost in partitions:
+            say("lost", lost.partition, lost.offset)
+
     say("started", -1, -1)
     with marshal.consumer(
         [arguments["topic"]],
         delivery=arguments.get("delivery", "at-least-once"),
         batch_size=arguments.get("batch_size", 100),
-        on_lost=lambda consumer, partitions: [say("lost", p.partition, p.offset) for p in partitions],
+        on_lost=on_lost,
     ) as consumer:
         if arguments.get("how") == "batches":
             for batch in consumer.batches(max_messages=arguments.get("max_messages", 50), timeout=0.05):
