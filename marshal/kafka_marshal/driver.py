@@ -110,6 +110,7 @@ class Driver:
         self._replace_appender = False
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
+        #: By consumer. Replaced, never changed: whoever looked topics up can tell whether he asked for all of them.
         self._interest: dict[int, _Waiter] = {}
         self._next_metadata = 0.0
         self._metadata_running = False
@@ -328,30 +329,42 @@ class Driver:
 
     def watch_topics(self, number: int, names: frozenset[str], everything: bool) -> None:
         """Keep a consumer's topics in view; the first look happens now (*blocking*)."""
-        self._interest[number] = _Waiter(names, everything)
-        topics = self._fetch_topics()
-        with self.locked() as engine:
-            engine.metadata(topics, now_ms())
+        with self.condition:
+            self._interest = {**self._interest, number: _Waiter(names, everything)}
+        told = False
+        while not told:
+            interest = self._interest
+            topics = self._fetch_topics(interest)
+            with self.locked():
+                told = self._tell_topics(interest, topics)
 
     def forget_topics(self, number: int) -> None:
-        self._interest.pop(number, None)
+        with self.condition:
+            self._interest = {key: waiter for key, waiter in self._interest.items() if key != number}
 
-    def _fetch_topics(self) -> dict[str, TopicInfo]:
-        waiters = list(self._interest.values())
-        names = {self._topic}.union(*(waiter.names for waiter in waiters))
-        if any(waiter.everything for waiter in waiters):
+    def _fetch_topics(self, interest: dict[int, _Waiter]) -> dict[str, TopicInfo]:
+        names = {self._topic}.union(*(waiter.names for waiter in interest.values()))
+        if any(waiter.everything for waiter in interest.values()):
             names.update(self.cluster.topics(LOOKUP_TIMEOUT_S))
         return self.cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S)
 
+    def _tell_topics(self, interest: dict[int, _Waiter], topics: dict[str, TopicInfo]) -> bool:
+        """Tell the engine, unless a consumer came since the look-up: topics not asked for would look deleted."""
+        if interest is not self._interest:
+            return False
+        if interest:
+            self.engine.metadata(topics, now_ms())
+        return True
+
     def _refresh_metadata(self) -> None:
         try:
-            topics = self._fetch_topics()
+            interest = self._interest
+            topics = self._fetch_topics(interest)
             with self.condition:
                 if self._ended or self.engine.failure is not None:
                     return
                 self.replica.check(topics.get(self._topic))
-                if self._interest:
-                    self.engine.metadata(topics, now_ms())
+                self._tell_topics(interest, topics)
                 self.settle()
         except KafkaUnavailableError as error:
             logger.warning("topics not looked up this time: %s", error)

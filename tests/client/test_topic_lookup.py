@@ -1,0 +1,42 @@
+"""Looking topics up while consumers come: an answer to an older question must not pass for one to a newer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from kafka_marshal.adapters.interface import TopicInfo
+from kafka_marshal.adapters.kafka import KafkaCluster
+from tests.client.conftest import Scene, take, wait_until
+
+
+def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = scene.topic(messages=20)
+    asked, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
+    look_up = KafkaCluster.topic_info
+
+    def slow(self: KafkaCluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        wanted = list(names)
+        found = look_up(self, wanted, timeout_s)
+        if threading.current_thread() is not threading.main_thread() and topic not in wanted:
+            asked.set()
+            assert may_answer.wait(20)
+            answered.set()
+        return found
+
+    monkeypatch.setattr(KafkaCluster, "topic_info", slow)
+    member = scene.member()
+    assert asked.wait(20), "the periodic look-up did not begin"
+    with member.consumer([topic]) as consumer, caplog.at_level(logging.WARNING):
+        first = take(consumer, 1)
+        may_answer.set()
+        assert answered.wait(20)
+        wait_until(lambda: not member._driver._metadata_running, what="taking in the late answer")
+        assert first + take(consumer, 19) == [(0, offset) for offset in range(20)]
+        assert "deleted" not in caplog.text
+        assert [at.partition for at in consumer.assignment()] == [0]
