@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import cast
 
 from confluent_kafka import KafkaException
@@ -19,14 +20,8 @@ __all__ = ["KafkaDataReader"]
 _ERROR = KafkaMessage.error
 
 
-@dataclass(slots=True)
-class _Assigned:
-    """One partition being fetched."""
-
-    #: Where it was assigned.
-    start: int
-    #: The change (counted over the reader) that assigned it.
-    change: int
+#: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
+LOOK_INTERVAL_S = 0.5
 
 
 class KafkaDataReader:
@@ -37,94 +32,93 @@ class KafkaDataReader:
         settings = {"logger": LOGGER, **settings, "group.id": group_id, "error_cb": troubles}
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)
-        self._assigned: dict[TopicPartition, _Assigned] = {}
-        #: When each partition was last taken away, by count of changes.
-        self._removed: dict[TopicPartition, int] = {}
-        self._changes = 0
-        self._changes_before_wait = 0
+        #: Where each partition was assigned.
+        self._assigned: dict[TopicPartition, int] = {}
+        #: Partitions that the commands carried out last were about.
+        self._steered: set[TopicPartition] = set()
+        self._log_ends: dict[TopicPartition, int] = {}
+        self._next_look = 0.0
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        if not positions:
-            return
-        with self._reading.steering:
-            self._reading.check_open()
-            self._remove([key for key in positions if key in self._assigned])
-            self._add(positions)
+        if positions:
+            self._reading.steer(partial(self._reassign, dict(positions)))
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
-        with self._reading.steering:
-            self._reading.check_open()
-            self._remove([key for key in dict.fromkeys(partitions) if key in self._assigned])
+        self._reading.steer(partial(self._remove, list(dict.fromkeys(partitions))))
 
-    def _add(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._changes += 1
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reading.steer(partial(self._set_paused, list(dict.fromkeys(partitions)), True))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reading.steer(partial(self._set_paused, list(dict.fromkeys(partitions)), False))
+
+    # Commands, carried out with the consumer free.
+
+    def _reassign(self, positions: dict[TopicPartition, int]) -> None:
+        self._remove(list(positions))
         try:
             self._reading.consumer.incremental_assign(
                 [KafkaPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
             )
         except KafkaException as error:
-            raise marshal_error(error, f"assigning {_names(positions)}", self._bootstrap) from error
-        for key, offset in positions.items():
-            self._assigned[key] = _Assigned(offset, self._changes)
+            LOGGER.error("%s", marshal_error(error, f"assigning {_names(positions)}", self._bootstrap))
+            return
+        self._assigned.update(positions)
+        self._steered.update(positions)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
-        if not partitions:
-            return
-        self._changes += 1
-        for key in partitions:
-            del self._assigned[key]
-            self._removed[key] = self._changes
-        self._reading.consumer.incremental_unassign([KafkaPartition(*key) for key in partitions])
+        known = [key for key in partitions if key in self._assigned]
+        if known:
+            for key in known:
+                del self._assigned[key]
+                self._log_ends.pop(key, None)
+            self._steered.update(known)
+            self._reading.consumer.incremental_unassign([KafkaPartition(*key) for key in known])
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        with self._reading.steering:
-            self._reading.check_open()
-            self._reading.consumer.pause(self._known(partitions))
+    def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:
+        known = [KafkaPartition(*key) for key in partitions if key in self._assigned]
+        if known:
+            (self._reading.consumer.pause if paused else self._reading.consumer.resume)(known)
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        with self._reading.steering:
-            self._reading.check_open()
-            self._reading.consumer.resume(self._known(partitions))
-
-    def _known(self, partitions: Iterable[TopicPartition]) -> list[KafkaPartition]:
-        return [KafkaPartition(*key) for key in dict.fromkeys(partitions) if key in self._assigned]
+    # Reading.
 
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
-        self._changes_before_wait = self._changes
-        messages = self._reading.read(max_messages, timeout_s, self._keep)
+        messages = self._reading.read(max_messages, timeout_s, self._settle)
         faults: list[DataFault] = []
         if any(map(_ERROR, messages)):
             messages = _without_errors(messages, faults)
         if self._reading.troubles.pending:
             faults.extend(DataFault(kind, None, None, text) for kind, text in self._reading.troubles.take_faults())
+        if messages and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_INTERVAL_S
+            self._reading.steer(self._look_at_log_ends)
         return cast("list[Message]", messages), faults
 
-    def _keep(self, message: KafkaMessage) -> bool:
-        """Whether a message that came while others may have steered still belongs to the assignment."""
-        before, self._changes_before_wait = self._changes_before_wait, self._changes
-        if self._changes == before:
-            return True
-        key = (cast("str", message.topic()), cast("int", message.partition()))
-        if self._removed.get(key, 0) <= before:
-            return True
-        assigned = self._assigned.get(key)
-        if assigned is not None:
-            # Taken away and assigned again during the wait: whether it was fetched before or after can't be told.
-            # So it is dropped, and fetched anew.
-            self._remove([key])
-            self._add({key: assigned.start})
-        return False
+    def _settle(self, messages: list[KafkaMessage], serve: Callable[[], None]) -> list[KafkaMessage]:
+        """Carry out commands that came in while these messages were taken; drop what may be of an older assignment."""
+        self._steered.clear()
+        serve()
+        steered = frozenset(self._steered)
+        if not steered:
+            return messages
+        # Assigned (again) meanwhile: whether a message was fetched before or after can't be told; it is fetched anew.
+        if again := {key: self._assigned[key] for key in steered if key in self._assigned}:
+            self._reassign(again)
+        return [m for m in messages if (m.topic(), m.partition()) not in steered]
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
-        with self._reading.steering:
-            self._reading.check_open()
-            if (topic, partition) not in self._assigned:
-                return None
+        if (topic, partition) not in self._log_ends:
+            self._reading.steer(self._look_at_log_ends)
+        return self._log_ends.get((topic, partition))
+
+    def _look_at_log_ends(self) -> None:
+        for key in self._assigned:
             try:
-                marks = self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, partition), cached=True)
+                marks = self._reading.consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
             except KafkaException:  # it never asked a broker about this partition
-                return None
-        return marks[1] if marks[1] >= 0 else None
+                continue
+            if marks[1] >= 0:
+                self._log_ends[key] = marks[1]
 
     def close(self) -> None:
         self._reading.close()

@@ -1,0 +1,175 @@
+"""Appends to a topic in memory."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Ack
+from kafka_marshal.adapters.memory.broker import BATCH_OVERHEAD, MemoryBroker
+from kafka_marshal.adapters.memory.faults import AppendFate
+from kafka_marshal.errors import ClosedError
+
+__all__ = ["MemoryAppender"]
+
+#: The client's own bound, as the Kafka appender has it.
+MAX_VALUE_BYTES = 1_000_000
+
+
+@dataclass(slots=True)
+class _Record:
+    """A record that waits for a broker."""
+
+    partition: int
+    value: bytes
+    deadline: float
+    on_ack: Callable[[Ack], None] | None
+
+
+@dataclass(slots=True)
+class _Due:
+    """An ack that is due at a time (ms)."""
+
+    at: float
+    on_ack: Callable[[Ack], None] | None
+    ack: Ack
+
+
+class MemoryAppender:
+    """Writes at once where the broker can be reached, else as soon as it can, within the delivery timeout."""
+
+    def __init__(self, broker: MemoryBroker, client: str, topic: str, delivery_timeout_ms: int) -> None:
+        self._broker = broker
+        self._client = client
+        self._topic = topic
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._waiting: deque[_Record] = deque()
+        self._due: list[_Due] = []
+        self._fatal = False
+        self._closed = False
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
+        with self._broker.changed:
+            self._check_open()
+            now = self._broker.clock()
+            if self._fatal:
+                self._answer(on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
+            elif len(value) > MAX_VALUE_BYTES:
+                self._answer(on_ack, now, Ack(None, f"{len(value)} bytes are too many for one record"))
+            else:
+                self._waiting.append(_Record(partition, value, now + self._delivery_timeout_ms, on_ack))
+                self._send()
+
+    def _send(self) -> None:
+        """Write what waits, or give up on it; the lock is held."""
+        now = self._broker.clock()
+        while self._waiting and self._waiting[0].deadline <= now:
+            record = self._waiting.popleft()
+            self._answer(record.on_ack, now, Ack(None, "no broker could be reached in time"))
+        while self._waiting and self._broker.reachable(self._client) and not self._fatal:
+            self._write(self._waiting.popleft(), now)
+        while self._waiting and self._fatal:
+            self._answer(self._waiting.popleft().on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
+
+    def _write(self, record: _Record, now: float) -> None:
+        problem = self._problem(record)
+        if problem is not None:
+            self._answer(record.on_ack, now, Ack(None, problem))
+            return
+        lost = Ack(None, "the broker did not acknowledge in time")
+        match self._broker.faults.append(self._client, self._topic, record.partition, record.value):
+            case AppendFate.WRITTEN:
+                self._answer(record.on_ack, now, Ack(self._produce(record)))
+            case AppendFate.DUPLICATED:
+                self._produce(record)
+                self._produce(record)
+                self._answer(record.on_ack, now, Ack(None))
+            case AppendFate.UNACKNOWLEDGED:
+                self._produce(record)
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.LOST:
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.FATAL:
+                self._fatal = True
+                self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
+
+    def _problem(self, record: _Record) -> str | None:
+        topic = self._broker.existing.get(self._topic)
+        if topic is None or not 0 <= record.partition < len(topic.partitions):
+            return f"unknown partition {self._topic} [{record.partition}]"
+        if len(record.value) + BATCH_OVERHEAD > int(topic.settings["max.message.bytes"]):
+            return f"{len(record.value)} bytes are more than the topic's max.message.bytes allow"
+        return None
+
+    def _produce(self, record: _Record) -> int:
+        return self._broker.produce(self._topic, record.partition, record.value, b"")
+
+    def _answer(self, on_ack: Callable[[Ack], None] | None, at: float, ack: Ack) -> None:
+        self._due.append(_Due(at, on_ack, ack))
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._send()
+            if self._broker.waits and timeout_s > 0:
+                self._broker.changed.wait_for(self._sent_and_ripe, timeout_s)
+        self._call()
+
+    def flush(self, timeout_s: float) -> int:
+        with self._broker.changed:
+            self._check_open()
+        return self._flush(timeout_s)
+
+    def _flush(self, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._broker.changed:
+                self._send()
+            self._call()
+            with self._broker.changed:
+                left = len(self._waiting) + len(self._due)
+                remaining = deadline - time.monotonic()
+                if not left or not self._broker.waits or remaining <= 0:
+                    return left
+                self._broker.changed.wait(min(remaining, self._next_s()))
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        with self._broker.changed:
+            if self._closed:
+                return
+        self._flush(timeout_s)
+        with self._broker.changed:
+            self._closed = True
+            now = self._broker.clock()
+            for record in self._waiting:
+                self._answer(record.on_ack, now, Ack(None, "the appender was closed before this was sent"))
+            self._waiting.clear()
+            for due in self._due:
+                due.at = min(due.at, now)
+        self._call()
+
+    def _sent_and_ripe(self) -> bool:
+        self._send()
+        now = self._broker.clock()
+        return any(due.at <= now for due in self._due)
+
+    def _next_s(self) -> float:
+        """Seconds until something is due by time; the lock is held."""
+        moments = [due.at for due in self._due] + [record.deadline for record in self._waiting]
+        return max(0.001, (min(moments) - self._broker.clock()) / 1000) if moments else 1.0
+
+    def _call(self) -> None:
+        """Call the acks that are due, without the lock."""
+        with self._broker.changed:
+            now = self._broker.clock()
+            ripe = [due for due in self._due if due.at <= now]
+            self._due = [due for due in self._due if due.at > now]
+        for due in ripe:
+            if due.on_ack is not None:
+                due.on_ack(due.ack)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The appender was closed; nothing was appended. Open a new one.")

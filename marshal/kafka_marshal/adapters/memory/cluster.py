@@ -1,0 +1,124 @@
+"""One client of an in-memory Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.adapters.memory.appender import MemoryAppender
+from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
+from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
+from kafka_marshal.errors import ClosedError, KafkaUnavailableError
+
+__all__ = ["MemoryCluster"]
+
+
+class MemoryCluster:
+    """A client's view of a :class:`~kafka_marshal.adapters.memory.broker.MemoryBroker`."""
+
+    def __init__(
+        self, clock: Callable[[], float] | None = None, *, broker: MemoryBroker | None = None, client: str = "client"
+    ) -> None:
+        """A cluster of its own, or (broker) another client of one.
+
+        Args:
+            clock: now in ms, for a new broker; with one nothing ever waits. None: the time of day.
+            broker: the one to be a client of.
+            client: this client's name, by which faults pick it.
+        """
+        if broker is not None and clock is not None:
+            raise ValueError("the clock is the broker's: give a clock or a broker, not both")
+        self.broker = broker if broker is not None else MemoryBroker(clock)
+        self.client = client
+        self._closed = False
+
+    def connect(self, client: str) -> MemoryCluster:
+        """Another client of the same cluster."""
+        return MemoryCluster(broker=self.broker, client=client)
+
+    @contextmanager
+    def _asking(self, doing: str, timeout_s: float) -> Iterator[MemoryBroker]:
+        """Hold the lock once the broker can be reached; wait for that as a real client would."""
+        broker = self.broker
+        with broker.changed:
+            self._check_open()
+            if broker.waits:
+                broker.changed.wait_for(lambda: broker.reachable(self.client) or self._closed, timeout_s)
+            self._check_open()
+            if not broker.reachable(self.client):
+                raise KafkaUnavailableError(
+                    f"While {doing}: no answer from the broker in time. Nothing was changed; leases that can't be "
+                    "confirmed end by themselves. Let the client reach the broker again."
+                )
+            yield broker
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
+
+    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+        with self._asking("listing the topics", timeout_s) as broker:
+            return {name: topic.info for name, topic in sorted(broker.existing.items())}
+
+    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        with self._asking("looking up topics", timeout_s) as broker:
+            return {name: broker.existing[name].info for name in sorted(set(names)) if name in broker.existing}
+
+    def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
+        with self._asking(f"looking up {name}", timeout_s) as broker:
+            topic = broker.existing.get(name)
+            return (
+                TopicConfig(topic.info, topic.replication_factor, dict(topic.settings)) if topic is not None else None
+            )
+
+    def broker_count(self, timeout_s: float) -> int:
+        with self._asking("counting the brokers", timeout_s) as broker:
+            return broker.brokers
+
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], timeout_s: float
+    ) -> None:
+        with self._asking(f"creating topic {name}", timeout_s) as broker:
+            broker.create_topic(name, partitions, replication_factor, settings)
+
+    def watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        with self._asking("asking for log ends", timeout_s) as broker:
+            return {key: (log.start, log.end) for key, log in _logs(broker, partitions)}
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        with self._asking("asking for offsets by time", timeout_s) as broker:
+            return {
+                key: next(
+                    (message.offset() for message in log.messages if message.timestamp()[1] >= timestamp_ms), log.end
+                )
+                for key, log in _logs(broker, partitions)
+            }
+
+    def tail(self, topic: str, positions: Mapping[int, int]) -> MemoryTail:
+        self._check_open()
+        return MemoryTail(self.broker, self.client, topic, positions)
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> MemoryAppender:
+        self._check_open()
+        return MemoryAppender(self.broker, self.client, topic, delivery_timeout_ms)
+
+    def data_reader(self, group_id: str, config: Mapping[str, object]) -> MemoryDataReader:
+        self._check_open()
+        return MemoryDataReader(self.broker, self.client)
+
+    def close(self) -> None:
+        with self.broker.changed:
+            self._closed = True
+            self.broker.changed.notify_all()
+
+
+def _logs(broker: MemoryBroker, partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, Partition]]:
+    for key in sorted(set(partitions)):
+        log = broker.log(*key)
+        if log is not None:
+            yield key, log

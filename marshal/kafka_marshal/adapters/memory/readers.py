@@ -1,0 +1,232 @@
+"""Readers of logs in memory: the tail of the coordination topic, and the reader of data.
+
+They behave as librdkafka does: a position outside of the log is told once and that partition rests; a topic that is
+gone is silence (look-ups tell), and one made anew under the same name is read on at the old position.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar, cast
+
+from kafka_marshal.adapters.interface import (
+    DataFault,
+    FaultKind,
+    LogEntry,
+    Message,
+    TailBatch,
+    TailFault,
+    TopicPartition,
+)
+from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, Partition
+from kafka_marshal.errors import ClosedError
+
+__all__ = ["MemoryDataReader", "MemoryTail"]
+
+T = TypeVar("T")
+
+#: The most records one read of the tail returns.
+BATCH = 5_000
+
+
+class _Reader:
+    """What both have: a client that may be cut off, records that may be held back, a wait, a close."""
+
+    def __init__(self, broker: MemoryBroker, client: str, name: str) -> None:
+        self._broker = broker
+        self._client = client
+        self._name = name
+        self._closed = False
+        self._told_unreachable = False
+        #: When the next record that is held back can be seen (ms), if one was met in the last look.
+        self._next_visible: float | None = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"The {self._name} was closed; nothing more is read from it. Open a new one.")
+
+    def close(self) -> None:
+        """End it; a read in another thread raises ClosedError. Idempotent."""
+        with self._broker.changed:
+            self._closed = True
+            self._broker.changed.notify_all()
+
+    def _visible(self, topic: str, partition: int, log: Partition, position: int) -> Iterator[MemoryMessage]:
+        """The messages from position on that have reached this client; the lock is held."""
+        now = self._broker.clock()
+        for index in range(log.index(position), len(log.messages)):
+            offset = log.offsets[index]
+            at = log.arrivals[index] + self._broker.faults.delay_ms(self._client, topic, partition, offset)
+            if at > now:
+                self._next_visible = at if self._next_visible is None else min(at, self._next_visible)
+                return
+            yield log.messages[index]
+
+    def _unreachable(self) -> str | None:
+        """Why nothing can be read now, once for each outage; the lock is held."""
+        if self._broker.reachable(self._client):
+            self._told_unreachable = False
+            return None
+        told, self._told_unreachable = self._told_unreachable, True
+        return None if told else "all brokers are down"
+
+    def _wait_for(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What look() finds, waiting for it where there is anything to wait for; the lock is held."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._check_open()
+            self._next_visible = None
+            found = look()
+            remaining = deadline - time.monotonic()
+            if found is not None or not self._broker.waits or remaining <= 0:
+                return found
+            self._broker.changed.wait(min(remaining, self._held_back_s()))
+
+    def _held_back_s(self) -> float:
+        """Seconds until a record that is held back can be seen; the lock is held."""
+        if self._next_visible is None:
+            return threading.TIMEOUT_MAX
+        return max(0.001, (self._next_visible - self._broker.clock()) / 1000)
+
+
+class MemoryTail(_Reader):
+    """A tail of some partitions of one topic."""
+
+    def __init__(self, broker: MemoryBroker, client: str, topic: str, positions: Mapping[int, int]) -> None:
+        super().__init__(broker, client, f"tail of {topic!r}")
+        self._topic = topic
+        self._positions = dict(positions)
+        #: Partitions that are read no further, since their position is outside of the log.
+        self._resting: set[int] = set()
+        #: The last end told, by partition.
+        self._ends: dict[int, int] = {}
+
+    def read(self, timeout_s: float) -> TailBatch:
+        with self._broker.changed:
+            return self._wait_for(self._look, timeout_s) or TailBatch()
+
+    def _look(self) -> TailBatch | None:
+        unreachable = self._unreachable()
+        if unreachable is not None:
+            return TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, unreachable),))
+        if self._told_unreachable:
+            return None
+        batch = TailBatch(faults=[])
+        room = BATCH
+        for partition in sorted(self._positions):
+            log = self._broker.log(self._topic, partition)
+            if log is None or partition in self._resting or room <= 0:
+                continue
+            room -= self._look_at(partition, log, room, batch)
+        return batch if batch.records or batch.ends or batch.faults else None
+
+    def _look_at(self, partition: int, log: Partition, room: int, batch: TailBatch) -> int:
+        position = self._positions[partition]
+        if not log.start <= position <= log.end:
+            self._resting.add(partition)
+            text = f"offset {position} is not in the log ({log.start} to {log.end})"
+            cast("list[TailFault]", batch.faults).append(TailFault(FaultKind.OUT_OF_RANGE, partition, text))
+            return 0
+        entries: list[LogEntry] = []
+        for message in self._visible(self._topic, partition, log, position):
+            if len(entries) == room:
+                break
+            kind, timestamp_ms = message.timestamp()
+            stamp = timestamp_ms if kind == LOG_APPEND_TIME else -1
+            entries.append((message.offset(), stamp, message.value()))
+        if entries:
+            batch.records[partition] = entries
+            position = entries[-1][0] + 1
+        if log.index(position) == len(log.messages):
+            position = log.end  # also past offsets that nobody is given
+            if self._ends.get(partition) != position:
+                self._ends[partition] = batch.ends[partition] = position
+        self._positions[partition] = position
+        return len(entries)
+
+    def position(self, partition: int) -> int:
+        with self._broker.changed:
+            self._check_open()
+            return self._positions[partition]
+
+
+class MemoryDataReader(_Reader):
+    """A reader of partitions of any topics."""
+
+    def __init__(self, broker: MemoryBroker, client: str) -> None:
+        super().__init__(broker, client, "data reader")
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._resting: set[TopicPartition] = set()
+        self._marks: dict[TopicPartition, int] = {}
+        #: The partition that comes first in the next read, so that none is starved.
+        self._turn = 0
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._forget(positions)
+            self._positions.update(positions)
+            self._broker.changed.notify_all()
+
+    def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._forget(partitions)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for key in partitions:
+            self._positions.pop(key, None)
+            self._marks.pop(key, None)
+            self._paused.discard(key)
+            self._resting.discard(key)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._paused.update(key for key in partitions if key in self._positions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._paused.difference_update(partitions)
+            self._broker.changed.notify_all()
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+        with self._broker.changed:
+            return self._wait_for(lambda: self._look(max_messages), timeout_s) or ([], [])
+
+    def _look(self, max_messages: int) -> tuple[list[Message], list[DataFault]] | None:
+        unreachable = self._unreachable()
+        if unreachable is not None:
+            return [], [DataFault(FaultKind.UNREACHABLE, None, None, unreachable)]
+        if self._told_unreachable:
+            return None
+        messages: list[Message] = []
+        faults: list[DataFault] = []
+        keys = sorted(self._positions)
+        self._turn = (self._turn + 1) % max(1, len(keys))
+        for key in keys[self._turn :] + keys[: self._turn]:
+            log = self._broker.log(*key)
+            if log is None or key in self._resting or key in self._paused or len(messages) >= max_messages:
+                continue
+            position = self._positions[key]
+            if not log.start <= position <= log.end:
+                self._resting.add(key)
+                text = f"offset {position} is not in the log ({log.start} to {log.end})"
+                faults.append(DataFault(FaultKind.OUT_OF_RANGE, *key, text))
+                continue
+            self._marks[key] = log.end
+            for message in self._visible(*key, log, position):
+                if len(messages) >= max_messages:
+                    break
+                messages.append(message)
+                self._positions[key] = message.offset() + 1
+        return (messages, faults) if messages or faults else None
+
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        with self._broker.changed:
+            self._check_open()
+            return self._marks.get((topic, partition))
