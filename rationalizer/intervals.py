@@ -122,7 +122,7 @@ class Intervals:
                 # Stored intervals begin at least two apart, so no more than this can begin within the new one.
                 most = min(count, left + 2 + (last - first) // 2)
                 right = bisect_right(stored_firsts, last + 1, left + 1, most)
-                if right == left + 1 and stored_firsts[left] <= first and last <= stored_lasts[left]:
+                if stored_firsts[left] <= first and last <= stored_lasts[left]:
                     continue
                 first = min(first, stored_firsts[left])
                 last = max(last, stored_lasts[right - 1])

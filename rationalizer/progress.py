@@ -152,9 +152,6 @@ class Progress:
     def _raise_stable(self, offset: int) -> None:
         """Move stable to `offset`, not below where it is, and bring everything back into its one form."""
         intervals = self.intervals
-        if self.pieces is not None:
-            # The lowest piece may have risen with `offset`: stable is at least where all pieces are.
-            offset = max(offset, min(done for _, _, done in self.pieces))
         if intervals.firsts:
             offset = intervals.end_of_run(offset)
             intervals.drop_through(offset)

@@ -195,6 +195,30 @@ def test_p10_pieces_and_stable_move_on_through_ranges_that_touch_them() -> None:
     assert (made.done_through, made.ranges) == ([(0, MAX_KEY_HASH, 35)], [])
 
 
+def test_p8_ranges_that_share_one_hash_share_it() -> None:
+    made = progress()
+    made.commit_key_range(10, 20, 5)
+    made.commit_key_range(20, 30, 7)
+    made.commit_key_range(0, 10, 9)
+    assert made.done_through == [(0, 10, 9), (11, 19, 5), (20, 30, 7), (31, MAX_KEY_HASH, -1)]
+
+
+def test_c11_reposition_makes_one_piece_of_many() -> None:
+    made = progress(10)
+    made.commit_key_range(0, 99, 30)
+    assert made.reposition(10) == "REPOSITIONED"
+    assert made.done_through == [(0, MAX_KEY_HASH, 10)]
+    assert made.reposition(10) == "OK"
+
+
+def test_p10_a_commit_moves_the_pieces_that_it_touches_though_stable_stays() -> None:
+    made = progress(10)
+    made.commit_key_range(0, 99, 30)
+    made.commit([(31, 35)])
+    assert (made.stable, made.ranges) == (10, [(31, 35)])
+    assert made.done_through == [(0, 99, 35), (100, MAX_KEY_HASH, 10)]
+
+
 def test_p10_a_grant_raises_stable_over_the_pieces() -> None:
     made = progress(10)
     made.commit_key_range(0, 99, 30)
@@ -271,7 +295,10 @@ def test_p10_any_course_agrees_with_a_set_of_offsets_and_has_one_form(steps: lis
                     if lo <= key <= hi:
                         naive.through[key] = max(naive.through[key], offset)
             case ("reposition", int() as offset):
-                made.reposition(offset)
+                before = made.done_through, made.ranges, made.granted
+                code = made.reposition(offset)
+                changed = before != (made.done_through, made.ranges, made.granted)
+                assert code == ("REPOSITIONED" if changed else "OK")
                 naive = Naive()
                 naive.through = dict.fromkeys(naive.HASHES, offset)
         _same(made, naive)
@@ -293,6 +320,15 @@ def _same(made: Progress, naive: Naive) -> None:
 
 
 # -- intervals: each way of adding ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "left"), [(4, [(5, 9), (20, 20)]), (5, [(6, 9), (20, 20)]), (9, [(20, 20)]), (30, [])]
+)
+def test_dropping_through_an_offset_cuts_the_interval_that_holds_it(offset: int, left: list[tuple[int, int]]) -> None:
+    made = Intervals.of([(5, 9), (20, 20)])
+    made.drop_through(offset)
+    assert made.pairs() == left
 
 
 @given(ranges=ranges_below_80)
