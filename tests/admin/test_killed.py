@@ -72,6 +72,8 @@ def test_the_next_run_with_its_client_id_finishes(working: Group, step: str, pau
         working.admin("another").pause(working.group).start()
     with working.admin("ops").pause(working.group) as pause:
         pause.wait_released(10)
+        # Nobody need wait until what the dead one held goes stale.
+        assert "ops" not in {lease.client_id for lease in working.admin().progress(working.group)}
         targets = {(working.data, partition): TARGET for partition in range(PARTITIONS)}
         assert sorted(move.after for move in pause.reposition(targets)) == [TARGET] * PARTITIONS
         assert moved(working) == PARTITIONS

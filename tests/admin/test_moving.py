@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from kafka_marshal import AdminError
+from kafka_marshal import AdminError, GroupPausedError
 from kafka_marshal.admin import moving, session
-from rationalizer import ClaimingPartition, Record, ReleaseGroup, ReleasingPartition
+from rationalizer import ClaimingPartition, Record, ReleaseGroup, ReleasingPartition, Tick
 from tests.admin.conftest import Group
 
 #: Partition → progress before: plain, with islands, granted, and granted with more done after it and islands.
@@ -136,6 +136,24 @@ def test_what_can_not_be_put_back_is_named_and_done_again_finishes_it(laid: Grou
     assert laid.progress() == MOVED
 
 
+def test_a_move_without_the_pause_is_no_move(laid: Group) -> None:
+    """The pause ends right before positions are written, and nobody else wants the leases: forward, all look fine."""
+    over = threading.Event()
+
+    def rule(_cp: int, record: Record) -> bool:
+        if is_move(record, *BEFORE) and not over.is_set():
+            over.set()
+            laid.append(*((cp, ReleaseGroup("another run", "first", laid.group, 0)) for cp in range(3)))
+        return True
+
+    with laid.faulty_admin(rule, "first").pause(laid.group) as pause:
+        with pytest.raises(AdminError, match=r"Moved, and not put back .*\[3\]: 10 → 23") as caught:
+            pause.reposition(to_20(laid))
+        assert {partition for _, partition in caught.value.moved} == set(BEFORE)
+    # Progress was raised, as by any release, and not replaced: what was done ahead is done still.
+    assert laid.progress() == {0: (19, -1, []), 1: (19, -1, []), 2: (19, 9, []), 3: (22, 5, [])}
+
+
 def test_what_the_log_has_not_said_is_named(laid: Group) -> None:
     """Nothing about one partition gets through any more once positions are written."""
     writing = threading.Event()
@@ -186,6 +204,21 @@ def test_a_pause_that_can_not_be_begun_everywhere_is_ended_again(group: Group) -
     assert group.admin().pauses(group.group) == []
 
 
+def test_a_pause_begins_with_one_partition_that_decides_between_two_admins(group: Group) -> None:
+    group.fill(1, 0)
+    paused: list[int] = []
+
+    def rule(cp: int, record: Record) -> bool:
+        if isinstance(record, ReleaseGroup) and record.msg_expire_time:
+            paused.append(cp)
+            return False
+        return True
+
+    with pytest.raises(AdminError, match=r"partition\(s\) \[0\] .* did not show the pause"):
+        group.faulty_admin(rule).pause(group.group).start()
+    assert set(paused) == {0}
+
+
 def test_a_pause_that_can_not_be_ended_says_until_when_it_lasts_and_how_to_end_it(group: Group) -> None:
     group.fill(1, 0)
 
@@ -197,6 +230,16 @@ def test_a_pause_that_can_not_be_ended_says_until_when_it_lasts_and_how_to_end_i
     with pytest.raises(AdminError, match=says), pause:
         pass
     assert [x.partition for x in group.admin().pauses(group.group)] == [1]
+    # Whoever comes then disturbs nobody in the partitions that are free.
+    sent: list[Record] = []
+
+    def listen(_cp: int, record: Record) -> bool:
+        sent.append(record)
+        return True
+
+    with pytest.raises(GroupPausedError, match="paused by 'ops'"):
+        group.faulty_admin(listen).pause(group.group).start()
+    assert {type(record) for record in sent} == {Tick}
     with pytest.raises(RuntimeError) as caught, group.faulty_admin(rule, "ops").pause(group.group, expires_in=60):
         raise RuntimeError("mine")
     assert "may still be in force" in caught.value.__notes__[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -207,6 +208,34 @@ def test_a_pause_that_runs_out_is_noticed_and_nothing_is_moved(group: Group) -> 
         group.publish(topic, 1, 5)
         group.messages = 15
         group.at_rest(group.everything())
+        with pytest.raises(AdminError, match="has run out"):
+            pause.wait_released(5)
+
+
+def test_a_pause_that_runs_out_is_noticed_by_the_clock_where_the_log_is_silent(group: Group) -> None:
+    topic = group.fill(1, 10)
+    with group.admin().pause(group.group, expires_in=0.3) as pause:
+        wait_until(lambda: pause.seconds_left == 0)
+        assert len(group.admin().pauses(group.group)) == 3  # log time stands still
+        for call in (lambda: pause.reposition({(topic, 0): 5}), lambda: pause.wait_released(5)):
+            with pytest.raises(AdminError, match="has run out"):
+                call()
+    assert group.admin().progress(group.group) == []
+
+
+def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
+    """Between its end and a later ReleaseGroup members may have worked: that is another pause."""
+    group.fill(1, 10)
+    member = group.start("a", hold={(0, 3)}, hi=5_000)
+    assert member.holding.wait(10)
+    with group.admin().pause(group.group, expires_in=1.0) as pause:
+        pause.check()
+        while pause.seconds_left > 0:  # as if this process had been stopped right after its last look
+            time.sleep(0.05)
+        with pytest.raises(AdminError, match=r"ran out in partition\(s\) \[0, 1, 2\].*Pause again"):
+            pause.extend_if_short()
+        member.let_go.set()
+    wait_until(lambda: group.seen() == group.everything(), 10)
 
 
 def test_a_pause_is_extended_for_as_long_as_it_is_waited_in(group: Group) -> None:

@@ -13,7 +13,7 @@ What can't be put back is named. A partition moves whole or not at all, for one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kafka_marshal.adapters.interface import TopicPartition
@@ -171,14 +171,16 @@ class _Mover:
         moved = [m for m in self.moves if self._is_moved(m) and self._before[m.key] != _Done(m.last_offset, -1, ())]
         problem = self._write_back(moved) if moved else ""
         with self._session.driver.condition:
-            moved = [m for m in moved if _Done.of(self._session.lease(m.key)) != self._before[m.key]]
+            now = {m.key: _Done.of(self._session.lease(m.key)) for m in moved}
+        moved = [replace(m, after=now[m.key].stable + 1) for m in moved if now[m.key] != self._before[m.key]]
         if not moved and not unknown:
             if isinstance(cause, MarshalError):
                 raise AdminError(
                     f"moving failed in its last step: {cause}. Every position is as it was before. Do it again"
                 ) from cause
             return
-        still = [m for m in self.moves if m not in moved and m not in unknown]
+        told = {m.key for m in (*moved, *unknown)}
+        still = [m for m in self.moves if m.key not in told]
         raise AdminError(
             f"moving failed in its last step: {cause}. "
             + (f"Moved, and not put back ({problem}): {_list(moved)}. " if moved else "")

@@ -139,9 +139,11 @@ class Pause:
         Members finish what they have in hand, and release with their offsets. Returns the partitions where somebody
         did not within 2·HI: what was in hand there is repeated by the next holder, what was handed in before is not.
         ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these matter.
-        Raises AdminError, with ``in_hand``, where after timeout seconds somebody is still at work. Nothing is changed.
+        Raises AdminError, with ``in_hand``, where after timeout seconds somebody is still at work, and where the pause
+        had run out before. Nothing is changed.
         """
         session, members, chosen = self._live(), self._members, _chosen(partitions)
+        self.check()
         busy = members.held if handed_in else members.at_work
         released = self._hold.wait(
             lambda: not busy(chosen), timeout, lambda: members.tick_times(members.at_work(chosen))
