@@ -170,8 +170,10 @@ class Consumer:
         self._callbacks = callbacks
         self._reading = threading.Lock()
         self._closed = False
-        #: What is being fetched; replaced, never changed, so that a reading thread sees whether it changed.
-        self._fetched: frozenset[Key] = frozenset()
+        #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
+        #: thread compares what it was before its read with what it is now.
+        self._fetched: dict[Key, int] = {}
+        self._assigns = 0
         subscription = Subscription(options.topics, driver.replica.topic)
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
         settings = ConsumerSettings(
@@ -388,13 +390,22 @@ class Consumer:
         if not messages and not faults:
             return False
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
-        runs = _runs(messages, one, {topic for topic, _ in fetched | self._fetched})
+        runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         with self._driver.locked(step=False):
             for key, group in runs:
-                self._delivery.fetched(key, group)
+                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    self._delivery.fetched(key, group)
+                elif key in self._fetched:
+                    self._fetch_anew(key)
             for fault in faults:
                 self._judge(fault)
         return True
+
+    def _fetch_anew(self, key: Key) -> None:
+        """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
+        assignment = self._engine.assignments.get(key)
+        if assignment is not None and not assignment.over:
+            self.start_fetch(key, assignment.fetch_next)
 
     def _judge(self, fault: DataFault) -> None:
         if fault.topic is None or fault.partition is None:
@@ -485,13 +496,14 @@ class Consumer:
     def start_fetch(self, key: Key, offset: int) -> None:
         """Carry out StartFetch."""
         if not self._closed:
-            self._fetched = self._fetched | {key}
+            self._assigns += 1
+            self._fetched = {**self._fetched, key: self._assigns}
             self._reader.assign({key: offset})
 
     def stop_fetch(self, key: Key) -> None:
         """Carry out StopFetch."""
         if not self._closed:
-            self._fetched = self._fetched - {key}
+            self._fetched = {other: number for other, number in self._fetched.items() if other != key}
             self._reader.unassign([key])
 
     def log_end(self, key: Key) -> int | None:

@@ -143,7 +143,8 @@ class Driver:
             while not self._ended:
                 self._turn()
         except MarshalError as error:
-            self._fail(error)
+            if not self._ended:  # else: the tail was closed under us, as shut_down does
+                self._fail(error)
         except Exception as error:
             logger.exception("the background thread of kafka-marshal failed; all leases are over")
             self._fail(error)
@@ -385,11 +386,11 @@ class Driver:
         with self.condition:
             self._ended = True
             self.condition.notify_all()
+        self.replica.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(MAX_WAIT_MS / 1000 * 20)
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._callbacks.shutdown(wait=False)
-        self.replica.close()
         for appender in (*self._retired, self._appender):
             appender.close()
         self.cluster.close()
