@@ -79,6 +79,7 @@ class Screen:
         """A line that stays."""
         # (rich's Padding would fill lines up with spaces, which a file need not have.)
         for line in Text(text).wrap(self.console, max(20, self.console.width - len(_INDENT))):
+            line.rstrip()
             self.console.print(Text(_INDENT) + line, soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:

@@ -119,7 +119,11 @@ def _draw_tenures(axes: Axes, tenures: Sequence[Tenure], clients: Sequence[str],
         label = _short(tenure.client_id) if share < _ROOM_FOR_NAME else tenure.client_id
         if share >= _ROOM_FOR_NUMBER:
             middle = (left + alive_until) / 2
-            axes.text(middle, tenure.partition, label, ha="center", va="center", fontsize=8.5, color=ink)
+            # The box keeps a mark's line from running through the name.
+            box = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
+            axes.text(
+                middle, tenure.partition, label, ha="center", va="center", fontsize=8.5, color=ink, bbox=box, zorder=5
+            )
     axes.set_yticks(partitions, [f"flights {partition}" for partition in partitions])
     axes.set_ylim(max(partitions, default=0) + 0.6, min(partitions, default=0) - 0.6)
     axes.tick_params(labelbottom=False)
