@@ -258,6 +258,45 @@ def test_e6_the_types_own_fields_as_many_as_listed_and_well_formed(value: list[A
     assert outcome(packb(value)) == ("MALFORMED", name)
 
 
+TOP = 2**63 - 1
+#: Well formed in no field of a batch entry or a range; the second name: where E2 forbids it anywhere.
+ODD: list[tuple[Any, str | None]] = [
+    (True, "type"), (False, "type"), (TOP + 1, "type"), (2**64 - 1, "type"), (-2, "type"), ([], "type"),
+    ([1], "type"), ({}, "type"), ({"a": 1}, "type"), (1.0, None), (b"t", None), ([1.0], None), ({"a": 0.5}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("odd", "named"), ODD, ids=repr)
+@pytest.mark.parametrize("place", range(4))
+def test_e6_nothing_odd_in_any_field_of_a_batch_entry(place: int, odd: Any, named: str | None) -> None:
+    entry: list[Any] = ["t", 0, 0, 5]
+    entry[place] = odd
+    for entries in ([entry], [["t", 0, 0, 5], entry, ["t", 0, 0, 5]]):
+        assert outcome(packb([1, 6, "1", "a", "g", entries])) == ("MALFORMED", named and "HeartbeatBatch")
+
+
+@pytest.mark.parametrize(("odd", "named"), ODD, ids=repr)
+@pytest.mark.parametrize("place", range(2))
+def test_e6_nothing_odd_in_any_range(place: int, odd: Any, named: str | None) -> None:
+    pair: list[Any] = [0, TOP]
+    pair[place] = odd
+    for ranges in ([pair], [[0, 5], pair, [7, 9]]):
+        assert outcome(packb([1, 7, "1", "a", "g", "t", 0, 0, ranges])) == ("MALFORMED", named and "CommitRanges")
+
+
+@pytest.mark.parametrize("thing", [None, 7, True, "ab", [], {}, {"a": 1}, [7], ["ab"], [None], [{}], [[]]])
+def test_e6_entries_and_ranges_are_arrays_of_arrays(thing: Any) -> None:
+    assert outcome(packb([1, 6, "1", "a", "g", thing])) == ("MALFORMED", "HeartbeatBatch")
+    assert outcome(packb([1, 7, "1", "a", "g", "t", 0, 0, thing])) == ("MALFORMED", "CommitRanges")
+
+
+@pytest.mark.parametrize(
+    "entry", [["t", 0, 0, -1], ["t", 0, 0, None], ["t", 2**31 - 1, TOP, TOP], ["x" * 249, 0, 0, 0]]
+)
+def test_e2_the_ends_of_a_batch_entry_are_good(entry: list[Any]) -> None:
+    assert outcome(packb([1, 6, "1", "a", "g", [entry, entry]])) == ("PARTIAL", "HeartbeatBatch")
+
+
 def test_decode_raises_what_the_outcome_says() -> None:
     with pytest.raises(MalformedError, match="fields wanted"):
         decode(packb([*TICK, 1]))
