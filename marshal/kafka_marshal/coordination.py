@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_PARTITIONS",
     "DEFAULT_TOPIC",
     "Problem",
+    "append_markers",
     "check_topic",
     "create_topic",
     "find_problems",

@@ -340,6 +340,7 @@ class Driver:
                 told = self._tell_topics(interest, topics)
 
     def forget_topics(self, number: int) -> None:
+        """A consumer has ended: its topics need not be looked at for it any more."""
         with self.condition:
             self._interest = {key: waiter for key, waiter in self._interest.items() if key != number}
 

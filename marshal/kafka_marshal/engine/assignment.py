@@ -193,6 +193,7 @@ class Assignment:
         self._covered_to = max(self._covered_to, offset)
 
     def can_hand_out(self, now: float) -> bool:
+        """Whether there is something that may be handed out now (T4)."""
         return (
             self.buffered > 0
             and self.stage is Stage.ACTIVE
@@ -223,6 +224,7 @@ class Assignment:
 
     @property
     def epoch(self) -> int:
+        """The lease's epoch (C9)."""
         return self.lease.epoch
 
     @property
@@ -232,4 +234,5 @@ class Assignment:
 
     @property
     def over(self) -> bool:
+        """Whether the assignment has ended: released, or lost."""
         return self.stage in (Stage.RELEASED, Stage.LOST)

@@ -77,12 +77,14 @@ class ConsumerEngine:
 
     @property
     def at_most_once(self) -> bool:
+        """Whether batches are claimed before they are handed out (C13)."""
         return self.settings.at_most_once
 
     # Small helpers for the other parts.
 
     @property
     def ids(self) -> tuple[str, str, str]:
+        """What every record of ours begins with."""
         return self._engine.ids
 
     def append(self, assignment: Assignment, record: Record) -> None:
@@ -90,9 +92,11 @@ class ConsumerEngine:
         self._engine.outbox.append(assignment.lease.cp, record)
 
     def beat(self, assignment: Assignment, last_offset: int, now: float) -> None:
+        """Beat one lease out of turn, with an offset."""
         self._engine.book.beat(assignment.lease, last_offset, now)
 
     def warn(self, message: str) -> None:
+        """Tell people."""
         self._engine.outbox.add(Warn(message))
 
     def known_stable(self, key: Key) -> int:

@@ -80,6 +80,7 @@ class Engine:
         return consumer
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
+        """A consumer has ended."""
         self.consumers.pop(consumer.number, None)
 
     def claim(self, key: Key) -> ManualLease:

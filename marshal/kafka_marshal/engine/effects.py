@@ -15,7 +15,7 @@ from rationalizer import Record
 if TYPE_CHECKING:
     from kafka_marshal.engine.assignment import Assignment
 
-__all__ = ["Append", "Call", "Callback", "Effect", "LookUp", "StartFetch", "StopFetch", "Warn"]
+__all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "StartFetch", "StopFetch", "Warn"]
 
 Key = tuple[str, int]
 Start = str | datetime

@@ -109,6 +109,7 @@ class OwnLease:
 
     @property
     def held(self) -> bool:
+        """Whether the log granted it, and nothing ended it since."""
         return self.state is LeaseState.HELD
 
     @property
@@ -136,9 +137,11 @@ class Outbox:
         return self._next_token
 
     def add(self, effect: Effect) -> None:
+        """Have something done."""
         self.effects.append(effect)
 
     def take(self) -> list[Effect]:
+        """What was collected since the last call."""
         taken, self.effects = self.effects, []
         return taken
 

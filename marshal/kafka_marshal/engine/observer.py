@@ -38,9 +38,11 @@ class Observer:
         self.inherited: dict[Key, int] = {}
 
     def cp_of(self, key: Key) -> int:
+        """The CP that a lease belongs to (L3)."""
         return route_lease(key[0], key[1], self._settings.coordination_partitions)
 
     def lease(self, key: Key) -> Lease | None:
+        """A lease as our replica knows it; None: never granted."""
         return self._worlds[self.cp_of(key)].lease(self._settings.group_id, *key)
 
     def caught_up(self, now: float) -> None:
@@ -59,6 +61,7 @@ class Observer:
                     self.inherited[key] = lease.epoch
 
     def log_time_moved(self, cp: int, now: float) -> None:
+        """A record was applied in a CP."""
         self._moved[cp] = now
 
     def heard(self, key: Key, now: float) -> None:
@@ -68,6 +71,7 @@ class Observer:
         self._free_since.pop(key, None)
 
     def freed(self, key: Key, now: float) -> None:
+        """A lease has no holder any more."""
         self._free_since[key] = now
 
     def forgotten(self, cp: int) -> list[Key]:

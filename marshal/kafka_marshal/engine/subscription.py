@@ -34,6 +34,7 @@ class Subscription:
         self._looked = False
 
     def matches(self, info: TopicInfo) -> bool:
+        """Whether a topic is asked for by name or pattern."""
         if info.name in self.names:
             return True
         hidden = info.internal or info.name.startswith((self._coordination, "__"))
