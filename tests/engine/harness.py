@@ -86,6 +86,9 @@ class Net:
     members: list[Member] = field(default_factory=list)
     #: Added to the broker's stamps (T5: somebody set its clock).
     stamp_shift: float = 0.0
+    #: How coarse time is, and how often all members are heard at one moment.
+    step_ms: float = 10.0
+    rounds: int = 4
 
     def __post_init__(self) -> None:
         self.logs = {cp: [] for cp in range(self.cps)}
@@ -115,14 +118,14 @@ class Net:
         self.members.append(made)
         return made
 
-    def tick(self, ms: float = 10.0) -> None:
+    def tick(self, ms: float | None = None) -> None:
         """Time passes; every live member hears the log and does what is due."""
-        self.now += ms
-        for _ in range(4):
+        self.now += ms or self.step_ms
+        for _ in range(self.rounds):
             for member in list(self.members):
                 member.turn()
 
-    def run(self, ms: float, step: float = 10.0) -> None:
+    def run(self, ms: float, step: float | None = None) -> None:
         until = self.now + ms
         while self.now < until:
             self.tick(step)

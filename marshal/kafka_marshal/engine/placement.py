@@ -40,8 +40,8 @@ class Placement:
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
 
     def let_go(self, key: Key, now: float) -> None:
-        """We released this one: leave it to others for an HI, unless nobody takes it."""
-        self._let_go[key] = now + self._settings.heartbeat_interval_ms
+        """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
+        self._let_go[key] = now + 2 * self._settings.heartbeat_interval_ms
 
     def measure(self, assignment: Assignment, log_end: int, now: float) -> None:
         """Close a cycle of an assignment where one HI has gone by (ReleaseIfBehind)."""
@@ -92,7 +92,7 @@ class Placement:
         """Leave to others what we have just let go; ask for at most one held lease every HI."""
         claim = tuple(key for key in wishes.claim if key not in self._let_go)
         release = wishes.release
-        ask = [key for key in wishes.ask if key not in self._consumer.assignments]
+        ask = [key for key in wishes.ask if key not in self._consumer.assignments and key not in self._let_go]
         if ask and now >= self._next_ask:
             self._next_ask = now + self._settings.heartbeat_interval_ms
             claim = (*claim, ask[0])

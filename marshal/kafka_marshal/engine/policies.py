@@ -94,6 +94,10 @@ class Policy:
         """Change the wishes of the policies before this one (for ``&``). By default: replace them."""
         return self.wishes(view, own, now)
 
+    def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
+        """What the policies before this one get to see (for ``&``). By default: everything."""
+        return view, own
+
     def __and__(self, other: Policy) -> Policy:
         return _Both(self, other)
 
@@ -104,10 +108,13 @@ class _Both(Policy):
     second: Policy
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        return self.second.refine(self.first.wishes(view, own, now), view, own, now)
+        return self.second.refine(self.first.wishes(*self.second.narrow(view, own), now), view, own, now)
+
+    def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
+        return self.first.narrow(*self.second.narrow(view, own))
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        return self.second.refine(self.first.refine(wishes, view, own, now), view, own, now)
+        return self.second.refine(self.first.refine(wishes, *self.second.narrow(view, own), now), view, own, now)
 
 
 def _affinity(client_id: str, key: Key) -> int:
@@ -225,10 +232,20 @@ class MaxClaims(Policy):
 
 @dataclass(frozen=True, slots=True)
 class WholeTopic(Policy):
-    """A topic as one piece: partition 0 is its key. Who holds it claims the rest, who does not lets go of the rest."""
+    """A topic as one piece: partition 0 is its key. Who holds it claims the rest, who does not lets go of the rest.
+
+    ``Balanced() & WholeTopic()`` shares topics out evenly, however many partitions they have. All members of a group
+    have to use it, and none may have a limit (MaxClaims) below a topic's size: else the rest of a topic may lie idle.
+    """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        return self.refine(Greedy().wishes(view, own, now), view, own, now)
+        return self.refine(Greedy().wishes(*self.narrow(view, own), now), view, own, now)
+
+    def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
+        """The topics' keys: whoever decides about one decides about its topic."""
+        partitions = {key: partition for key, partition in view.partitions.items() if key[1] == 0}
+        asked_for = tuple(key for key in view.asked_for if key[1] == 0)
+        return replace(view, partitions=partitions, asked_for=asked_for), tuple(key for key in own if key[1] == 0)
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         letting_go = {topic for topic, partition in wishes.release if partition == 0}

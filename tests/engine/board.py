@@ -1,0 +1,141 @@
+"""Policies without engines: who holds what as a table, time in steps, and the rules by which an engine asks a policy.
+
+What a member sees, how often it may ask for a held partition (once every HI), that it leaves alone what it let go (for
+2 · HI), and that wishes are forgotten after 2 · HI, is as in placement.py and observer.py; all else is instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+from kafka_marshal.engine.policies import Balanced, PartitionView, Policy, View
+
+HI = 1_000.0
+STEP = 50.0
+Key = tuple[str, int]
+
+
+@dataclass
+class Player:
+    """One member."""
+
+    client_id: str
+    policy: Policy
+    topics: frozenset[str]
+    let_go: dict[Key, float] = field(default_factory=dict)
+    next_ask: float = 0.0
+
+
+class Board:
+    """The whole group."""
+
+    def __init__(self, keys: Iterable[Key], seed: int = 0) -> None:
+        self.rng = Random(seed)
+        self.now = 0.0
+        self.holder: dict[Key, str | None] = dict.fromkeys(sorted(keys))
+        self.free_since: dict[Key, float] = dict.fromkeys(self.holder, 0.0)
+        self.players: dict[str, Player] = {}
+        self.asked: dict[Key, float] = {}
+        self.waiting: dict[tuple[str, str], float] = {}
+        #: Records, as an engine would write them: claims (granted or not) and releases.
+        self.claims = 0
+        self.releases = 0
+
+    def join(self, client_id: str, policy: Policy | None = None, topics: Iterable[str] | None = None) -> None:
+        wanted = frozenset(topics) if topics is not None else frozenset(topic for topic, _ in self.holder)
+        self.players[client_id] = Player(client_id, policy or Balanced(), wanted, {}, self.now)
+
+    def leave(self, client_id: str) -> None:
+        """Close: everything is released."""
+        del self.players[client_id]
+        for key in self.held(client_id):
+            self._free(key)
+
+    def die(self, client_id: str) -> None:
+        """Crash: what it holds falls free after 2 · HI."""
+        del self.players[client_id]
+        for key in self.held(client_id):
+            self.free_since[key] = self.now + 2 * HI
+
+    def held(self, client_id: str) -> list[Key]:
+        return [key for key, holder in self.holder.items() if holder == client_id]
+
+    def counts(self) -> dict[str, int]:
+        return {client: len(self.held(client)) for client in sorted(self.players)}
+
+    def unowned(self) -> list[Key]:
+        return [key for key, holder in self.holder.items() if holder not in self.players]
+
+    def _free(self, key: Key) -> None:
+        self.holder[key] = None
+        self.free_since[key] = self.now
+        self.releases += 1
+
+    def is_open(self, key: Key) -> bool:
+        holder = self.holder[key]
+        return holder is None or (holder not in self.players and self.now >= self.free_since[key])
+
+    def view(self, player: Player) -> View:
+        partitions = {}
+        for key, holder in self.holder.items():
+            if key[0] in player.topics:
+                free = self.is_open(key)
+                partitions[key] = PartitionView(None if free else holder, self.free_since[key] if free else None)
+        horizon = self.now - 2 * HI
+        return View(
+            client_id=player.client_id,
+            heartbeat_interval_ms=int(HI),
+            partitions=partitions,
+            waiting=frozenset(
+                client
+                for (client, topic), at in self.waiting.items()
+                if at >= horizon and topic in player.topics and client != player.client_id
+            ),
+            asked_for=tuple(key for key, at in self.asked.items() if at >= horizon),
+        )
+
+    def turn(self, client_id: str) -> None:
+        """One member looks, and acts."""
+        player = self.players[client_id]
+        own = tuple(key for key in self.held(client_id) if key[0] in player.topics)
+        view = self.view(player)
+        wishes = player.policy.wishes(view, own, self.now)
+        for key in wishes.release:
+            assert key in own
+            self._free(key)
+            player.let_go[key] = self.now + 2 * HI
+        claims = [key for key in wishes.claim if player.let_go.get(key, 0.0) <= self.now]
+        asks = [key for key in wishes.ask if key not in own and player.let_go.get(key, 0.0) <= self.now]
+        if asks and self.now >= player.next_ask:
+            player.next_ask = self.now + HI
+            claims.append(asks[0])
+        for key in claims:
+            assert key in view.partitions
+            self.claims += 1
+            if self.is_open(key):
+                self.holder[key] = client_id
+            elif self.holder[key] != client_id:
+                self.asked.pop(key, None)
+                self.asked[key] = self.now
+                self.waiting[client_id, key[0]] = self.now
+
+    def run(self, intervals: float) -> None:
+        until = self.now + intervals * HI
+        while self.now < until:
+            self.now += STEP
+            for client_id in self.rng.sample(sorted(self.players), len(self.players)):
+                self.turn(client_id)
+
+    def is_even(self) -> bool:
+        low, high = divmod(len(self.holder), len(self.players))
+        return not self.unowned() and all(low <= count <= low + bool(high) for count in self.counts().values())
+
+    def time_until_even(self, limit: float) -> float:
+        """How many HI it takes until everyone has its share; fails after limit."""
+        began = self.now
+        while not self.is_even():
+            assert self.now - began <= limit * HI, f"not even within {limit} HI: {self.counts()}, {self.unowned()}"
+            self.run(STEP / HI)
+        return (self.now - began) / HI

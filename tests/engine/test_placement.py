@@ -1,0 +1,265 @@
+"""Policies within engines: large groups in bounded time and records, and when a policy is asked at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.placement import Placement
+from kafka_marshal.engine.policies import (
+    Balanced,
+    Cycle,
+    Greedy,
+    MaxClaims,
+    Policy,
+    ReleaseIfBehind,
+    View,
+    WholeTopic,
+    Wishes,
+)
+from rationalizer import ReleasingPartition
+from tests.engine.harness import HI, Member, Net
+
+LATENCY = 30.0
+
+
+class Distant(Member):
+    """A member whose replica is always a little behind."""
+
+    def visible(self, cp: int) -> int:
+        log, seen = self.net.logs[cp], len(self.net.logs[cp])
+        while seen > self.worlds[cp].next_offset and log[seen - 1][0] + LATENCY > self.net.now:
+            seen -= 1
+        return seen
+
+
+def fleet(net: Net, names: list[str], policy: Policy | None = None) -> list[Member]:
+    members: list[Member] = []
+    for name in names:
+        members.append(Distant(net, name))
+        net.members.append(members[-1])
+    for member in members:
+        member.consumer("t", policy=policy)
+    return members
+
+
+def is_even(net: Net, members: list[Member]) -> bool:
+    counts = [len(m.held()) for m in members]
+    return sum(counts) == len(net.data) and max(counts) - min(counts) <= 1
+
+
+def kinds(net: Net, since: float) -> Counter[str]:
+    return Counter(type(r).__name__ for r in net.records(since=int(since)))
+
+
+@pytest.mark.slow
+def test_twenty_members_and_two_hundred_partitions() -> None:
+    """Start at once, then five die, then five come: even shares within a few HI, and few records."""
+    net = Net(cps=8, step_ms=20.0, rounds=1)
+    net.topic("t", 200)
+    members = fleet(net, [f"m{i:02}" for i in range(20)])
+    began = net.now
+    took = net.run_until(lambda: is_even(net, members))
+    start = kinds(net, began)
+    assert took <= 2 * HI
+    assert start["ClaimingPartition"] <= 20 * 200 + 400, "nobody knows of the others yet: each tries each once"
+    assert start["ReleasingPartition"] <= 400
+    net.run(3 * HI)
+    began = net.now
+    net.run(5 * HI)
+    rest = kinds(net, began)
+    assert rest["ClaimingPartition"] == rest["ReleasingPartition"] == 0
+    assert rest.total() <= 20 * 8 * 5 * 3.8, "a record per member, CP and third of HI at most"
+    began = net.now
+    for member in members[:5]:
+        member.kill()
+    del members[:5]
+    took = net.run_until(lambda: is_even(net, members))
+    assert took <= 4 * HI
+    assert kinds(net, began)["ClaimingPartition"] <= 50 * 6
+    began = net.now
+    members += fleet(net, [f"n{i}" for i in range(5)])
+    took = net.run_until(lambda: is_even(net, members))
+    joined = kinds(net, began)
+    assert took <= 6 * HI
+    assert joined["ReleasingPartition"] <= 70, "50 have to move"
+    assert joined["ClaimingPartition"] <= 400
+
+
+def test_wishes_are_not_followed_by_more_than_they_ask_for() -> None:
+    """One newcomer among ten, at a distance: its share moves, once."""
+    net = Net(cps=4)
+    net.topic("t", 44)
+    members = fleet(net, [f"m{i}" for i in range(10)])
+    net.run_until(lambda: is_even(net, members))
+    net.run(4 * HI)
+    began = net.now
+    members += fleet(net, ["new"])
+    net.run_until(lambda: is_even(net, members))
+    net.run(5 * HI)
+    assert kinds(net, began)["ReleasingPartition"] == 4
+    assert is_even(net, members)
+
+
+def test_a_rolling_restart_moves_nothing() -> None:
+    """Each member restarts with its client_id within HI: takeovers, no releases, no claims (C7)."""
+    net = Net(cps=2)
+    net.topic("t", 12)
+    members = fleet(net, ["a", "b", "c"])
+    net.run_until(lambda: is_even(net, members))
+    net.run(3 * HI)
+    before = {m.client_id: m.held() for m in members}
+    began = net.now
+    for place, member in enumerate(list(members)):
+        member.kill()
+        net.run(0.2 * HI)
+        [members[place]] = fleet(net, [member.client_id])
+        net.run(0.5 * HI)
+    net.run(3 * HI)
+    assert {m.client_id: m.held() for m in members} == before
+    assert kinds(net, began)["ReleasingPartition"] == kinds(net, began)["ClaimingPartition"] == 0
+
+
+def test_a_standby_takes_over_when_a_holder_dies() -> None:
+    """More members than partitions: those without are silent, and there when needed."""
+    net = Net(cps=1)
+    net.topic("t", 2)
+    members = fleet(net, ["a", "b", "c", "d"])
+    net.run(10 * HI)
+    began = net.now
+    net.run(10 * HI)
+    assert kinds(net, began)["ClaimingPartition"] == 0
+    holders = [m for m in members if m.held()]
+    holders[0].kill()
+    members.remove(holders[0])
+    net.run_until(lambda: sum(len(m.held()) for m in members) == 2, 3 * HI)
+    assert all(len(m.held()) <= 1 for m in members)
+
+
+def test_different_subscriptions_end_at_rest() -> None:
+    """The one that reads all gives to each specialist from its own topic, and keeps what nobody else wants."""
+    net = Net(cps=2)
+    for topic in ("t", "u", "v"):
+        net.topic(topic, 4)
+    everything = net.member("all")
+    everything.consumer("^[tuv]$")
+    net.run(100)
+    for topic in ("t", "u"):
+        net.member(f"only-{topic}").consumer(topic)
+    net.run(25 * HI)
+    began = net.now
+    net.run(20 * HI)
+    assert kinds(net, began)["ReleasingPartition"] == kinds(net, began)["ClaimingPartition"] == 0
+    assert sum(len(m.held()) for m in net.members) == 12
+    assert all(len(m.held()) >= 2 for m in net.members)
+    assert {key[0] for key in everything.held()} >= {"v"}
+
+
+def test_max_claims_in_a_group_leaves_the_rest_to_the_others() -> None:
+    net = Net(cps=1)
+    net.topic("t", 9)
+    small, large = net.member("small"), net.member("large")
+    small.consumer("t", policy=Balanced() & MaxClaims(2))
+    large.consumer("t")
+    net.run(15 * HI)
+    began = net.now
+    net.run(10 * HI)
+    assert (len(small.held()), len(large.held())) == (2, 7)
+    assert kinds(net, began)["ReleasingPartition"] == 0
+
+
+def test_whole_topics_are_shared_out() -> None:
+    net = Net(cps=2)
+    for topic, partitions in (("t", 6), ("u", 1), ("v", 3), ("w", 2)):
+        net.topic(topic, partitions)
+    members = [net.member(name) for name in "ab"]
+    for member in members:
+        member.consumer("^[tuvw]$", policy=Balanced() & WholeTopic())
+    net.run(15 * HI)
+    began = net.now
+    net.run(10 * HI)
+    assert kinds(net, began)["ReleasingPartition"] == 0
+    assert [len({topic for topic, _ in m.held()}) for m in members] == [2, 2]
+    assert sum(len(m.held()) for m in members) == 12
+
+
+def test_release_if_behind_measures_by_the_second_and_lets_go() -> None:
+    """Log ends come with the fetches; a member that handles nothing is behind after three cycles."""
+    net = Net(cps=1)
+    net.topic("t", 2, end=100_000)
+    slow = net.member("slow")
+    consumer = slow.consumer("t", policy=Greedy() & ReleaseIfBehind(max_lag=10_000, cycles=3))
+    net.run(100)
+    for _ in range(45):
+        net.data["t", 0].end += 1_000
+        net.data["t", 1].end += 1
+        for key, assignment in list(consumer.assignments.items()):
+            consumer.placement.measure(assignment, net.data[key].end, net.now)
+        slow.settle()
+        net.run(HI / 10)
+    assert slow.callbacks.count((Callback.REVOKE, ("t", 0))) >= 1
+    first = net.records(ReleasingPartition)[0]
+    assert isinstance(first, ReleasingPartition)
+    assert first.partition == 0
+
+
+def test_cycles_hold_lag_speed_and_growth_per_second() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=1_000)
+    member = net.member("a", hi=2_000)
+    consumer = member.consumer("t")
+    net.run(50)
+    placement: Placement = consumer.placement
+    assignment = consumer.assignments["t", 0]
+    placement.measure(assignment, 1_000, net.now)
+    assignment.tracker.done.through(99)
+    placement.measure(assignment, 1_200, net.now + 1_000)  # half a cycle: too early
+    placement.measure(assignment, 1_400, net.now + 2_000)
+    assert placement._cycles["t", 0] == (Cycle(lag=1_300, speed=50.0, growth=200.0),)
+
+
+def test_a_policy_is_asked_when_something_changed_and_not_all_the_time() -> None:
+    asked: list[float] = []
+
+    class Curious(Policy):
+        def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
+            asked.append(now)
+            return Balanced().wishes(view, own, now)
+
+    net = Net(cps=1)
+    net.topic("t", 4)
+    member = net.member("a")
+    member.consumer("t", policy=Curious())
+    net.run(10 * HI)
+    settled = len(asked)
+    net.run(100 * HI)
+    assert len(asked) <= settled + 2
+    other = net.member("b")
+    other.consumer("t")
+    net.run(5 * HI)
+    assert len(asked) > settled + 2
+    assert len(member.held()) == 2
+
+
+def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
+    """Paused, stopped and blocked partitions are left out of the view."""
+    seen: list[set[tuple[str, int]]] = []
+
+    class Looks(Policy):
+        def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
+            seen.append(set(view.partitions))
+            assert set(own) <= set(view.partitions)
+            return Greedy().wishes(view, own, now)
+
+    net = Net(cps=1)
+    net.topic("t", 2)
+    member = net.member("a")
+    consumer = member.consumer("t", policy=Looks())
+    net.run(100)
+    assert seen[-1] == {("t", 0), ("t", 1)}
+    consumer.blocked.add(("t", 0))
+    consumer.placement.dirty = True
+    member.settle()
+    assert seen[-1] == {("t", 1)}

@@ -1,0 +1,403 @@
+"""Policies as pure functions: fair shares, few moves, nothing idle, no livelock. The board stands in for engines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_marshal.engine.policies import (
+    Balanced,
+    Cycle,
+    Greedy,
+    MaxClaims,
+    PartitionView,
+    Policy,
+    ReleaseIfBehind,
+    View,
+    WholeTopic,
+    Wishes,
+)
+from tests.engine.board import Board
+
+Key = tuple[str, int]
+HI = 1_000
+
+
+def keys(*counts: int) -> list[Key]:
+    """Partitions of topics t0, t1 … with so many partitions each."""
+    return [(f"t{topic}", p) for topic, count in enumerate(counts) for p in range(count)]
+
+
+def view_of(
+    holders: dict[Key, str | None], *, me: str = "a", waiting: tuple[str, ...] = (), asked_for: tuple[Key, ...] = ()
+) -> tuple[View, tuple[Key, ...]]:
+    """A view, free partitions free since 0, and what of it is one's own."""
+    partitions = {k: PartitionView(holder, 0.0 if holder is None else None) for k, holder in sorted(holders.items())}
+    own = tuple(k for k, holder in sorted(holders.items()) if holder == me)
+    return View(me, HI, partitions, frozenset(waiting), asked_for), own
+
+
+def held_by(client_id: str, *counts: int) -> dict[Key, str | None]:
+    return dict.fromkeys(keys(*counts), client_id)
+
+
+# -- Greedy, MaxClaims --------------------------------------------------------------------------------------------
+
+
+def test_greedy_claims_all_that_is_free_and_never_lets_go() -> None:
+    view, own = view_of({("t", 0): "a", ("t", 1): None, ("t", 2): "b", ("t", 3): None}, waiting=("c",))
+    wishes = Greedy().wishes(view, own, 0.0)
+    assert sorted(wishes.claim) == [("t", 1), ("t", 3)]
+    assert (wishes.release, wishes.ask) == ((), ())
+
+
+def test_newcomers_reach_for_different_partitions_first() -> None:
+    """So that few claims collide: each client has an order of its own, the same every time."""
+    orders = []
+    for me in ("a", "b", "c", "d"):
+        view, own = view_of(dict.fromkeys(keys(8)), me=me)
+        orders.append(Greedy().wishes(view, own, 0.0).claim)
+        assert Greedy().wishes(view, own, 0.0).claim == orders[-1]
+    assert len({order[0] for order in orders}) > 1
+
+
+def test_max_claims_is_a_limit_on_what_is_held_not_on_one_round() -> None:
+    view, own = view_of({**held_by("a", 2), ("t0", 2): None, ("t0", 3): None, ("t0", 4): None})
+    assert len(MaxClaims(4).wishes(view, own, 0.0).claim) == 2
+    assert MaxClaims(2).wishes(view, own, 0.0).claim == ()
+
+
+def test_max_claims_lets_go_what_is_too_much() -> None:
+    view, own = view_of(held_by("a", 5))
+    wishes = (Greedy() & MaxClaims(3)).wishes(view, own, 0.0)
+    assert len(wishes.release) == 2
+    assert wishes.claim == ()
+
+
+def test_max_claims_at_its_limit_does_not_ask() -> None:
+    """A wish that would not be taken up would move partitions for nothing."""
+    view, own = view_of({**held_by("b", 6), ("t0", 0): "a"})
+    assert (Balanced()).wishes(view, own, 0.0).ask
+    assert (Balanced() & MaxClaims(1)).wishes(view, own, 0.0).ask == ()
+
+
+def test_max_claims_refuses_a_limit_that_can_hold_nothing() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        MaxClaims(0)
+
+
+# -- Balanced: examples -------------------------------------------------------------------------------------------
+
+
+def test_balanced_alone_claims_everything() -> None:
+    view, own = view_of(dict.fromkeys(keys(5)))
+    assert sorted(Balanced().wishes(view, own, 0.0).claim) == keys(5)
+
+
+def test_balanced_below_its_share_asks_the_richest() -> None:
+    view, own = view_of({**{("t", p): "b" for p in range(5)}, **{("u", p): "c" for p in range(2)}})
+    wishes = Balanced().wishes(view, own, 0.0)
+    assert wishes.claim == ()
+    assert {key[0] for key in wishes.ask} == {"t"}
+
+
+def test_balanced_claims_what_is_free_before_it_asks() -> None:
+    view, own = view_of({**held_by("b", 4), ("t0", 0): None, ("t0", 1): None})
+    wishes = Balanced().wishes(view, own, 0.0)
+    assert len(wishes.claim) == 2
+    assert wishes.ask == ()
+
+
+def test_balanced_lets_go_as_many_as_are_missing_and_first_what_was_asked_for() -> None:
+    view, own = view_of(held_by("a", 7), waiting=("b",), asked_for=(("t0", 3),))
+    release = Balanced().wishes(view, own, 0.0).release
+    assert len(release) == 3
+    assert release[0] == ("t0", 3)
+
+
+def test_balanced_never_drops_below_its_share() -> None:
+    view, own = view_of({**held_by("b", 6), ("t0", 0): "a", ("t0", 1): "a", ("t0", 2): "a"}, waiting=("c", "d"))
+    assert len(Balanced().wishes(view, own, 0.0).release) == 1  # of 6 among 4: who has most keeps 2
+
+
+def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
+    """Of 5 for two, the newcomer finds 2 free; of 6, one more has to be let go."""
+    view, own = view_of({**held_by("a", 3), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
+    assert Balanced().wishes(view, own, HI).release == ()
+    view, own = view_of({**held_by("a", 4), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
+    assert len(Balanced().wishes(view, own, HI).release) == 1
+
+
+def test_balanced_takes_what_lies_idle_although_it_has_its_share() -> None:
+    """The member that counts may be unable to take it (a limit, another subscription, dead)."""
+    view, own = view_of({("t", 0): "a", ("t", 1): "a", ("t", 2): None, ("t", 3): "b"})
+    assert Balanced().wishes(view, own, HI).claim == ()
+    assert Balanced().wishes(view, own, HI + 1).claim == (("t", 2),)
+
+
+def test_more_members_than_partitions_those_without_wait_quietly() -> None:
+    """Two hold one each; a third neither asks nor claims, and takes over when one is gone."""
+    view, own = view_of({("t", 0): "b", ("t", 1): "c"})
+    assert Balanced().wishes(view, own, 0.0) == Wishes()
+    view, own = view_of({("t", 0): "b", ("t", 1): None})
+    assert Balanced().wishes(view, own, 0.0).claim == (("t", 1),)
+
+
+# -- ReleaseIfBehind ----------------------------------------------------------------------------------------------
+
+
+def behind(*cycles: Cycle, policy: Policy | None = None) -> tuple[Key, ...]:
+    view = View("a", HI, {("t", 0): PartitionView("a", None, cycles)})
+    return (policy or ReleaseIfBehind(max_lag=100, cycles=3)).wishes(view, (("t", 0),), 0.0).release
+
+
+def test_release_if_behind_after_so_many_unhealthy_cycles_in_a_row() -> None:
+    slow, fine = Cycle(lag=500, speed=10.0, growth=20.0), Cycle(lag=500, speed=20.0, growth=10.0)
+    assert behind(slow, slow) == ()
+    assert behind(slow, slow, slow) == (("t", 0),)
+    assert behind(slow, slow, fine) == ()
+    assert behind(slow, fine, slow, slow) == ()
+    assert behind(fine, slow, slow, slow) == (("t", 0),)
+
+
+def test_equal_speeds_are_healthy() -> None:
+    """B18: a lag that does not grow is not being behind, however large it is."""
+    assert behind(*[Cycle(lag=10**6, speed=50.0, growth=50.0)] * 3) == ()
+
+
+def test_a_small_lag_is_healthy_unless_it_will_be_large_within_two_cycles() -> None:
+    assert behind(*[Cycle(lag=50, speed=10.0, growth=20.0)] * 3) == ()  # 50 + 2 · 10 = 70
+    assert behind(*[Cycle(lag=50, speed=10.0, growth=40.0)] * 3) == (("t", 0),)  # 50 + 2 · 30 = 110
+
+
+def test_speeds_are_per_second_whatever_the_interval() -> None:
+    """B18: two cycles of 10 s at 10 messages a second make 200 messages."""
+    view = View("a", 10_000, {("t", 0): PartitionView("a", None, (Cycle(0, 10.0, 20.0),) * 3)})
+    assert ReleaseIfBehind(max_lag=199, cycles=3).wishes(view, (("t", 0),), 0.0).release
+    assert not ReleaseIfBehind(max_lag=200, cycles=3).wishes(view, (("t", 0),), 0.0).release
+
+
+def test_standing_still_counts() -> None:
+    """B18: a speed of 0 is a speed; offset 0 is an offset."""
+    assert behind(*[Cycle(lag=200, speed=0.0, growth=1.0)] * 3) == (("t", 0),)
+
+
+# -- WholeTopic ---------------------------------------------------------------------------------------------------
+
+
+def test_whole_topic_claims_the_key_first_and_then_the_rest() -> None:
+    holders: dict[Key, str | None] = dict.fromkeys(keys(3))
+    view, own = view_of(holders)
+    assert WholeTopic().wishes(view, own, 0.0).claim == (("t0", 0),)
+    view, own = view_of({**holders, ("t0", 0): "a"})
+    assert sorted(WholeTopic().wishes(view, own, 0.0).claim) == [("t0", 1), ("t0", 2)]
+
+
+def test_whole_topic_without_the_key_lets_the_rest_go() -> None:
+    view, own = view_of({("t", 0): "b", ("t", 1): "a", ("t", 2): "a"})
+    assert WholeTopic().wishes(view, own, 0.0).release == (("t", 1), ("t", 2))
+
+
+def test_balanced_whole_topics_are_shared_out_by_topic() -> None:
+    """Three topics of 8, 1 and 1 partitions and two members: nobody is above its share with the large one."""
+    holders: dict[Key, str | None] = {**dict.fromkeys(keys(8), "a"), ("t1", 0): "b", ("t2", 0): "b"}
+    policy = Balanced() & WholeTopic()
+    for me, other in (("a", "b"), ("b", "a")):
+        view, own = view_of(holders, me=me, waiting=(other,))
+        assert policy.wishes(view, own, 0.0).release == ()
+
+
+# -- Balanced on the board ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_balanced_reaches_even_shares_from_any_start_and_then_rests(data: st.DataObject) -> None:
+    partitions, members = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 9))
+    board = Board(keys(partitions), data.draw(st.integers(0, 1000)))
+    for number in range(members):
+        board.join(f"c{number}")
+    for key in board.holder:
+        board.holder[key] = data.draw(st.sampled_from([None, *board.players, "dead"]))
+        if board.holder[key] == "dead":
+            board.free_since[key] = data.draw(st.floats(0, 2 * HI))
+    board.time_until_even(limit=5)
+    board.run(3)
+    records = board.claims + board.releases
+    board.run(10)
+    assert board.is_even()
+    assert board.claims + board.releases == records, "members that have their share leave each other in peace"
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_balanced_moves_no_more_than_needed_among_those_it_knows(data: st.DataObject) -> None:
+    """Everybody holds something, so everybody counts: exactly what is above a share moves."""
+    members = data.draw(st.integers(1, 9))
+    counts = data.draw(st.lists(st.integers(1, 8), min_size=members, max_size=members))
+    board = Board(keys(sum(counts)), data.draw(st.integers(0, 1000)))
+    holders = [f"c{number}" for number, count in enumerate(counts) for _ in range(count)]
+    for key, holder in zip(board.holder, holders, strict=True):
+        board.holder[key] = holder
+    for number in range(members):
+        board.join(f"c{number}")
+    board.time_until_even(limit=5)
+    board.run(3)
+    assert board.releases == needed(counts)
+
+
+def needed(counts: list[int]) -> int:
+    base, larger = divmod(sum(counts), len(counts))
+    shares = [base + 1] * larger + [base] * (len(counts) - larger)
+    return sum(max(0, held - share) for held, share in zip(sorted(counts, reverse=True), shares, strict=True))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))
+def test_a_newcomer_moves_exactly_its_share(partitions: int, members: int, seed: int) -> None:
+    board = Board(keys(partitions), seed)
+    for number in range(members):
+        board.join(f"c{number}")
+    board.time_until_even(limit=5)
+    board.run(5)
+    before = board.releases
+    board.join("newcomer")
+    board.time_until_even(limit=5)
+    board.run(5)
+    assert board.releases - before == partitions // (members + 1)
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_joins_leaves_and_deaths_at_any_time_end_in_even_shares(data: st.DataObject) -> None:
+    board = Board(keys(data.draw(st.integers(1, 20))), data.draw(st.integers(0, 1000)))
+    board.join("stays")
+    for number in range(data.draw(st.integers(0, 12))):
+        what = data.draw(st.sampled_from(["join", "join", "leave", "die"]))
+        others = [client for client in board.players if client != "stays"]
+        if what == "join" or not others:
+            board.join(f"c{number}")
+        elif what == "leave":
+            board.leave(data.draw(st.sampled_from(others)))
+        else:
+            board.die(data.draw(st.sampled_from(others)))
+        board.run(data.draw(st.sampled_from([0, 0.05, 0.3, 1, 2.5])))
+    board.time_until_even(limit=8)
+    board.run(3)
+    records = board.claims + board.releases
+    board.run(10)
+    assert board.is_even()
+    assert board.claims + board.releases == records
+
+
+def test_a_dead_client_that_asked_keeps_nothing_idle() -> None:
+    """It is counted until its wishes expire; what was let go for it is taken back."""
+    board = Board(keys(6))
+    board.join("a")
+    board.run(1)
+    board.join("b")
+    board.turn("b")
+    board.die("b")
+    board.run(0.2)
+    assert board.unowned(), "let go for b"
+    board.run(3)
+    assert board.counts() == {"a": 6}
+
+
+# -- mixtures -----------------------------------------------------------------------------------------------------
+
+ANY = [Balanced(), Greedy(), MaxClaims(3), Balanced() & MaxClaims(2), ReleaseIfBehind(), Balanced() & ReleaseIfBehind()]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_mixtures_and_different_subscriptions_leave_nothing_unowned(data: st.DataObject) -> None:
+    """As long as somebody without a limit subscribes to all."""
+    counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    board = Board(keys(*counts), data.draw(st.integers(0, 1000)))
+    topics = [f"t{number}" for number in range(len(counts))]
+    board.join("all", data.draw(st.sampled_from([Balanced(), Greedy(), ReleaseIfBehind()])))
+    for number in range(data.draw(st.integers(0, 6))):
+        wanted = data.draw(st.lists(st.sampled_from(topics), min_size=1, unique=True))
+        board.join(f"c{number}", data.draw(st.sampled_from(ANY)), wanted)
+        board.run(data.draw(st.sampled_from([0, 0.1, 1, 3])))
+    others = [client for client in board.players if client != "all"]
+    for client in data.draw(st.lists(st.sampled_from(others), unique=True, max_size=3)) if others else []:
+        (board.die if data.draw(st.booleans()) else board.leave)(client)
+        board.run(data.draw(st.sampled_from([0, 0.3, 2])))
+    board.run(30)
+    releases = board.releases
+    for _ in range(20):
+        board.run(0.5)
+        assert board.unowned() == []
+    assert board.releases == releases, "a livelock"
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whole_topics_stay_whole_and_owned(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    board = Board(keys(*counts), data.draw(st.integers(0, 1000)))
+    policy: Policy = data.draw(st.sampled_from([WholeTopic(), Balanced() & WholeTopic()]))
+    board.join("stays", policy)
+    for number in range(data.draw(st.integers(0, 4))):
+        board.join(f"c{number}", policy)
+        board.run(data.draw(st.sampled_from([0, 0.1, 2])))
+    if len(board.players) > 1 and data.draw(st.booleans()):
+        board.die("c0")
+    board.run(20)
+    releases = board.releases
+    for _ in range(10):
+        board.run(0.5)
+        assert board.unowned() == []
+        for topic in range(len(counts)):
+            assert len({board.holder[key] for key in board.holder if key[0] == f"t{topic}"}) == 1
+    assert board.releases == releases, "a livelock"
+    if policy != WholeTopic():
+        topics = [sum(1 for key in board.held(client) if key[1] == 0) for client in board.players]
+        assert max(topics) - min(topics) <= 1
+
+
+def test_what_one_cannot_keep_up_with_goes_to_somebody_else() -> None:
+    """The others take what lies idle after HI; whoever gave it up leaves it alone for longer than that."""
+
+    class BehindOnOne(ReleaseIfBehind):
+        def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+            return Wishes(wishes.claim, tuple(key for key in own if key == ("t0", 0)), wishes.ask)
+
+    board = Board(keys(4))
+    board.join("a")
+    board.run(0.1)
+    board.join("b")
+    board.run(3)
+    slow, other = (board.players[c] for c in (("a", "b") if ("t0", 0) in board.held("a") else ("b", "a")))
+    slow.policy = Balanced() & BehindOnOne()
+    board.run(1.5)
+    assert board.holder["t0", 0] == other.client_id
+    board.run(20)
+    assert board.holder["t0", 0] == other.client_id
+    assert board.is_even(), "it got another one for it"
+
+
+def test_policies_combine_from_left_to_right() -> None:
+    view, own = view_of(dict.fromkeys(keys(4, 4)))
+    assert len((Balanced() & MaxClaims(3)).wishes(view, own, 0.0).claim) == 3
+    assert len((Balanced() & MaxClaims(3) & MaxClaims(2)).wishes(view, own, 0.0).claim) == 2
+    assert len((Balanced() & (MaxClaims(3) & MaxClaims(2))).wishes(view, own, 0.0).claim) == 2
+    both = (Balanced() & WholeTopic() & MaxClaims(1)).wishes(view, own, 0.0)
+    assert len(both.claim) == 1
+    assert both.claim[0][1] == 0
+
+
+def test_a_policy_of_one_s_own() -> None:
+    class Evens(Policy):
+        def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+            return Wishes(claim=tuple(k for k, p in view.partitions.items() if p.holder is None and k[1] % 2 == 0))
+
+    board = Board(keys(5))
+    board.join("evens", Evens())
+    board.join("rest")
+    board.run(5)
+    assert board.unowned() == []
+    assert set(board.held("evens")) <= {("t0", 0), ("t0", 2), ("t0", 4)}
