@@ -40,6 +40,10 @@ T = TypeVar("T")
 #: The longest the background thread waits for the log before it looks at the clock again.
 MAX_WAIT_MS = 100.0
 
+#: While an acknowledgement is due, which is for so long after an append, it is looked for this often.
+ACK_WATCH_MS = 50.0
+ACK_WAIT_MS = 1.0
+
 #: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
 METADATA_INTERVAL_MS = 5_000.0
 
@@ -108,6 +112,9 @@ class Driver:
         self._appender: Appender = cluster.appender(topic, delivery_timeout_ms=settings.heartbeat_interval_ms)
         self._retired: list[Appender] = []
         self._replace_appender = False
+        #: Appends whose acknowledgement has not come, and when the last one was handed over.
+        self._unanswered = 0
+        self._appended_at = 0.0
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
         #: By consumer. Replaced, never changed: whoever looked topics up can tell whether he asked for all of them.
@@ -177,7 +184,9 @@ class Driver:
         now = now_ms()
         with self.condition:
             deadline = self.engine.deadline(now) if self._started else now + MAX_WAIT_MS
-        return max(0.0, min(MAX_WAIT_MS, deadline - now)) / 1000
+            # A grant counts once the acknowledgement of its own sending is there, and nothing wakes us for that.
+            soon = self._unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
+        return max(0.0, min(ACK_WAIT_MS if soon else MAX_WAIT_MS, deadline - now)) / 1000
 
     def _periodic(self) -> None:
         now = now_ms()
@@ -270,6 +279,8 @@ class Driver:
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):
+                    self._unanswered += 1
+                    self._appended_at = now_ms()
                     self._appender.append(cp, encode(record), partial(self._acked, token))
                 case StartFetch(consumer=number, key=key, offset=offset) if number in self.ports:
                     self.ports[number].start_fetch(key, offset)
@@ -289,6 +300,7 @@ class Driver:
             logger.warning("an append to %s failed: %s", self._topic, ack.error)
         self._replace_appender = self._replace_appender or ack.fatal
         with self.condition:
+            self._unanswered -= 1
             self.engine.acked(token, ack.offset)
 
     # On the look-up and callback threads.
