@@ -133,7 +133,8 @@ def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
     assert "rolled back and is not done: nothing is lost" in said
     assert "Traceback" not in said
     # The last batch it began was never written, and neither database nor log says otherwise.
-    assert '"begun"' in told.splitlines()[-1]
+    assert ['"begun"' in line for line in told.splitlines()[-2:]] == [True, False]
+    assert '"failed"' in told.splitlines()[-1]
     done = stage.rows_done()
     assert 0 < done < published.rows
     assert stage.done_by_the_log() <= done

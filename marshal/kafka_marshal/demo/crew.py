@@ -15,7 +15,7 @@ from queue import Empty, Queue
 from typing import IO, Any
 
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.options import SEPARATOR, WorkerSettings
+from kafka_marshal.demo.options import FAILURE, WorkerSettings
 
 __all__ = ["Crew", "Event", "WorkerProcess"]
 
@@ -50,6 +50,8 @@ class WorkerProcess:
         self.log = log
         #: We killed it, or asked it to end: its end is no surprise.
         self.expected_to_end = False
+        #: Why it ended by itself, "" if it did not say.
+        self.failure = ""
         try:
             with log.open("wb") as errors:
                 self.process = subprocess.Popen(
@@ -84,6 +86,9 @@ class WorkerProcess:
             if not line.endswith(b"\n"):
                 return  # it was killed while it said this
             said: Mapping[str, Any] = json.loads(line)
+            if said["event"] == FAILURE:
+                self.failure = said["why"]
+                continue
             skipped = said.get("skipped", 0)
             tell(Event(self.client_id, said["event"], said["partition"], said["first"], said["last"], skipped))
 
@@ -117,14 +122,14 @@ class WorkerProcess:
         return True
 
     def last_words(self) -> str:
-        """The last thing it wrote to its log, "" for nothing."""
+        """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing."""
+        if self.failure:
+            return self.failure
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        if not lines:
-            return ""
-        return (lines[-1].partition(SEPARATOR)[2] or lines[-1])[:600]
+        return lines[-1][:600] if lines else ""
 
 
 class Crew:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["PARTITIONS", "SEPARATOR", "DemoOptions", "WorkerSettings"]
+__all__ = ["FAILURE", "PARTITIONS", "DemoOptions", "WorkerSettings"]
 
 #: Of the topic of flights.
 PARTITIONS = 12
 
-#: Stands in a worker's log before the message itself.
-SEPARATOR = " | "
+#: What a worker tells its parent before it ends because of an error.
+FAILURE = "failed"
 
 
 @dataclass(frozen=True, slots=True)

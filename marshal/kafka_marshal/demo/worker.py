@@ -22,7 +22,7 @@ from typing import Any
 
 from kafka_marshal import Batch, Marshal, MarshalError
 from kafka_marshal.demo.errors import FencedError
-from kafka_marshal.demo.options import SEPARATOR, WorkerSettings
+from kafka_marshal.demo.options import FAILURE, WorkerSettings
 from kafka_marshal.demo.sink import Sink
 
 __all__ = ["FAILED", "PARENT_GONE", "main", "work"]
@@ -91,18 +91,22 @@ def main() -> int:
     settings = WorkerSettings(**json.loads(_first_line()))
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     name = settings.client_id.replace("%", "%%")
-    logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s{SEPARATOR}%(message)s", level=logging.INFO)
+    logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     # Told before there is a Marshal to stop: there is nothing to release either.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         work(settings, _tell)
     except MarshalError as error:
         logging.error("%s", error)
-        return FAILED
-    except Exception:
+        why = str(error)
+    except Exception as error:
         logging.exception("The batch in hand is not done; another worker gets it.")
-        return FAILED
-    return 0
+        why = f"{type(error).__name__}: {error}. The batch in hand is not done; another worker gets it"
+    else:
+        return 0
+    # To the parent itself, too: the log may lie on a disk that is full.
+    _tell({"event": FAILURE, "why": why})
+    return FAILED
 
 
 def _first_line() -> bytes:
