@@ -226,7 +226,7 @@ def test_a_pause_that_runs_out_is_noticed_by_the_clock_where_the_log_is_silent(g
 def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
     """Between its end and a later ReleaseGroup members may have worked: that is another pause."""
     group.fill(1, 10)
-    member = group.start("a", hold={(0, 3)}, hi=5_000)
+    member = group.start("a", hold={(0, 3)}, hi=10_000)
     assert member.holding.wait(10)
     with group.admin().pause(group.group, expires_in=1.0) as pause:
         pause.check()
@@ -235,7 +235,8 @@ def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
         with pytest.raises(AdminError, match=r"ran out in partition\(s\) \[0, 1, 2\].*Pause again"):
             pause.extend_if_short()
         member.let_go.set()
-    wait_until(lambda: group.seen() == group.everything(), 10)
+    # It comes back at once, although it had let go: an HI of leaving the partition to others is for other times.
+    wait_until(lambda: group.seen() == group.everything(), 4)
 
 
 def test_a_pause_is_extended_for_as_long_as_it_is_waited_in(group: Group) -> None:
