@@ -30,6 +30,9 @@ __all__ = ["ConsumerEngine", "ConsumerSettings", "Loss"]
 
 Key = tuple[str, int]
 
+#: Why an assignment is let go when an admin pauses the group.
+PAUSED = "the group is paused (C10)"
+
 
 class Loss(StrEnum):
     """Why a lease was lost, for people and for what to do next."""
@@ -300,8 +303,7 @@ class ConsumerEngine:
         self.commit_ranges(assignment, now)
         assignment.stage = Stage.RELEASED
         self._engine.book.release(assignment.lease, self._unreported(assignment), now)
-        if self._engine.observer.paused_until(assignment.lease.cp, now) is None:
-            # (What a pause takes is left to nobody: whoever is first after it goes on.)
+        if assignment.releasing != PAUSED:  # what a pause takes is left to nobody: whoever is first after it goes on
             self.placement.let_go(assignment.key, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
@@ -419,7 +421,7 @@ class ConsumerEngine:
         if stopped:
             self.revoke(assignment, "its part of the coordination topic needs a newer release (E4)", now)
         elif self._engine.observer.paused_until(lease.cp, now) is not None:
-            self.revoke(assignment, "the group is paused (C10)", now)
+            self.revoke(assignment, PAUSED, now)
         timeout = self.settings.handler_timeout_ms
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
