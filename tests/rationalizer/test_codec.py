@@ -284,6 +284,13 @@ def test_e6_nothing_odd_in_any_range(place: int, odd: Any, named: str | None) ->
         assert outcome(packb([1, 7, "1", "a", "g", "t", 0, 0, ranges])) == ("MALFORMED", named and "CommitRanges")
 
 
+def test_e2_all_that_is_allowed_may_stand_side_by_side_at_any_depth() -> None:
+    things: Any = [None, True, 1, "x", [], {}]
+    for _ in range(6):
+        assert outcome(packb([*UNKNOWN, *things])) == ("UNKNOWN_TYPE", None)
+        things = [None, True, 1, "x", things, {"k": 1}]
+
+
 @pytest.mark.parametrize("thing", [None, 7, True, "ab", [], {}, {"a": 1}, [7], ["ab"], [None], [{}], [[]]])
 def test_e6_entries_and_ranges_are_arrays_of_arrays(thing: Any) -> None:
     assert outcome(packb([1, 6, "1", "a", "g", thing])) == ("MALFORMED", "HeartbeatBatch")

@@ -169,6 +169,17 @@ def test_e2_batch_entries_are_checked_and_their_epoch_is_never_nil(entry: Any) -
         BeatEntry(*entry)
 
 
+def test_a_value_as_long_as_readers_accept_is_encoded() -> None:
+    many = [BeatEntry("x" * 240, 0, 0, 0)] * (MAX_VALUE_BYTES // 246 - 2)  # an entry has six bytes besides its topic
+    room = MAX_VALUE_BYTES - len(encode(HeartbeatBatch(*IDS, tuple(many))))
+    thirds = (room // 3, room // 3, room - room // 3 * 2)
+    full = HeartbeatBatch(*IDS, (*many, *(BeatEntry("x" * (size - 6), 0, 0, 0) for size in thirds)))
+    assert len(encode(full)) == MAX_VALUE_BYTES
+    assert decode(encode(full)) == full
+    with pytest.raises(InvalidRecordError, match="split the record"):
+        encode(dataclasses.replace(full, instance_id="11"))
+
+
 def test_a_value_longer_than_readers_accept_is_not_encoded() -> None:
     entries = tuple(BeatEntry("x" * 249, 2**31 - 1, TOP, TOP) for _ in range(MAX_VALUE_BYTES // 260))
     with pytest.raises(InvalidRecordError, match="split the record"):
