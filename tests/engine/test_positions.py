@@ -144,6 +144,16 @@ def test_p9_closing_hands_in_the_start_as_soon_as_it_is_known() -> None:
     assert member.callbacks == []
 
 
+def test_p9_closing_waits_for_the_start_no_longer_than_hi() -> None:
+    """The leader does not answer: closing goes on all the same (B14)."""
+    net, member = starting("latest")
+    member.hold_lookups = True
+    net.run(50)
+    member.close()
+    net.run_until(lambda: member.consumers[0].closed, HI + 50)
+    assert not net.world(T0).held
+
+
 def test_p9_an_empty_log_and_latest() -> None:
     """Starting at 0 is what stable + 1 says: nothing has to be beaten, and nothing that comes is missed."""
     net, member = starting("latest", end=0)

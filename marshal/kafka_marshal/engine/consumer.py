@@ -76,6 +76,7 @@ class ConsumerEngine:
         #: Lost positions: left alone until somebody sets them (P11).
         self.blocked: set[Key] = set()
         self.closing = False
+        self._close_at = 0.0
         self._engine = engine
 
     @property
@@ -273,7 +274,11 @@ class ConsumerEngine:
         assignment.releasing = why
         assignment.lease.stopped = True
         assignment.lease.refresh()
-        if assignment.stage is Stage.LOCATING and assignment.first_claim:
+        if (
+            assignment.stage is Stage.LOCATING
+            and assignment.first_claim
+            and not (self.closing and now >= self._close_at)
+        ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
         assignment.stage = Stage.REVOKING
         assignment.drop_buffer()
@@ -418,6 +423,8 @@ class ConsumerEngine:
             self.delivery.send_grant(assignment, now)
         if assignment.over:
             return
+        if assignment.stage is Stage.LOCATING and self.closing and now >= self._close_at:
+            self.revoke(assignment, assignment.releasing, now)
         if stopped:
             self.revoke(assignment, "its part of the coordination topic needs a newer release (E4)", now)
         elif self._engine.observer.paused_until(lease.cp, now) is not None:
@@ -451,6 +458,8 @@ class ConsumerEngine:
                 times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:
                 times.append((assignment.lease.claim_sent_at or now) + hi)
+            elif assignment.stage is Stage.LOCATING and self.closing:
+                times.append(self._close_at)
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.start_beat_sent + hi)
             elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
@@ -460,6 +469,7 @@ class ConsumerEngine:
     def close(self, now: float) -> None:
         """Let everything go at once: what is in hand and not done stays not done."""
         self.closing = True
+        self._close_at = now + self._engine.settings.heartbeat_interval_ms
         for assignment in list(self.assignments.values()):
             self.delivery.give_up(assignment, now)
             self.revoke(assignment, "the consumer closes", now)
