@@ -132,6 +132,12 @@ def common_options(top: bool = False) -> Callable[[_F], _F]:
 class Command(click.Command):
     """A command whose help lists its own options before those that all commands take."""
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        r"""Docstrings are raw strings: their ``\b`` is click's mark for a paragraph that keeps its lines."""
+        if self.help is not None:
+            self.help = self.help.replace("\\b\n", "\b\n")
+        super().format_help_text(ctx, formatter)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Two sections instead of one."""
         own: list[tuple[str, str]] = []
