@@ -147,8 +147,8 @@ FAULTS: Mapping[str, Fault] = {
         + of(
             f"{ENGINE}/test_consumer.py",
             "test_close_before_the_first_claim_was_answered",
-            "test_a_lease_lost_during_on_revoke_is_told_and_not_released",
         )
+        + of(f"{ENGINE}/test_callbacks.py", "test_a_lease_lost_during_on_revoke_is_told_and_not_released")
         + of(f"{ENGINE}/test_pause.py", "test_e4_a_consumer_closes_though_a_cp_has_stopped"),
     ),
     "B15": Fault(
@@ -205,7 +205,7 @@ FAULTS: Mapping[str, Fault] = {
     "B21": Fault(
         "a notification that never blocks blocks",
         of(HERE, "test_b21_the_engine_has_nothing_to_block_on")
-        + of(f"{ENGINE}/test_consumer.py", "test_beats_go_on_while_on_revoke_runs"),
+        + of(f"{ENGINE}/test_callbacks.py", "test_beats_go_on_while_on_revoke_runs"),
     ),
     "B22": Fault(
         "a gap in the metadata or growth of the coordination topic ends everything",

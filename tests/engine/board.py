@@ -84,15 +84,15 @@ class Board:
                 free = self.is_open(key)
                 partitions[key] = PartitionView(None if free else holder, self.free_since[key] if free else None)
         horizon = self.now - 2 * HI
+        waiting: dict[str, frozenset[str]] = {}
+        for (client, topic), at in self.waiting.items():
+            if at >= horizon and topic in player.topics and client != player.client_id:
+                waiting[client] = waiting.get(client, frozenset()) | {topic}
         return View(
             client_id=player.client_id,
             heartbeat_interval_ms=int(HI),
             partitions=partitions,
-            waiting=frozenset(
-                client
-                for (client, topic), at in self.waiting.items()
-                if at >= horizon and topic in player.topics and client != player.client_id
-            ),
+            waiting=waiting,
             asked_for=tuple(key for key, at in self.asked.items() if at >= horizon),
         )
 

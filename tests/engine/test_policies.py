@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,8 @@ def view_of(
     """A view, free partitions free since 0, and what of it is one's own."""
     partitions = {k: PartitionView(holder, 0.0 if holder is None else None) for k, holder in sorted(holders.items())}
     own = tuple(k for k, holder in sorted(holders.items()) if holder == me)
-    return View(me, HI, partitions, frozenset(waiting), asked_for), own
+    topics = frozenset(topic for topic, _ in holders)
+    return View(me, HI, partitions, dict.fromkeys(waiting, topics), asked_for), own
 
 
 def held_by(client_id: str, *counts: int) -> dict[Key, str | None]:
@@ -127,6 +130,15 @@ def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
     assert Balanced().wishes(view, own, HI).release == ()
     view, own = view_of({**held_by("a", 4), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
     assert len(Balanced().wishes(view, own, HI).release) == 1
+
+
+def test_balanced_lets_go_only_of_what_those_who_wait_have_asked_for() -> None:
+    """They may not subscribe to the rest, which would lie idle and come back, again and again."""
+    view, own = view_of({**dict.fromkeys(keys(3, 3)[3:], "a"), **dict.fromkeys(keys(3), "c")}, waiting=("b",))
+    view = replace(view, waiting={"b": frozenset({"t0"})})
+    assert Balanced().wishes(view, own, 0.0).release == ()
+    giver = replace(view, client_id="c")
+    assert len(Balanced().wishes(giver, tuple(keys(3)), 0.0).release) == 1 + 1 - 1
 
 
 def test_balanced_takes_what_lies_idle_although_it_has_its_share() -> None:
