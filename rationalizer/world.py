@@ -200,18 +200,18 @@ class World:
                     try:
                         fields: list[Any] = unpack(value)
                         _, _, instance_id, client_id, group_id, topic, partition, epoch, done = fields
-                        lease = leases.get((group_id, topic, partition))
-                    except (ValueError, TypeError, UnpackException):  # TypeError: a list is no key
+                        lease: Lease | None = leases[group_id, topic, partition]
+                    except (ValueError, KeyError, TypeError, UnpackException):  # TypeError: a list is no key
                         lease = None
                     if (
                         lease is not None
+                        and type(partition) is int  # True == 1 == 1.0, also as keys
+                        and type(epoch) is int
+                        and type(done) is int
                         and client_id is not None  # as the holder of a free lease is
                         and lease.epoch == epoch
                         and lease.instance_id == instance_id
                         and lease.client_id == client_id
-                        and type(partition) is int  # True == 1 == 1.0, also as keys
-                        and type(epoch) is int
-                        and type(done) is int
                         and (not pauses or group_id not in pauses)
                     ):
                         progress = lease.progress
