@@ -25,14 +25,16 @@ class Row:
     baseline: float
     #: As the target is meant: ours / baseline for rates; for times see the benchmark.
     ratio: float
-    #: What the ratio should reach (or, with at_most, not exceed).
-    target: float
+    #: What the ratio should reach (or, with at_most, not exceed); None: only reported.
+    target: float | None
     unit: str
     at_most: bool = False
 
     @property
     def reached(self) -> bool:
         """Whether the target is met."""
+        if self.target is None:
+            return True
         return self.ratio <= self.target if self.at_most else self.ratio >= self.target
 
 
@@ -52,7 +54,7 @@ def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: 
     print(f"{name}: {', '.join(f'{key} {value}' for key, value in conditions.items())}")
     print(f"{'':{width}}  {'ours':>12} {'baseline':>12} {'ratio':>7} {'target':>8}")
     for row in rows:
-        target = f"{'≤' if row.at_most else '≥'} {row.target:g}"
+        target = "-" if row.target is None else f"{'≤' if row.at_most else '≥'} {row.target:g}"
         mark = "" if row.reached else "  missed"
         print(
             f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}"
