@@ -267,7 +267,7 @@ def test_speed_comes_from_the_log_itself(kafka: Command, append: Append, data: s
     while time.monotonic() - begun < 2.5:  # log time is the broker's own: it has to go by
         append(Heartbeat(*A, data, 2, epoch, min(29, int(10 * (time.monotonic() - begun)))))
     (each,) = [each for each in kafka("lag", "--json").json["partitions"] if each["claimed"]]
-    assert 4 < each["messages_per_second"] < 16
+    assert 2 < each["messages_per_second"] < 25
     assert kafka("lag", "--json", "--window", "1ms").json["totals"][0]["messages_per_second"] is None
 
 
