@@ -194,23 +194,19 @@ class KafkaCluster:
     def watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int, int]]:
-        keys = sorted(set(partitions))
-
-        def ask(admin: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, int]]:
+        def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, tuple[int, int]]:
             # Both questions are out before either answer is awaited.
             starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
             ends = _offsets(admin, keys, OffsetSpec.latest(), left_s)
             low, high = _known(starts, left_s), _known(ends, left_s)
             return {_key(at): (low[at].offset, high[at].offset) for at in high if at in low}
 
-        return self._ask(f"asking for the log ends of {_some(keys)}", timeout_s, ask) if keys else {}
+        return self._ask_leaders("asking for the log ends of", partitions, timeout_s, ask)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
     ) -> dict[TopicPartition, int]:
-        keys = sorted(set(partitions))
-
-        def ask(admin: AdminClient, left_s: float) -> dict[TopicPartition, int]:
+        def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             # The end is asked for first: a record appended in between is at or after it, so none is skipped.
             ends = _known(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
             times = _offsets(admin, keys, OffsetSpec.for_timestamp(max(0, timestamp_ms)), left_s)
@@ -219,7 +215,35 @@ class KafkaCluster:
                 _key(at): found[at].offset if found[at].offset >= 0 else ends[at].offset for at in found if at in ends
             }
 
-        return self._ask(f"asking for offsets by time of {_some(keys)}", timeout_s, ask) if keys else {}
+        return self._ask_leaders("asking for offsets by time of", partitions, timeout_s, ask)
+
+    def _ask_leaders(
+        self,
+        doing: str,
+        partitions: Iterable[TopicPartition],
+        timeout_s: float,
+        ask: Callable[[AdminClient, list[TopicPartition], float], dict[TopicPartition, T]],
+    ) -> dict[TopicPartition, T]:
+        """Ask the partitions' leaders; look again for those that librdkafka does not know, for they may be new."""
+        keys = sorted(set(partitions))
+        doing = f"{doing} {_some(keys)}"
+        deadline = time.monotonic() + timeout_s
+        found = self._ask(doing, timeout_s, lambda admin, left_s: ask(admin, keys, left_s)) if keys else {}
+        missing = [key for key in keys if key not in found]
+        if not missing:
+            return found
+
+        def refresh(admin: AdminClient, left_s: float) -> list[TopicPartition]:
+            """Ask for metadata, which librdkafka otherwise keeps for minutes; the missing partitions that are there."""
+            listing = admin.list_topics(timeout=left_s).topics
+            return [
+                (name, number) for name, number in missing if name in listing and number in listing[name].partitions
+            ]
+
+        there = self._ask(doing, deadline - time.monotonic(), refresh)
+        if there:
+            found |= self._ask(doing, deadline - time.monotonic(), lambda admin, left_s: ask(admin, there, left_s))
+        return found
 
     def _ask(self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask, again and again while the answer is one that passes by itself, until the time is up."""

@@ -38,6 +38,8 @@ class KafkaDataReader:
         self._steered: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
         self._next_look = 0.0
+        #: Messages came since the last look. (A look is owed to the last of them too, when no more come.)
+        self._look_owed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         if positions:
@@ -89,8 +91,9 @@ class KafkaDataReader:
             messages = _without_errors(messages, faults)
         if self._reading.troubles.pending:
             faults.extend(DataFault(kind, None, None, text) for kind, text in self._reading.troubles.take_faults())
-        if messages and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_INTERVAL_S
+        if messages:
+            self._look_owed = True
+        if self._look_owed and time.monotonic() >= self._next_look:
             self._reading.steer(self._look_at_log_ends)
         return cast("list[Message]", messages), faults
 
@@ -107,18 +110,25 @@ class KafkaDataReader:
         return [m for m in messages if (m.topic(), m.partition()) not in steered]
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
+        self._reading.check_open()
         if (topic, partition) not in self._log_ends:
             self._reading.steer(self._look_at_log_ends)
         return self._log_ends.get((topic, partition))
 
     def _look_at_log_ends(self) -> None:
+        self._look_owed = False
+        self._next_look = time.monotonic() + LOOK_INTERVAL_S
         for key in self._assigned:
+            at = KafkaPartition(*key)
             try:
-                marks = self._reading.consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
+                _, high = self._reading.consumer.get_watermark_offsets(at, cached=True)
+                (position,) = self._reading.consumer.position([at])
             except KafkaException:  # it never asked a broker about this partition
                 continue
-            if marks[1] >= 0:
-                self._log_ends[key] = marks[1]
+            # A fetch may bring records that the end told with it does not count yet.
+            known = max(high, position.offset)
+            if known >= 0:
+                self._log_ends[key] = known
 
     def close(self) -> None:
         self._reading.close()

@@ -87,8 +87,9 @@ _DEFAULTS: Mapping[str, object] = {
     "socket.keepalive.enable": True,
     # A broker that hangs without closing its sockets is given up after this (60 s by default: longer than a lease).
     "socket.timeout.ms": 10_000,
-    # 10 s by default: after a broker's restart that alone would outlast a lease of 2 * 3 s.
+    # librdkafka goes from a bootstrap address to the broker behind it after half of this (100 ms by default).
     "reconnect.backoff.ms": 10,
+    # 10 s by default: after a broker's restart that alone would outlast a lease of 2 * 3 s.
     "reconnect.backoff.max.ms": 1_000,
 }
 

@@ -1,0 +1,265 @@
+"""Both implementations of the adapters' interface, and what a test must be able to do behind their backs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewPartitions
+
+from kafka_marshal.adapters.interface import Ack, Cluster, DataFault, DataReader, LogEntry, Message, Tail, TailFault
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.memory import MemoryCluster
+
+LOG_TIME = {"message.timestamp.type": "LogAppendTime"}
+TIMEOUT_S = 15.0
+
+
+def eventually(met: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Wait for a condition, not for a time; returns its value."""
+    until = time.monotonic() + timeout_s
+    while not (value := met()):
+        assert time.monotonic() < until, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+    return value
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Side(Protocol):
+    """One implementation under test."""
+
+    name: str
+    cluster: Cluster
+
+    def produce(
+        self, topic: str, partition: int, values: Sequence[bytes | None], timestamps: Sequence[int] | None = None
+    ) -> None: ...
+
+    def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        """Write values, then one offset that no reader is given."""
+
+    def delete_topic(self, topic: str) -> None: ...
+
+    def grow_topic(self, topic: str, partitions: int) -> None: ...
+
+    def alter_topic(self, topic: str, settings: Mapping[str, str]) -> None: ...
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None: ...
+
+    def unreachable(self) -> Cluster:
+        """A client that no broker answers."""
+
+    def close(self) -> None: ...
+
+    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        """A new topic."""
+
+
+class _Named:
+    """Gives topics names of their own."""
+
+    cluster: Cluster
+    _numbers = itertools.count(1)
+
+    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        name = f"contract-{next(self._numbers)}-{os.urandom(4).hex()}"
+        self.cluster.create_topic(name, partitions, 1, settings or {}, TIMEOUT_S)
+        return name
+
+
+class MemorySide(_Named):
+    """The log in memory, on the time of day."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.memory = MemoryCluster()
+        self.cluster: Cluster = self.memory
+        self._broker = self.memory.broker
+
+    def produce(
+        self, topic: str, partition: int, values: Sequence[bytes | None], timestamps: Sequence[int] | None = None
+    ) -> None:
+        for index, value in enumerate(values):
+            stamp = None if timestamps is None else timestamps[index]
+            self._broker.produce(topic, partition, value, b"k", timestamp_ms=stamp)
+
+    def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        self.produce(topic, partition, values)
+        self._broker.skip(topic, partition)
+
+    def delete_topic(self, topic: str) -> None:
+        self._broker.delete_topic(topic)
+
+    def grow_topic(self, topic: str, partitions: int) -> None:
+        self._broker.grow_topic(topic, partitions)
+
+    def alter_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+        self._broker.alter_topic(topic, settings)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        self._broker.delete_records(topic, partition, before)
+
+    def unreachable(self) -> Cluster:
+        client = self.memory.connect("cut off")
+        self._broker.set_reachable("cut off", False)
+        return client
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+class KafkaSide(_Named):
+    """A real broker."""
+
+    name = "kafka"
+
+    def __init__(self, bootstrap: str, config: Mapping[str, object]) -> None:
+        self.cluster: Cluster = KafkaCluster(bootstrap, config)
+        self._settings: dict[str, Any] = {**config, "bootstrap.servers": bootstrap}
+        self._admin = AdminClient(self._settings)
+        self._unreachable: list[Cluster] = []
+
+    def produce(
+        self, topic: str, partition: int, values: Sequence[bytes | None], timestamps: Sequence[int] | None = None
+    ) -> None:
+        producer = Producer({**self._settings, "acks": "all", "queue.buffering.max.messages": 200_000})
+        for index, value in enumerate(values):
+            stamp = 0 if timestamps is None else timestamps[index]
+            producer.produce(topic, value, b"k", partition, timestamp=stamp)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        def end() -> int:
+            return self.cluster.watermarks([(topic, partition)], TIMEOUT_S)[topic, partition][1]
+
+        due = end() + len(values) + 1
+        producer = Producer({**self._settings, "transactional.id": f"contract-{os.urandom(4).hex()}"})
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, b"k", partition)
+        producer.commit_transaction(TIMEOUT_S)
+        eventually(lambda: end() == due, "the marker is in the log")  # the broker writes it after it has answered
+
+    def delete_topic(self, topic: str) -> None:
+        self._admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+        eventually(lambda: topic not in self.cluster.topic_info([topic], TIMEOUT_S), "the topic is gone")
+
+    def grow_topic(self, topic: str, partitions: int) -> None:
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(TIMEOUT_S)
+
+        def grown() -> bool:
+            return len(self.cluster.watermarks([(topic, p) for p in range(partitions)], TIMEOUT_S)) == partitions
+
+        eventually(grown, "the new partitions have leaders")
+
+    def alter_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+        self._admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        at = TopicPartition(topic, partition, before)
+        self._admin.delete_records([at])[at].result(TIMEOUT_S)
+
+    def unreachable(self) -> Cluster:
+        self._unreachable.append(KafkaCluster(f"127.0.0.1:{closed_port()}"))
+        return self._unreachable[-1]
+
+    def close(self) -> None:
+        for cluster in [*self._unreachable, self.cluster]:
+            cluster.close()
+
+
+def recreate(side: Side, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+    """Delete a topic and make it anew under the same name."""
+    side.delete_topic(topic)
+    side.cluster.create_topic(topic, partitions, 1, settings, TIMEOUT_S)
+
+
+def append(side: Side, topic: str, partition: int, values: Sequence[bytes]) -> None:
+    """Append values to the log, and wait until they are there."""
+    appender = side.cluster.appender(topic, delivery_timeout_ms=int(TIMEOUT_S * 1000))
+    acks: list[Ack] = []
+    for value in values:
+        appender.append(partition, value, acks.append)
+    assert appender.flush(TIMEOUT_S) == 0
+    appender.close()
+    assert [ack.error for ack in acks] == [None] * len(values)
+
+
+class TailLog:
+    """Everything that a tail has brought so far."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.tail = tail
+        self.records: dict[int, list[LogEntry]] = {}
+        self.ends: dict[int, int] = {}
+        self.faults: list[TailFault] = []
+        self.reads = 0
+
+    def read(self, timeout_s: float = 0.2) -> None:
+        batch = self.tail.read(timeout_s)
+        self.reads += 1
+        for partition, entries in batch.records.items():
+            assert entries, "a partition without news is left out"
+            self.records.setdefault(partition, []).extend(entries)
+        self.ends.update(batch.ends)
+        self.faults.extend(batch.faults)
+
+    def until(self, met: Callable[[], Any], what: str) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        while not met():
+            assert time.monotonic() < until, f"{what}: not within {TIMEOUT_S} s; have {self.records} {self.faults}"
+            self.read()
+
+    def values(self, partition: int) -> list[bytes | None]:
+        return [value for _, _, value in self.records.get(partition, [])]
+
+    def offsets(self, partition: int) -> list[int]:
+        return [offset for offset, _, _ in self.records.get(partition, [])]
+
+
+class DataLog:
+    """Everything that a data reader has brought so far."""
+
+    def __init__(self, reader: DataReader) -> None:
+        self.reader = reader
+        self.messages: list[Message] = []
+        self.faults: list[DataFault] = []
+        self.reads = 0
+
+    def read(self, max_messages: int = 10_000, timeout_s: float = 0.2) -> int:
+        messages, faults = self.reader.read(max_messages, timeout_s)
+        assert len(messages) <= max_messages
+        self.reads += 1
+        self.messages.extend(messages)
+        self.faults.extend(faults)
+        return len(messages)
+
+    def until(self, met: Callable[[], Any], what: str) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        while not met():
+            assert time.monotonic() < until, (
+                f"{what}: not within {TIMEOUT_S} s; have {len(self.messages)} {self.faults}"
+            )
+            self.read()
+
+    def offsets(self, topic: str, partition: int) -> list[int | None]:
+        return [each.offset() for each in self.messages if (each.topic(), each.partition()) == (topic, partition)]

@@ -1,0 +1,324 @@
+"""The reader of user data."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from kafka_marshal.adapters.interface import FaultKind, Message
+from kafka_marshal.errors import ClosedError
+from tests.contract.sides import TIMEOUT_S, DataLog, Side, eventually, recreate
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+@pytest.fixture
+def log(side: Side) -> DataLog:
+    return DataLog(side.cluster.data_reader("group", {}))
+
+
+def test_messages_come_whole_and_in_order(side: Side, log: DataLog) -> None:
+    topic, other = side.topic(2), side.topic(1)
+    side.produce(topic, 0, numbers(5))
+    side.produce(topic, 1, numbers(5))
+    side.produce(other, 0, numbers(3))
+    log.reader.assign({(topic, 0): 0, (topic, 1): 2, (other, 0): 1})
+    log.until(lambda: len(log.messages) == 10, "all is read")
+    assert log.offsets(topic, 0) == [0, 1, 2, 3, 4]
+    assert log.offsets(topic, 1) == [2, 3, 4]
+    assert log.offsets(other, 0) == [1, 2]
+    for message in log.messages:
+        assert message.key() == b"k"
+        assert message.value() == b"%d" % (message.offset() or 0)
+    assert not log.faults
+    side.produce(topic, 1, [b"more"])
+    log.until(lambda: len(log.messages) == 11, "it goes on")
+    assert log.messages[-1].offset() == 5
+    log.reader.close()
+
+
+def test_nothing_is_read_before_anything_is_assigned(side: Side, log: DataLog) -> None:
+    side.produce(side.topic(1), 0, [b"a"])
+    log.reader.assign({})
+    log.reader.unassign([])
+    began = time.monotonic()
+    assert log.read(timeout_s=0.2) == 0
+    assert 0.15 < time.monotonic() - began < 1.5
+    log.reader.close()
+
+
+def test_a_backlog_comes_in_large_batches_of_the_size_asked_for(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(40_000))
+    log.reader.assign({(topic, 0): 0})
+    while len(log.messages) < 20_000:
+        log.read(max_messages=500)
+    while len(log.messages) < 40_000:
+        log.read(max_messages=10_000, timeout_s=5.0)
+    assert log.offsets(topic, 0) == list(range(40_000))
+    assert log.reads < 200, f"{log.reads} reads"
+    assert log.read(max_messages=1, timeout_s=0.0) == 0
+    log.reader.close()
+
+
+def test_a_read_returns_as_soon_as_something_arrives(side: Side, log: DataLog) -> None:
+    """Asked for 10,000 with a long timeout, it returns with the first."""
+    topic = side.topic(1)
+    side.produce(topic, 0, [b"warm"])
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: log.messages, "the reader is up")
+    appender = side.cluster.appender(topic, delivery_timeout_ms=10_000)
+    waits = []
+    for number in range(20):
+        timer = threading.Thread(target=appender.append, args=(0, b"v"))
+        began = time.monotonic()
+        timer.start()
+        while len(log.messages) < number + 2:
+            log.read(10_000, 20.0)
+        waits.append(time.monotonic() - began)
+        timer.join()
+    assert sorted(waits)[10] < 0.2, waits
+    appender.close()
+    log.reader.close()
+
+
+def test_a_partition_more_does_not_disturb_the_others(side: Side, log: DataLog) -> None:
+    topic = side.topic(3)
+    for partition in range(3):
+        side.produce(topic, partition, numbers(2000))
+    log.reader.assign({(topic, 0): 0})
+    log.read(100)
+    log.reader.assign({(topic, 1): 1000})
+    log.read(100)
+    log.reader.assign({(topic, 2): 1999})
+    log.until(lambda: len(log.messages) >= 2000 + 1000 + 1, "all is read")
+    assert log.offsets(topic, 0) == list(range(2000))
+    assert log.offsets(topic, 1) == list(range(1000, 2000))
+    assert log.offsets(topic, 2) == [1999]
+    log.reader.close()
+
+
+def test_what_was_fetched_but_not_read_is_dropped(side: Side, log: DataLog) -> None:
+    topic = side.topic(2)
+    side.produce(topic, 0, numbers(1000))
+    side.produce(topic, 1, numbers(1000))
+    log.reader.assign({(topic, 0): 0, (topic, 1): 0})
+    while not (log.offsets(topic, 0) and log.offsets(topic, 1)):
+        log.read(10)
+    log.reader.unassign([(topic, 0)])
+    seen = len(log.offsets(topic, 0))
+    log.until(lambda: len(log.offsets(topic, 1)) == 1000, "the other one is read to its end")
+    assert len(log.offsets(topic, 0)) == seen
+    assert log.offsets(topic, 1) == list(range(1000))
+    log.reader.assign({(topic, 0): 5})
+    log.until(lambda: len(log.offsets(topic, 0)) == seen + 995, "assigned again, it begins where it is told")
+    assert log.offsets(topic, 0)[seen:] == list(range(5, 1000))
+    log.reader.close()
+
+
+def test_assigning_again_moves_the_position(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(500))
+    for start in (0, 400, 100):
+        log.messages.clear()
+        log.reader.assign({(topic, 0): start})
+        log.until(lambda start=start: len(log.messages) >= 500 - start, f"read from {start}")  # type: ignore[misc]
+        assert log.offsets(topic, 0) == list(range(start, 500))
+    log.reader.close()
+
+
+def test_pause_and_resume_lose_and_repeat_nothing(side: Side, log: DataLog) -> None:
+    topic = side.topic(2)
+    side.produce(topic, 0, numbers(3000))
+    side.produce(topic, 1, numbers(3000))
+    log.reader.assign({(topic, 0): 0, (topic, 1): 0})
+    log.until(lambda: log.offsets(topic, 0), "it flows")
+    log.reader.pause([(topic, 0)])
+    seen = len(log.offsets(topic, 0))
+    log.until(lambda: len(log.offsets(topic, 1)) == 3000, "the other goes on")
+    assert log.read(timeout_s=0.3) == 0
+    assert len(log.offsets(topic, 0)) == seen
+    log.reader.resume([(topic, 0)])
+    log.until(lambda: len(log.offsets(topic, 0)) == 3000, "it flows again")
+    assert log.offsets(topic, 0) == list(range(3000))
+    log.reader.close()
+
+
+def test_a_paused_partition_assigned_again_flows(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(10))
+    log.reader.assign({(topic, 0): 0})
+    log.reader.pause([(topic, 0)])
+    log.reader.unassign([(topic, 0)])
+    log.messages.clear()
+    log.reader.assign({(topic, 0): 3})
+    log.until(lambda: len(log.messages) == 7, "it flows")
+    assert log.offsets(topic, 0) == list(range(3, 10))
+    log.reader.close()
+
+
+def test_steering_what_is_not_assigned_does_nothing(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    for steer in (log.reader.unassign, log.reader.pause, log.reader.resume):
+        steer([(topic, 0), ("nobody-made-this", 3)])
+    side.produce(topic, 0, numbers(3))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.messages) == 3, "it flows all the same")
+    log.reader.close()
+
+
+def test_steering_beside_a_read(side: Side, log: DataLog) -> None:
+    """Whatever was steered while another thread read: what comes after the last assign() is the log from there on."""
+    topic = side.topic(2)
+    side.produce(topic, 0, numbers(300))
+    side.produce(topic, 1, numbers(300))
+    key = (topic, 0)
+    got: list[Message] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            messages, faults = log.reader.read(7, 0.05)
+            assert not faults
+            got.extend(messages)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(100):
+        log.reader.assign({key: turn, (topic, 1): 299 - turn})
+        if turn % 3 == 0:
+            log.reader.pause([key])
+            log.reader.resume([key])
+        log.reader.high_watermark(*key)
+        log.reader.unassign([(topic, 1)])
+    log.reader.assign({key: 10})
+
+    def offsets() -> list[int | None]:
+        return [message.offset() for message in got if message.partition() == 0]
+
+    eventually(lambda: offsets()[-290:] == list(range(10, 300)), "the log from there on, once and in order")
+    stop.set()
+    reader.join()
+    log.reader.close()
+
+
+def test_a_partition_that_is_new_can_be_read(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(2))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.messages) == 2, "the old one")
+    side.grow_topic(topic, 2)
+    side.produce(topic, 1, numbers(3))
+    log.reader.assign({(topic, 1): 0})
+    log.until(lambda: len(log.offsets(topic, 1)) == 3, "the new one")
+    assert not log.faults
+    log.reader.close()
+
+
+def test_offsets_without_messages_are_stepped_over(side: Side, log: DataLog) -> None:
+    """P6: transaction markers."""
+    topic = side.topic(1)
+    side.produce_transaction(topic, 0, numbers(2))
+    side.produce_transaction(topic, 0, numbers(2, 3))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.messages) == 4, "all is read")
+    assert log.offsets(topic, 0) == [0, 1, 3, 4]
+    log.reader.close()
+
+
+@pytest.mark.parametrize("start", [1, 9])
+def test_a_position_outside_of_the_log_is_told_and_can_be_mended(side: Side, log: DataLog, start: int) -> None:
+    """P9, P11: retention took it, or it was never there. Nothing is handed out by guess."""
+    topic = side.topic(2)
+    side.produce(topic, 0, numbers(5))
+    side.produce(topic, 1, numbers(5))
+    side.delete_records(topic, 0, 3)
+    log.reader.assign({(topic, 0): start, (topic, 1): 0})
+    log.until(lambda: log.faults and len(log.offsets(topic, 1)) == 5, "the fault, and the other partition")
+    fault = log.faults[0]
+    assert (fault.kind, fault.topic, fault.partition) == (FaultKind.OUT_OF_RANGE, topic, 0)
+    assert log.offsets(topic, 0) == []
+    log.reader.assign({(topic, 0): 3})
+    log.until(lambda: len(log.offsets(topic, 0)) == 2, "it is read from where it is told")
+    assert len(log.faults) == 1
+    log.reader.close()
+
+
+def test_a_topic_made_anew_and_shorter_is_told(side: Side, log: DataLog) -> None:
+    """P11."""
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(5))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.messages) == 5, "all is read")
+    recreate(side, topic, 1, {})
+    side.produce(topic, 0, numbers(1))
+    log.until(lambda: log.faults, "the fault")
+    assert {(fault.kind, fault.topic, fault.partition) for fault in log.faults} == {(FaultKind.OUT_OF_RANGE, topic, 0)}
+    log.reader.close()
+
+
+def test_high_watermark_is_that_of_the_last_fetch(side: Side, log: DataLog) -> None:
+    topic = side.topic(2)
+    side.produce(topic, 0, numbers(5))
+    assert log.reader.high_watermark(topic, 0) is None
+    log.reader.assign({(topic, 0): 4})
+    log.until(lambda: log.messages, "it flows")
+    log.until(lambda: log.reader.high_watermark(topic, 0) == 5, "the end is known")
+    assert log.reader.high_watermark(topic, 1) is None
+    assert log.reader.high_watermark("nobody-made-this", 0) is None
+    side.produce(topic, 0, numbers(5))
+    log.until(lambda: len(log.messages) == 6, "it goes on")
+    log.until(lambda: log.reader.high_watermark(topic, 0) == 10, "the new end is known, though nothing more comes")
+    log.reader.unassign([(topic, 0)])
+    assert log.reader.high_watermark(topic, 0) is None
+    log.reader.close()
+
+
+def test_without_a_broker_a_reader_tells_and_waits(side: Side) -> None:
+    log = DataLog(side.unreachable().data_reader("g", {}))
+    log.reader.assign({("t", 0): 0})
+    log.until(lambda: log.faults, "the fault")
+    assert (log.faults[0].kind, log.faults[0].topic) == (FaultKind.UNREACHABLE, None)
+    log.reader.close()
+
+
+def test_close_ends_a_read_of_another_thread(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    log.reader.assign({(topic, 0): 0})
+    ended = []
+    reading = threading.Event()
+
+    def read() -> None:
+        try:
+            while True:
+                reading.set()
+                log.reader.read(10, 60.0)
+        except ClosedError as error:
+            ended.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reading.wait(TIMEOUT_S)
+    log.reader.close()
+    reader.join(5.0)
+    assert len(ended) == 1
+
+
+def test_after_close(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    log.reader.close()
+    log.reader.close()
+    for call in (
+        lambda: log.reader.read(1, 0.1),
+        lambda: log.reader.assign({(topic, 0): 0}),
+        lambda: log.reader.unassign([(topic, 0)]),
+        lambda: log.reader.pause([(topic, 0)]),
+        lambda: log.reader.resume([(topic, 0)]),
+        lambda: log.reader.high_watermark(topic, 0),
+    ):
+        with pytest.raises(ClosedError):
+            call()

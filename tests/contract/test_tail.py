@@ -1,0 +1,242 @@
+"""The tail of the coordination topic (L4, T1)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from kafka_marshal.adapters.interface import FaultKind
+from kafka_marshal.errors import ClosedError
+from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, TailLog, append, eventually, recreate
+
+
+def test_it_reads_each_partition_in_order_from_its_offset(side: Side) -> None:
+    topic = side.topic(3, LOG_TIME)
+    for partition in range(3):
+        append(side, topic, partition, [b"%d-%d" % (partition, number) for number in range(5)])
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 3, 2: 5}))
+    log.until(lambda: len(log.values(0)) == 5 and len(log.values(1)) == 2, "all is read")
+    assert log.offsets(0) == [0, 1, 2, 3, 4]
+    assert log.values(0) == [b"0-0", b"0-1", b"0-2", b"0-3", b"0-4"]
+    assert log.offsets(1) == [3, 4]
+    assert log.offsets(2) == []
+    assert [log.tail.position(partition) for partition in range(3)] == [5, 5, 5]
+    append(side, topic, 2, [b"new"])
+    log.until(lambda: log.values(2), "it goes on")
+    assert log.records[2][0][0] == 5
+    assert not log.faults
+    log.tail.close()
+
+
+def test_stamps_are_the_logs(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    before = time.time() * 1000
+    append(side, topic, 0, [b"a", b"b"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: len(log.values(0)) == 2, "all is read")
+    stamps = [stamp for _, stamp, _ in log.records[0]]
+    assert before - 10_000 < stamps[0] <= stamps[1] < time.time() * 1000 + 10_000
+    log.tail.close()
+
+
+def test_a_clients_stamp_is_no_log_time(side: Side) -> None:
+    """T1: −1 where the stamp is not of type LogAppendTime, also where a topic was altered while it ran."""
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"stamped"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: log.values(0), "the first is read")
+    side.alter_topic(topic, {"message.timestamp.type": "CreateTime"})
+
+    def altered() -> bool:
+        append(side, topic, 0, [b"not stamped"])
+        log.read()
+        return log.records[0][-1][1] == -1
+
+    eventually(altered, "the broker no longer stamps")
+    assert log.records[0][0][1] > 0
+    log.tail.close()
+
+
+def test_a_record_without_a_value_is_handed_on(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    side.produce(topic, 0, [None, b""])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: len(log.values(0)) == 2, "both are read")
+    assert log.values(0) == [None, b""]
+    log.tail.close()
+
+
+def test_the_end_is_told_of_full_and_empty_partitions(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b"])
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
+    log.until(lambda: log.ends == {0: 2, 1: 0}, "both ends are told")
+    log.tail.close()
+
+
+def test_the_end_lies_behind_transaction_markers(side: Side) -> None:
+    """C15: a barrier at the high watermark is reached although the last offset holds no record."""
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a"])
+    side.produce_transaction(topic, 0, [b"b"])
+    high = side.cluster.watermarks([(topic, 0)], TIMEOUT_S)[topic, 0][1]
+    assert high == 3
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: log.ends.get(0) == high, "the end is told")
+    assert log.values(0) == [b"a", b"b"]
+    assert log.tail.position(0) == high
+    append(side, topic, 0, [b"c"])
+    log.until(lambda: len(log.values(0)) == 3, "it goes on")
+    assert log.offsets(0) == [0, 1, 3]
+    log.tail.close()
+
+
+def test_a_long_log_comes_whole_in_large_batches(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    values = [b"%d" % number for number in range(20_000)]
+    for partition in range(2):
+        side.produce(topic, partition, values)
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
+    log.until(lambda: len(log.values(0)) + len(log.values(1)) == 40_000, "all is read")
+    for partition in range(2):
+        assert log.offsets(partition) == list(range(20_000))
+        assert log.values(partition) == values
+    assert log.reads < 400, f"{log.reads} reads for 40,000 records"
+    log.tail.close()
+
+
+def test_a_read_returns_as_soon_as_something_arrives(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    tail = side.cluster.tail(topic, {0: 0})
+    log = TailLog(tail)
+    log.until(lambda: log.ends, "the tail is up")
+    waits = []
+    for number in range(20):
+        sent = [0.0]
+
+        def send(sent: list[float] = sent, number: int = number) -> None:
+            sent[0] = time.monotonic()
+            append(side, topic, 0, [b"%d" % number])
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while len(log.values(0)) <= number:
+            log.read(20.0)
+        waits.append(time.monotonic() - sent[0])
+        sender.join()
+    assert sorted(waits)[10] < 0.2, waits
+    tail.close()
+
+
+def test_a_read_with_nothing_to_read_ends_with_its_timeout(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: log.ends, "the end is told")
+    for timeout_s in (0.0, 0.3):
+        began = time.monotonic()
+        batch = log.tail.read(timeout_s)
+        took = time.monotonic() - began
+        assert (batch.records, batch.ends, list(batch.faults)) == ({}, {}, [])
+        assert timeout_s - 0.05 <= took < timeout_s + 1.0
+    log.tail.close()
+
+
+@pytest.mark.parametrize("where", ["beyond the end", "below the start"])
+def test_a_position_outside_of_the_log_is_told_once_and_stops_nobody_else(side: Side, where: str) -> None:
+    topic = side.topic(2, LOG_TIME)
+    for partition in range(2):
+        append(side, topic, partition, [b"a", b"b", b"c", b"d"])
+    side.delete_records(topic, 0, 2)
+    log = TailLog(side.cluster.tail(topic, {0: 5 if where == "beyond the end" else 1, 1: 0}))
+    log.until(lambda: log.faults and len(log.values(1)) == 4, "the fault, and the other partition")
+    append(side, topic, 1, [b"e"])
+    log.until(lambda: len(log.values(1)) == 5, "the other partition goes on")
+    assert [(fault.kind, fault.partition) for fault in log.faults] == [(FaultKind.OUT_OF_RANGE, 0)]
+    assert log.faults[0].message
+    assert log.values(0) == [], "nothing is guessed (L4)"
+    log.tail.close()
+
+
+def test_a_log_start_that_overtakes_a_reader_is_told(side: Side) -> None:
+    """Only who has read everything may lose its past."""
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b", b"c"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: len(log.values(0)) == 3, "all is read")
+    side.delete_records(topic, 0, 3)
+    append(side, topic, 0, [b"d"])
+    log.until(lambda: len(log.values(0)) == 4, "who was at the end reads on")
+    assert not log.faults
+    log.tail.close()
+
+
+def test_a_log_made_anew_and_shorter_is_told(side: Side) -> None:
+    """L2: the position lies outside of the new log."""
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b", b"c"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: len(log.values(0)) == 3, "all is read")
+    recreate(side, topic, 1, LOG_TIME)
+    append(side, topic, 0, [b"other"])
+    log.until(lambda: log.faults, "the fault")
+    assert {(fault.kind, fault.partition) for fault in log.faults} == {(FaultKind.OUT_OF_RANGE, 0)}
+    assert len(log.values(0)) == 3
+    log.tail.close()
+
+
+def test_a_topic_that_is_gone_harms_nobody(side: Side) -> None:
+    """Look-ups tell (L2); a reader may be silent, but neither raises nor invents."""
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.until(lambda: log.values(0), "all is read")
+    side.delete_topic(topic)
+    for _ in range(5):
+        log.read(0.05)
+    assert log.values(0) == [b"a"]
+    assert {fault.kind for fault in log.faults} <= {FaultKind.UNKNOWN_TOPIC, FaultKind.OUT_OF_RANGE}
+    assert side.cluster.topic_info([topic], TIMEOUT_S) == {}
+    log.tail.close()
+
+
+def test_without_a_broker_a_tail_tells_and_waits(side: Side) -> None:
+    tail = side.unreachable().tail("t", {0: 0})
+    log = TailLog(tail)
+    log.until(lambda: log.faults, "the fault")
+    assert log.faults[0].kind is FaultKind.UNREACHABLE
+    assert log.faults[0].partition is None
+    tail.close()
+
+
+def test_close_ends_a_read_of_another_thread(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    tail = side.cluster.tail(topic, {0: 0})
+    ended: list[BaseException | None] = []
+    reading = threading.Event()
+
+    def read() -> None:
+        try:
+            while True:
+                reading.set()
+                tail.read(60.0)
+        except ClosedError as error:
+            ended.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reading.wait(TIMEOUT_S)
+    tail.close()
+    reader.join(5.0)
+    assert len(ended) == 1
+
+
+def test_after_close(side: Side) -> None:
+    tail = side.cluster.tail(side.topic(1, LOG_TIME), {0: 0})
+    tail.close()
+    tail.close()
+    with pytest.raises(ClosedError):
+        tail.read(0.1)
+    with pytest.raises(ClosedError):
+        tail.position(0)
