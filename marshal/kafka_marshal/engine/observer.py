@@ -117,13 +117,15 @@ class Observer:
         """Since when nobody holds an open lease, as far as we saw."""
         return self._free_since.setdefault(key, now)
 
-    def waiting(self, topics: frozenset[str], now: float) -> frozenset[str]:
-        """Clients that asked for a lease of these topics within the last 2 · HI, ourselves left out."""
+    def waiting(self, topics: frozenset[str], now: float) -> dict[str, frozenset[str]]:
+        """Clients that asked for a lease of these topics within the last 2 · HI, and for which; ourselves left out."""
         horizon = now - 2 * self._settings.heartbeat_interval_ms
         self._waiting = {who: at for who, at in self._waiting.items() if at >= horizon}
-        return frozenset(
-            client for client, topic in self._waiting if topic in topics and client != self._settings.client_id
-        )
+        found: dict[str, frozenset[str]] = {}
+        for client, topic in self._waiting:
+            if topic in topics and client != self._settings.client_id:
+                found[client] = found.get(client, frozenset()) | {topic}
+        return found
 
     def asked_for(self, now: float) -> tuple[Key, ...]:
         """Held leases asked for within the last 2 · HI, most recent last."""

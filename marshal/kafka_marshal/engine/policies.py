@@ -10,7 +10,7 @@ Policies combine with ``&``: ``Balanced() & MaxClaims(4)``. Each one refines the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -67,8 +67,8 @@ class View:
     heartbeat_interval_ms: int
     #: All partitions of the subscription, sorted by topic and partition.
     partitions: Mapping[Key, PartitionView]
-    #: Clients that asked for a held partition within the last 2 · HI (C4).
-    waiting: frozenset[str] = frozenset()
+    #: Clients that asked for a held partition within the last 2 · HI (C4), with the topics they asked for.
+    waiting: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: Held partitions that were asked for, most recent last.
     asked_for: tuple[Key, ...] = ()
 
@@ -144,8 +144,8 @@ class Balanced(Policy):
 
     The n members are the holders, those who asked lately, and ourselves. Who holds most now keeps the larger share.
     One below its share claims what is free; where too little is free it asks, and the holders above their share
-    let go as many as are missing, those with most first. A partition that stayed free for longer than HI is
-    claimed by anyone: nothing lies idle because a member that counts cannot take it.
+    let go as many as are missing, those with most first, of the topics that were asked for. A partition that stayed free
+    for longer than HI is claimed by anyone: nothing lies idle because a member that counts cannot take it.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -194,7 +194,9 @@ class Balanced(Policy):
     ) -> tuple[Key, ...]:
         """Our part of what those who asked are missing: every holder above its share works it out alike."""
         wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
-        left = {client: counts[client] for client in counts if counts[client] > shares[client]}
+        topics = frozenset[str]().union(*view.waiting.values())
+        able = {partition.holder for key, partition in view.partitions.items() if key[0] in topics}
+        left = {client: counts[client] for client in counts if counts[client] > shares[client] and client in able}
         quota = 0
         while wanted > 0 and left:
             giver = min(left, key=lambda client: (-left[client], client))
@@ -204,8 +206,10 @@ class Balanced(Policy):
                 quota += 1
             if left[giver] <= shares[giver]:
                 del left[giver]
-        asked = [key for key in view.asked_for if key in set(own)]
-        rest = sorted((key for key in own if key not in set(asked)), key=lambda key: _affinity(view.client_id, key))
+        mine = set(own)
+        asked = [key for key in view.asked_for if key in mine]
+        others = [key for key in own if key[0] in topics and key not in view.asked_for]
+        rest = sorted(others, key=lambda key: _affinity(view.client_id, key))
         return tuple((asked + rest[::-1])[:quota])
 
 
