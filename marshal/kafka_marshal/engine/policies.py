@@ -144,8 +144,8 @@ class Balanced(Policy):
 
     The n members are the holders, those who asked lately, and ourselves. Who holds most now keeps the larger share.
     One below its share claims what is free; where too little is free it asks, and the holders above their share
-    let go as many as are missing, those with most first, of the topics that were asked for. A partition that stayed free
-    for longer than HI is claimed by anyone: nothing lies idle because a member that counts cannot take it.
+    let go as many as are missing, those with most first, of the topics that were asked for. A partition that stayed
+    free for longer than HI is claimed by anyone: nothing lies idle because a member that counts cannot take it.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
