@@ -14,8 +14,8 @@ from kafka_marshal.adapters.kafka.reading import Reading
 
 __all__ = ["KafkaTail"]
 
-#: The most records one read returns. A batch that fits the caches is drained a quarter faster than one of 5,000, and the
-#: garbage collector meets fewer objects that still live.
+#: The most records one read returns. A batch that fits the caches is drained a quarter faster than one of 5,000: the
+#: garbage collector, too, meets fewer objects that still live.
 BATCH = 500
 
 
