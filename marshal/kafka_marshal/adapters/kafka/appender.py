@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
 
 from kafka_marshal.adapters.interface import Ack
-from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, configuration_error, kafka_error
+from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error, kafka_error
 from kafka_marshal.errors import ClosedError
 
 __all__ = ["KafkaAppender"]
@@ -48,8 +48,8 @@ class KafkaAppender:
         self._closing = threading.Lock()
         self._closed = False
         settings = {
-            "logger": LOGGER,
             **settings,
+            "logger": troubles,
             # A record that is late is worth nothing: its sender has stopped counting on it by then (L1, T4).
             "message.timeout.ms": delivery_timeout_ms,
             "error_cb": troubles,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -18,7 +19,6 @@ from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
-    LOGGER,
     RETRY_CODES,
     UNKNOWN_CODES,
     Troubles,
@@ -43,6 +43,10 @@ RETRY_S = 0.05
 
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
 GRACE_S = 1.0
+
+
+class _NoLeadersError(Exception):
+    """librdkafka found no leader for any partition: unknown, new, forbidden or unreachable. It does not say which."""
 
 
 class KafkaCluster:
@@ -71,11 +75,13 @@ class KafkaCluster:
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)
+        logger = self._config.pop("logger", None)
+        if logger is not None and not isinstance(logger, logging.Logger):
+            raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
+        self._logger = logger
         self._forward = self._config.pop("error_cb", None)
-        if self._forward is not None and not callable(self._forward):
-            raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
-        self._troubles = self._new_troubles()
-        admin = {"logger": LOGGER, **self._properties(Role.ADMIN), "error_cb": self._troubles}
+        self._troubles = self._new_troubles(self._forward)
+        admin = {**self._properties(Role.ADMIN), "logger": self._troubles, "error_cb": self._troubles}
         try:
             self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))
         except (KafkaException, ValueError, TypeError) as error:
@@ -84,8 +90,10 @@ class KafkaCluster:
     def _properties(self, role: Role, more: Mapping[str, object] | None = None) -> dict[str, object]:
         return settings.properties(role, self._bootstrap, {**self._config, **(more or {})})
 
-    def _new_troubles(self) -> Troubles:
-        return Troubles(self._forward)  # type: ignore[arg-type]  # checked to be callable
+    def _new_troubles(self, forward: object) -> Troubles:
+        if forward is None or callable(forward):
+            return Troubles(forward, self._logger)
+        raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
 
     def _client(self) -> AdminClient:
         admin = self._admin
@@ -228,21 +236,30 @@ class KafkaCluster:
         keys = sorted(set(partitions))
         doing = f"{doing} {_some(keys)}"
         deadline = time.monotonic() + timeout_s
-        found = self._ask(doing, timeout_s, lambda admin, left_s: ask(admin, keys, left_s)) if keys else {}
-        missing = [key for key in keys if key not in found]
-        if not missing:
-            return found
+
+        def ask_for(wanted: list[TopicPartition]) -> dict[TopicPartition, T]:
+            if not wanted:
+                return {}
+            try:
+                return self._ask(doing, deadline - time.monotonic(), lambda admin, left_s: ask(admin, wanted, left_s))
+            except _NoLeadersError:
+                return {}
 
         def refresh(admin: AdminClient, left_s: float) -> list[TopicPartition]:
-            """Ask for metadata, which librdkafka otherwise keeps for minutes; the missing partitions that are there."""
+            """Have the metadata fetched, which librdkafka otherwise keeps for minutes; what of the missing is there."""
             listing = admin.list_topics(timeout=left_s).topics
             return [
                 (name, number) for name, number in missing if name in listing and number in listing[name].partitions
             ]
 
-        there = self._ask(doing, deadline - time.monotonic(), refresh)
-        if there:
-            found |= self._ask(doing, deadline - time.monotonic(), lambda admin, left_s: ask(admin, there, left_s))
+        found = ask_for(keys)
+        missing = [key for key in keys if key not in found]
+        if missing:
+            there = self._ask(doing, deadline - time.monotonic(), refresh)
+            # A listing leaves out what we may not see; asked by name, the broker says that it is forbidden.
+            absent = {name for name, _ in missing} - {name for name, _ in there}
+            self._describe(sorted(absent), deadline - time.monotonic())
+            found |= ask_for(there)
         return found
 
     def _ask(self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T]) -> T:
@@ -255,7 +272,10 @@ class KafkaCluster:
                 return ask(admin, left_s)
             except KafkaException as error:
                 self._serve()
-                if kafka_error(error).code() not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                code = kafka_error(error).code()
+                if code == KafkaError._NOENT:
+                    raise _NoLeadersError from error
+                if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
                     raise marshal_error(error, doing, self._bootstrap, self._troubles) from error
             finally:
                 self._serve()
@@ -271,21 +291,20 @@ class KafkaCluster:
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> KafkaTail:
         self._client()
-        return KafkaTail(topic, positions, self._properties(Role.TAIL), self._new_troubles())
+        return KafkaTail(topic, positions, self._properties(Role.TAIL), self._new_troubles(self._forward))
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> KafkaAppender:
         self._client()
         properties = self._properties(Role.APPENDER)
-        return KafkaAppender(topic, properties, self._new_troubles(), delivery_timeout_ms=delivery_timeout_ms)
+        troubles = self._new_troubles(self._forward)
+        return KafkaAppender(topic, properties, troubles, delivery_timeout_ms=delivery_timeout_ms)
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> KafkaDataReader:
         self._client()
         settings.check(config)
         more = dict(config)
-        forward = more.pop("error_cb", self._forward)
-        if forward is not None and not callable(forward):
-            raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
-        return KafkaDataReader(group_id, self._properties(Role.DATA, more), Troubles(forward))
+        troubles = self._new_troubles(more.pop("error_cb", self._forward))
+        return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles)
 
     def close(self) -> None:
         self._admin = None

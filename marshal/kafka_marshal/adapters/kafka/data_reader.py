@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.interface import DataFault, Message, TopicPartition
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, marshal_error
-from kafka_marshal.adapters.kafka.reading import Reading
+from kafka_marshal.adapters.kafka.reading import Reading, partition_of
 
 __all__ = ["KafkaDataReader"]
 
@@ -29,7 +29,7 @@ class KafkaDataReader:
 
     def __init__(self, group_id: str, settings: dict[str, object], troubles: Troubles) -> None:
         """Open it; nothing is fetched before assign()."""
-        settings = {"logger": LOGGER, **settings, "group.id": group_id, "error_cb": troubles}
+        settings = {**settings, "logger": troubles, "group.id": group_id, "error_cb": troubles}
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)
         #: Where each partition was assigned.
@@ -141,10 +141,7 @@ def _without_errors(messages: list[KafkaMessage], faults: list[DataFault]) -> li
         if error is None:
             real.append(message)
         else:
-            kind, topic, partition = fault_kind(error), message.topic(), message.partition()
-            if partition is not None and partition < 0:  # of the whole topic
-                partition = None
-            faults.append(DataFault(kind, topic, partition, error.str()))
+            faults.append(DataFault(fault_kind(error), message.topic(), partition_of(message), error.str()))
     return real
 
 

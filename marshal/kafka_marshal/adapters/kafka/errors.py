@@ -1,7 +1,7 @@
 """The one place where librdkafka's errors become ours.
 
 librdkafka tells a failed call only *that* it timed out; why it did (connection refused, TLS handshake failed …) it
-tells separately, by callback. :class:`Troubles` collects those, so that an error can say both.
+tells separately, by callback or only in its log. :class:`Troubles` collects those, so that an error can say both.
 """
 
 from __future__ import annotations
@@ -137,19 +137,40 @@ LOGGER = logging.getLogger("kafka_marshal.librdkafka")
 LOGGER.addFilter(_Quieter())
 
 
-class Troubles:
-    """What librdkafka reported by callback about one client: a reason for timeouts, faults for readers. Thread-safe."""
+#: A broker that hangs up before its first answer wants another protocol, TLS most likely; librdkafka only logs it.
+_HUNG_UP = "in state APIVERSION_QUERY"
+_HANDSHAKE = "in state SSL_HANDSHAKE"
 
-    def __init__(self, forward: Callable[[KafkaError], object] | None = None) -> None:
+
+class Troubles:
+    """What librdkafka reported about one client: a reason for timeouts, faults for readers. Thread-safe.
+
+    It is the client's error_cb, and its logger: lines are passed on to logging.
+    """
+
+    def __init__(
+        self, forward: Callable[[KafkaError], object] | None = None, logger: logging.Logger | None = None
+    ) -> None:
+        """forward: the user's own error_cb. logger: the user's own instead of ours."""
         self._forward = forward
+        self._logger = logger if logger is not None else LOGGER
         self._lock = threading.Lock()
         self._last: tuple[float, KafkaError] | None = None
         self._faults: list[tuple[FaultKind, str]] = []
         #: The first fatal error: the client is unusable from then on.
         self.fatal: str | None = None
 
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Take a line of librdkafka's log (as a Logger would)."""
+        self._logger.log(level, message, *args)
+        text = message % args if args else message
+        if _HUNG_UP in text:
+            hint = "it may want TLS or SASL (security.protocol), or be no Kafka broker"
+            with self._lock:
+                self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
+
     def __call__(self, error: KafkaError) -> None:
-        """Take an error from librdkafka (it is the client's error_cb)."""
+        """Take an error from librdkafka (as error_cb)."""
         with self._lock:
             if error.fatal():
                 self.fatal = self.fatal or error.str()
@@ -203,7 +224,7 @@ def fault_kind(error: KafkaError) -> FaultKind:
         return FaultKind.OUT_OF_RANGE
     if code in UNKNOWN_CODES:
         return FaultKind.UNKNOWN_TOPIC
-    if code in _AUTHENTICATION_CODES or code in _AUTHORIZATION_CODES or _wrong_protocol(error):
+    if code in _AUTHENTICATION_CODES or code in _AUTHORIZATION_CODES:
         return FaultKind.REFUSED
     if code in _UNREACHABLE_CODES:
         return FaultKind.UNREACHABLE
@@ -256,5 +277,10 @@ def marshal_error(
 
 
 def _wrong_protocol(error: KafkaError) -> bool:
-    """librdkafka's hint at, say, a plaintext client on a TLS port: the broker just hangs up, so there is no code."""
-    return error.code() == KafkaError._TRANSPORT and "security.protocol" in error.str()
+    """The broker hung up in the handshake, for which there is no code.
+
+    That is how a listener of another protocol looks. For a moment it is also how a broker looks that goes down, so a
+    reader takes it for an outage like any other; only a call that failed says what it suspects.
+    """
+    text = error.str()
+    return error.code() == KafkaError._TRANSPORT and (_HANDSHAKE in text or _HUNG_UP in text)

@@ -22,7 +22,7 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["SLICE_S", "Reading"]
+__all__ = ["SLICE_S", "Reading", "partition_of"]
 
 #: A wait looks up this often: for commands, for a close() from another thread, and for errors told by callback.
 #: 200 polls a second cost a third of a percent of a core.
@@ -105,3 +105,10 @@ class Reading:
         self._closing = True
         with self._turn:
             self.consumer.close()
+
+
+def partition_of(message: KafkaMessage) -> int | None:
+    """The partition that an error message is about, None for all of the topic or the whole client."""
+    partition = message.partition()
+    # An error without a topic has the partition 0, which means nothing.
+    return partition if message.topic() is not None and partition is not None and partition >= 0 else None

@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
-from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind
-from kafka_marshal.adapters.kafka.reading import Reading
+from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind
+from kafka_marshal.adapters.kafka.reading import Reading, partition_of
 
 __all__ = ["KafkaTail"]
 
@@ -27,7 +27,7 @@ class KafkaTail:
     ) -> None:
         """Open it; reading begins at once, in librdkafka's own threads."""
         # librdkafka wants a group.id even though no group takes part.
-        settings = {"logger": LOGGER, **settings, "group.id": "kafka-marshal-tail", "error_cb": troubles}
+        settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
         self._reading = Reading(f"tail of {topic!r}", settings, troubles)
         self._positions = dict(positions)
         self._lock = threading.Lock()
@@ -38,11 +38,10 @@ class KafkaTail:
         ends: dict[int, int] = {}
         faults: list[TailFault] = []
         for message, error in others:
-            partition = message.partition()
             if error.code() != KafkaError._PARTITION_EOF:
-                faults.append(TailFault(fault_kind(error), partition if partition >= 0 else None, error.str()))
+                faults.append(TailFault(fault_kind(error), partition_of(message), error.str()))
             else:
-                ends[partition] = message.offset()
+                ends[message.partition()] = message.offset()
         with self._lock:
             for cp, entries in records.items():
                 self._positions[cp] = entries[-1][0] + 1

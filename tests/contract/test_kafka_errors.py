@@ -1,0 +1,463 @@
+"""Bad days with Kafka, each recognisable: what happened, what it means, what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kafka_marshal.adapters.interface import Ack, FaultKind
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.kafka.appender import KafkaAppender
+from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
+from kafka_marshal.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    CoordinationTopicError,
+    KafkaUnavailableError,
+    MarshalError,
+)
+from kafka_marshal.testing import LocalBroker, TcpProxy
+from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port, eventually
+from tests.contract.test_lookups import LOOKUPS
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port on which somebody listens who is no Kafka."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for connection in connections:
+        connection.close()
+    thread.join()
+
+
+def hang_up(connection: socket.socket) -> None:
+    """As a TLS listener does when it gets something else."""
+    try:
+        connection.recv(100)
+    finally:
+        connection.close()
+
+
+def say_nothing(connection: socket.socket) -> None:
+    """A black hole."""
+
+
+# -- nobody, or somebody else, on the port -------------------------------------------------------------------------
+
+
+def test_a_closed_port_is_named() -> None:
+    port = closed_port()
+    cluster = KafkaCluster(f"127.0.0.1:{port}")
+    with pytest.raises(KafkaUnavailableError) as caught:
+        cluster.topics(0.5)
+    text = str(caught.value)
+    assert type(caught.value) is KafkaUnavailableError
+    assert "Connection refused" in text
+    assert f"127.0.0.1:{port}" in text
+    assert "bootstrap_servers" in text, "what to do"
+    cluster.close()
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    cluster = KafkaCluster("no-such-host.invalid:9092")
+    with pytest.raises(KafkaUnavailableError, match=r"resolve 'no-such-host\.invalid:9092'"):
+        cluster.topics(3.0)
+    cluster.close()
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_black_hole_takes_no_longer_than_allowed(name: str) -> None:
+    with server(say_nothing) as port:
+        cluster = KafkaCluster(f"127.0.0.1:{port}")
+        began = time.monotonic()
+        with pytest.raises(KafkaUnavailableError):
+            LOOKUPS[name](cluster, 0.5)
+        assert time.monotonic() - began < 3.0
+        cluster.close()
+
+
+def test_plain_text_to_a_tls_port() -> None:
+    with server(hang_up) as port:
+        cluster = KafkaCluster(f"127.0.0.1:{port}")
+        with pytest.raises(AuthenticationError, match="it may want TLS"):
+            cluster.topics(1.0)
+        cluster.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"security.protocol": "ssl"},
+        {
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "somebody",
+            "sasl.password": "something",
+        },
+    ],
+    ids=["ssl", "sasl"],
+)
+def test_tls_or_sasl_to_a_plain_port(kafka_bootstrap: str, config: dict[str, object]) -> None:
+    cluster = KafkaCluster(kafka_bootstrap, config)
+    for ask in LOOKUPS.values():
+        with pytest.raises(AuthenticationError, match=r"security\.protocol"):
+            ask(cluster, 1.0)
+    log = TailLog(cluster.tail("t", {0: 0}))
+    log.until(lambda: any("handshake" in fault.message for fault in log.faults), "the tail tells")
+    assert {fault.kind for fault in log.faults} <= {FaultKind.REFUSED, FaultKind.UNREACHABLE}
+    log.tail.close()
+    appender = cluster.appender("t", delivery_timeout_ms=700)
+    acks: list[Ack] = []
+    appender.append(0, b"v", acks.append)
+    assert appender.flush(TIMEOUT_S) == 0
+    assert acks[0].error is not None
+    assert "handshake" in acks[0].error
+    appender.close()
+    cluster.close()
+
+
+# -- users and their rights ----------------------------------------------------------------------------------------
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_admin="secret" user_guest="secret";'
+
+
+def sasl(user: str, password: str = "secret") -> dict[str, object]:
+    return {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[LocalBroker]:
+    """A broker where admin may do everything and guest nothing."""
+    properties = {
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": JAAS,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:admin",
+    }
+    with LocalBroker(properties=properties, client_config=sasl("admin")) as broker:
+        yield broker
+
+
+@pytest.mark.broker
+def test_a_wrong_password(guarded: LocalBroker) -> None:
+    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest", "wrong"))
+    with pytest.raises(AuthenticationError, match="Authentication failed"):
+        cluster.topics(2.0)
+    cluster.close()
+
+
+@pytest.mark.broker
+def test_an_acl_that_forbids(guarded: LocalBroker) -> None:
+    side = KafkaSide(guarded.bootstrap_servers, sasl("admin"))
+    topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
+    append(side, topic, 0, [b"a"])
+    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest"))
+    with pytest.raises(AuthorizationError, match="forbids"):
+        cluster.topic_info([topic], TIMEOUT_S)
+    with pytest.raises(AuthorizationError, match="forbids"):
+        cluster.create_topic("another", 1, 1, {}, TIMEOUT_S)
+    with pytest.raises(AuthorizationError, match="forbids"):
+        cluster.watermarks([(topic, 0)], TIMEOUT_S)
+    with pytest.raises(AuthorizationError, match="forbids"):
+        cluster.offsets_for_time([(topic, 0)], 0, TIMEOUT_S)
+    assert topic not in cluster.topics(TIMEOUT_S)
+    appender = cluster.appender(topic, delivery_timeout_ms=2_000)
+    acks: list[Ack] = []
+    appender.append(0, b"v", acks.append)
+    assert appender.flush(TIMEOUT_S) == 0
+    assert acks[0].error is not None
+    assert "authorization failed" in acks[0].error.lower()
+    appender.close()
+    cluster.close()
+    side.close()
+
+
+@pytest.mark.broker
+def test_describing_is_not_reading(guarded: LocalBroker) -> None:
+    """Metadata is allowed, reading is not: the readers tell."""
+    side = KafkaSide(guarded.bootstrap_servers, sasl("admin"))
+    topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
+    append(side, topic, 0, [b"a"])
+    admin = AdminClient({**sasl("admin"), "bootstrap.servers": guarded.bootstrap_servers})  # type: ignore[dict-item]
+    allow = AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:guest",
+        "*",
+        AclOperation.DESCRIBE,
+        AclPermissionType.ALLOW,
+    )
+    admin.create_acls([allow])[allow].result(TIMEOUT_S)
+    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest"))
+    eventually(lambda: topic in cluster.topics(TIMEOUT_S), "the ACL is known")
+    assert cluster.watermarks([(topic, 0)], TIMEOUT_S) == {(topic, 0): (0, 1)}
+    with pytest.raises(AuthorizationError):
+        cluster.topic_config(topic, TIMEOUT_S)
+    log = TailLog(cluster.tail(topic, {0: 0}))
+    log.until(lambda: log.faults, "the tail tells")
+    assert log.faults[0].kind is FaultKind.REFUSED
+    data = DataLog(cluster.data_reader("g", {}))
+    data.reader.assign({(topic, 0): 0})
+    data.until(lambda: data.faults, "the reader tells")
+    assert data.faults[0].kind is FaultKind.REFUSED
+    assert not data.messages
+    data.reader.close()
+    log.tail.close()
+    cluster.close()
+    side.close()
+
+
+# -- a broker that goes and comes back -----------------------------------------------------------------------------
+
+
+@pytest.mark.broker
+def test_everything_goes_on_after_an_outage() -> None:
+    """Nothing is lost, repeated or out of order; the tail told of the outage."""
+    with TcpProxy() as proxy, LocalBroker(advertised_port=proxy.port) as broker:
+        proxy.target_port = broker.port
+        side = KafkaSide(broker.bootstrap_servers, {})
+        topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
+        tail = TailLog(side.cluster.tail(topic, {0: 0}))
+        data = DataLog(side.cluster.data_reader("g", {}))
+        data.reader.assign({(topic, 0): 0})
+        appender = side.cluster.appender(topic, delivery_timeout_ms=30_000)
+        acks: list[Ack] = []
+
+        def send(first: int) -> None:
+            for number in range(first, first + 10):
+                appender.append(0, b"%d" % number, acks.append)
+
+        send(0)
+        tail.until(lambda: len(tail.values(0)) == 10, "all is well")
+        data.until(lambda: len(data.messages) == 10, "all is well")
+        proxy.cut()
+        tail.until(lambda: tail.faults, "the tail tells of the outage")
+        send(10)
+        with pytest.raises(KafkaUnavailableError):
+            side.cluster.watermarks([(topic, 0)], 0.5)
+        proxy.restore()
+        tail.until(lambda: len(tail.values(0)) == 20, "what was sent meanwhile arrives")
+        data.until(lambda: len(data.messages) == 20, "what was sent meanwhile arrives")
+        send(20)
+        tail.until(lambda: len(tail.values(0)) == 30, "it goes on")
+        assert tail.values(0) == [b"%d" % number for number in range(30)]
+        assert {fault.kind for fault in tail.faults} == {FaultKind.UNREACHABLE}
+        assert appender.flush(TIMEOUT_S) == 0
+        assert [ack.offset for ack in acks] == list(range(30))
+        assert side.cluster.watermarks([(topic, 0)], TIMEOUT_S) == {(topic, 0): (0, 30)}
+        appender.close()
+        tail.tail.close()
+        data.reader.close()
+        side.close()
+
+
+# -- the mapping itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._AUTO_OFFSET_RESET, FaultKind.OUT_OF_RANGE),
+        (KafkaError.OFFSET_OUT_OF_RANGE, FaultKind.OUT_OF_RANGE),
+        (KafkaError._LOG_TRUNCATION, FaultKind.OUT_OF_RANGE),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, FaultKind.UNKNOWN_TOPIC),
+        (KafkaError._UNKNOWN_PARTITION, FaultKind.UNKNOWN_TOPIC),
+        (KafkaError.UNKNOWN_TOPIC_ID, FaultKind.UNKNOWN_TOPIC),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, FaultKind.REFUSED),
+        (KafkaError._AUTHENTICATION, FaultKind.REFUSED),
+        (KafkaError._SSL, FaultKind.REFUSED),
+        (KafkaError._ALL_BROKERS_DOWN, FaultKind.UNREACHABLE),
+        (KafkaError._TRANSPORT, FaultKind.UNREACHABLE),
+        (KafkaError._BAD_MSG, FaultKind.OTHER),
+        (KafkaError._BAD_COMPRESSION, FaultKind.OTHER),
+    ],
+)
+def test_kinds_of_faults(code: int, kind: FaultKind) -> None:
+    assert fault_kind(KafkaError(code, "why")) is kind
+    assert fault_kind(KafkaError(code, "why", fatal=True)) is FaultKind.FATAL
+
+
+@pytest.mark.parametrize(
+    ("code", "ours"),
+    [
+        (KafkaError._TIMED_OUT, KafkaUnavailableError),
+        (KafkaError._TRANSPORT, KafkaUnavailableError),
+        (KafkaError.REQUEST_TIMED_OUT, KafkaUnavailableError),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnavailableError),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, AuthenticationError),
+        (KafkaError._SSL, AuthenticationError),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, AuthorizationError),
+        (KafkaError.INVALID_REQUEST, MarshalError),
+    ],
+)
+def test_errors_of_calls(code: int, ours: type[MarshalError]) -> None:
+    error = marshal_error(KafkaException(KafkaError(code, "the reason")), "asking", "host:1")
+    assert type(error) is ours
+    assert str(error).startswith("While asking: ")
+    assert "the reason" in str(error)
+
+
+def test_a_timeout_says_why() -> None:
+    troubles = Troubles()
+    troubles(KafkaError(KafkaError._TRANSPORT, "host:1: Connection refused"))
+    error = marshal_error(KafkaError(KafkaError._TIMED_OUT), "asking", "host:1", troubles)
+    assert type(error) is KafkaUnavailableError
+    assert "Connection refused" in str(error)
+    troubles(KafkaError(KafkaError._SSL, "certificate verify failed"))
+    refused = marshal_error(KafkaError(KafkaError._TIMED_OUT), "asking", "host:1", troubles)
+    assert type(refused) is AuthenticationError
+    assert "certificate verify failed" in str(refused)
+
+
+def test_troubles_of_a_client() -> None:
+    troubles = Troubles()
+    troubles(KafkaError(KafkaError._TRANSPORT, "one connection failed"))
+    assert not troubles.pending, "others may be up"
+    troubles(KafkaError(KafkaError._ALL_BROKERS_DOWN, "3/3 brokers are down"))
+    assert troubles.take_faults() == [(FaultKind.UNREACHABLE, "3/3 brokers are down (one connection failed)")]
+    for _ in range(3):
+        troubles(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    assert troubles.take_faults() == [(FaultKind.REFUSED, "wrong password")], "once, however often it is tried"
+    troubles(KafkaError(KafkaError._FATAL, "fenced", fatal=True))
+    assert troubles.fatal == "fenced"
+    assert troubles.take_faults() == [(FaultKind.FATAL, "fenced")]
+    assert troubles.take_faults() == []
+
+
+# -- an appender whose producer fails -----------------------------------------------------------------------------
+
+
+class FakeProducer:
+    """A producer that fails as told: BufferErrors first, then errors."""
+
+    def __init__(self, settings: dict[str, object]) -> None:
+        self.settings = settings
+        self.failures: list[Exception] = []
+        self.queued: list[tuple[bytes, Any]] = []
+        self.polls = 0
+
+    def cluster_id(self, timeout: float) -> str:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int, callback: Any) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.queued.append((value, callback))
+
+    def poll(self, timeout: float) -> int:
+        self.polls += 1
+        return 0
+
+    def flush(self, timeout: float = 0.0) -> int:
+        return 0
+
+    def purge(self) -> None: ...
+
+    def close(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def failing() -> tuple[KafkaAppender, FakeProducer, Troubles]:
+    troubles = Troubles()
+    made: list[FakeProducer] = []
+
+    def make(settings: dict[str, object]) -> Producer:
+        made.append(FakeProducer(settings))
+        return made[0]  # type: ignore[return-value]
+
+    appender = KafkaAppender("t", {}, troubles, delivery_timeout_ms=321, producer=make)
+    assert made[0].settings["message.timeout.ms"] == 321
+    return appender, made[0], troubles
+
+
+def test_a_full_queue_is_given_one_more_chance(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
+    appender, producer, _ = failing
+    producer.failures = [BufferError()]
+    acks: list[Ack] = []
+    appender.append(0, b"v", acks.append)
+    assert [value for value, _ in producer.queued] == [b"v"]
+    assert producer.polls == 1
+    producer.failures = [BufferError(), BufferError()]
+    appender.append(0, b"w", acks.append)
+    assert acks == [], "not before poll()"
+    appender.poll()
+    assert [(ack.offset, ack.fatal) for ack in acks] == [(None, False)]
+    assert acks[0].error is not None
+    assert "full" in acks[0].error
+
+
+def test_a_fatal_state_is_told_with_every_ack(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
+    """C17: such an appender must be replaced."""
+    appender, producer, troubles = failing
+    acks: list[Ack] = []
+    appender.append(0, b"v", acks.append)
+    troubles(KafkaError(KafkaError._FATAL, "out of sequence", fatal=True))
+    ((_, delivered),) = producer.queued
+    delivered(KafkaError(KafkaError._PURGE_QUEUE), None)
+    producer.failures = [KafkaException(KafkaError(KafkaError._FATAL, "out of sequence", fatal=True))]
+    appender.append(0, b"w", acks.append)
+    appender.poll()
+    assert [(ack.offset, bool(ack.error), ack.fatal) for ack in acks] == [(None, True, True)] * 2
+
+
+def test_an_ack_may_lack_the_offset(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
+    """C17: a retry that found its record written already."""
+    appender, producer, _ = failing
+    acks: list[Ack] = []
+    appender.append(0, b"v", acks.append)
+
+    class Delivered:
+        def offset(self) -> int:
+            return -1001
+
+    ((_, delivered),) = producer.queued
+    delivered(None, Delivered())
+    appender.poll()
+    assert acks == [Ack(None)]
+
+
+def test_what_a_cluster_refuses_to_create_is_told_with_its_reason(kafka_bootstrap: str) -> None:
+    cluster = KafkaCluster(kafka_bootstrap)
+    with pytest.raises(CoordinationTopicError, match=r"cleanup\.policy|bogus"):
+        cluster.create_topic("contract-refused", 1, 1, {"cleanup.policy": "bogus"}, TIMEOUT_S)
+    assert cluster.topic_info(["contract-refused"], TIMEOUT_S) == {}
+    cluster.close()
