@@ -5,7 +5,8 @@ Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the
 
 from kafka_marshal import errors
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
-from kafka_marshal.consumer import Batch, Consumer, TopicPartition
+from kafka_marshal.batch import Batch
+from kafka_marshal.consumer import Consumer, TopicPartition
 from kafka_marshal.engine.policies import (
     Balanced,
     Greedy,

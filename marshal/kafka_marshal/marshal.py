@@ -11,7 +11,8 @@ from typing import Self
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.clock import now_ms
 from kafka_marshal.config import check_ids, new_client_id, new_instance_id
-from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, ConsumerOptions, PartitionsCallback
+from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
+from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease

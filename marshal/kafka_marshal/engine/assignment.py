@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import Message
@@ -210,16 +211,18 @@ class Assignment:
             messages = messages[:max_messages]
             self._buffer.appendleft((rest, offset_of(messages[-1]) + 1))
         self.buffered -= len(messages)
-        run_next = offset_of(messages[-1]) + 1
-        while self._buffer and len(messages) < max_messages and self._buffer[0][1] <= run_next:
+        parts = [messages]
+        room = max_messages - len(messages)
+        while self._buffer and room > 0 and self._buffer[0][1] <= offset_of(parts[-1][-1]) + 1:
             more, _ = self._buffer.popleft()
-            room = max_messages - len(messages)
             if len(more) > room:
                 self._buffer.appendleft((more[room:], offset_of(more[room - 1]) + 1))
                 more = more[:room]
-            messages = messages + more
+            parts.append(more)
+            room -= len(more)
             self.buffered -= len(more)
-            run_next = offset_of(messages[-1]) + 1
+        if len(parts) > 1:
+            messages = list(chain.from_iterable(parts))
         return Run(self, messages, covers_from, iterating, now)
 
     @property

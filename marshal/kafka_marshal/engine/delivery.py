@@ -184,12 +184,19 @@ class Delivery:
         run = self.granted
         if run is None:
             return
+        run.cursor = self.granted_next
         rest = run.messages[self.granted_next :]
         if rest:
             self._report(run.assignment.key, offset_of(rest[0]), offset_of(rest[-1]))
         self.granted = None
         run.assignment.tracker.mark_run(run)
         self._consumer.try_finish(run.assignment, now)
+
+    def not_handed_out(self, run: Run, index: int) -> None:
+        """A user's thread counted this message as handed out, and then saw that the run had ended."""
+        if run.cursor > index:  # that was believed when the rest was reported
+            offset = offset_of(run.messages[index])
+            self._report(run.assignment.key, offset, offset)
 
     def done(self, message: Message, now: float) -> None:
         """A message handed out by poll, consume or batches is done."""

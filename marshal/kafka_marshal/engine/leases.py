@@ -77,6 +77,7 @@ class OwnLease:
         "proof_due",
         "proof_log_time",
         "proof_sent_at",
+        "proven_until",
         "release_sent_at",
         "state",
         "stopped",
@@ -94,6 +95,8 @@ class OwnLease:
         self.valid_until = 0.0
         #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
         self.hand_out_until = 0.0
+        #: The same for what was granted before (at most once): the lease being let go does not end it.
+        self.proven_until = 0.0
         #: Nothing more is handed out: it is being let go.
         self.stopped = False
         #: Since when log time runs ahead of our clock (T5).
@@ -118,9 +121,9 @@ class OwnLease:
         return self.valid_until or self.proof_due
 
     def refresh(self) -> None:
-        """Work out hand_out_until anew."""
-        usable = self.held and not self.stopped and self.in_doubt_since is None
-        self.hand_out_until = self.valid_until if usable else 0.0
+        """Work out proven_until and hand_out_until anew."""
+        self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0
+        self.hand_out_until = 0.0 if self.stopped else self.proven_until
 
 
 class Outbox:

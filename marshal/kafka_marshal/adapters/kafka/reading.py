@@ -28,6 +28,9 @@ __all__ = ["SLICE_S", "Reading", "partition_of"]
 #: 200 polls a second cost a third of a percent of a core.
 SLICE_S = 0.005
 
+#: librdkafka counts in whole milliseconds: a shorter wait is none, and waiting in such steps would be a busy loop.
+SHORTEST_WAIT_S = 0.001
+
 
 #: Messages taken, and what carries out the commands that are waiting.
 Settle = Callable[[list[KafkaMessage], Callable[[], None]], list[KafkaMessage]]
@@ -96,7 +99,7 @@ class Reading:
             remaining = deadline - time.monotonic()
             if messages or remaining <= 0 or self.troubles.pending:
                 return messages
-            first = self.consumer.poll(min(SLICE_S, remaining))
+            first = self.consumer.poll(max(SHORTEST_WAIT_S, min(SLICE_S, remaining)))
             if first is not None:
                 return [first, *self.consumer.consume(limit - 1, 0)] if limit > 1 else [first]
 

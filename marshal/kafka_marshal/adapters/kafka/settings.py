@@ -131,6 +131,9 @@ _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
         "fetch.wait.max.ms": DATA_FETCH_WAIT_MS,
         # The default of 1,000 ms throttles every reader of a backlog to a fraction of its speed.
         "fetch.queue.backoff.ms": 1,
+        # Fetched ahead: at a million small messages a second good for 20 ms. Five times as many (the default) are
+        # slower, by a tenth: they fall out of the processor's caches before their turn comes.
+        "queued.min.messages": 20_000,
     },
 }
 
