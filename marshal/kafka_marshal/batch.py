@@ -1,0 +1,51 @@
+"""Batch: messages of one partition that are done together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.engine.tracker import Run
+
+if TYPE_CHECKING:
+    from kafka_marshal.consumer import Consumer
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Messages of one partition, under one epoch. Not done before ``done()``."""
+
+    __slots__ = ("_consumer", "_run", "epoch", "messages", "partition", "topic")
+
+    def __init__(self, consumer: Consumer, run: Run, messages: list[Message]) -> None:
+        self._consumer = consumer
+        self._run = run
+        self.topic, self.partition = run.assignment.key
+        #: The fencing token: store it, and the last offset, with what the batch writes (C9).
+        self.epoch = run.assignment.epoch
+        self.messages = messages
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first message."""
+        return self.messages[0].offset() or 0
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last message."""
+        return self.messages[-1].offset() or 0
+
+    def done(self) -> None:
+        """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""
+        self._consumer._batch_done(self._run)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic!r}, {self.partition}, {self.first_offset}…{self.last_offset}, epoch={self.epoch})"

@@ -1,0 +1,55 @@
+"""What a consumer can be made with, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["ConsumerOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """A consumer's options, checked."""
+
+    topics: tuple[str, ...]
+    at_most_once: bool
+    policy: Policy
+    start: str | datetime
+    batch_size: int
+    handler_timeout_ms: float | None
+    #: Iterating marks a message done when the next one is asked for.
+    auto_done: bool
+
+    @classmethod
+    def checked(
+        cls,
+        topics: Sequence[str],
+        delivery: str,
+        policy: Policy,
+        start: str | datetime,
+        batch_size: int,
+        handler_timeout: float | None,
+        auto_done: bool,
+    ) -> ConsumerOptions:
+        """Raises ConfigurationError for what can't work."""
+        if isinstance(topics, str) or not topics or not all(topics):
+            raise ConfigurationError(f"topics must be a list of names or ^patterns, not {topics!r}")
+        if delivery not in ("at-least-once", "at-most-once"):
+            raise ConfigurationError(f"delivery must be 'at-least-once' or 'at-most-once', not {delivery!r}")
+        if not isinstance(start, datetime) and start not in ("earliest", "latest"):
+            raise ConfigurationError(f"start must be 'earliest', 'latest' or a datetime, not {start!r}")
+        if isinstance(start, datetime) and start.tzinfo is None:
+            raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(f"policy must be a Policy such as Balanced(), not {policy!r}")
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
+        if handler_timeout is not None and handler_timeout <= 0:
+            raise ConfigurationError(f"handler_timeout must be above 0 seconds, not {handler_timeout}")
+        timeout_ms = None if handler_timeout is None else handler_timeout * 1000
+        return cls(tuple(topics), delivery == "at-most-once", policy, start, batch_size, timeout_ms, auto_done)
