@@ -1,1 +1,1 @@
-"""The Spark side: claimed batches, a streaming source, and the audit of a whole history. Needs the extra ``[spark]``."""
+"""The Spark side: claimed batches, a streaming source, the audit of a whole history. Needs the extra ``[spark]``."""
