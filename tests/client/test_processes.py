@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_marshal import Marshal
 from tests.client.conftest import HI, Scene, Worker, wait_until
 
 PARTITIONS, MESSAGES = 4, 400
@@ -17,23 +18,35 @@ def handled(*workers: Worker) -> Counter[tuple[int, int]]:
     return Counter(place for worker in workers for place in worker.offsets())
 
 
+def holders(watcher: Marshal) -> list[str | None]:
+    return sorted(str(lease.client_id) for lease in watcher.world.leases())
+
+
+def two_at_work(scene: Scene, tmp_path: Path, **options: object) -> tuple[Worker, Worker, Marshal]:
+    """Two workers with half of the partitions each, before there is anything to do; then all of the messages."""
+    topic = scene.topic(PARTITIONS)
+    watcher = scene.member("watcher")
+    a = scene.worker("a", topic, tmp_path, pause_s=0.001, **options)
+    b = scene.worker("b", topic, tmp_path, pause_s=0.001, **options)
+    wait_until(lambda: holders(watcher) == ["a", "a", "b", "b"], 60)
+    scene.publish(topic, PARTITIONS, MESSAGES)
+    return a, b, watcher
+
+
 def test_alo_nothing_is_lost_at_kill_9(scene: Scene, tmp_path: Path) -> None:
-    topic = scene.topic(PARTITIONS, MESSAGES)
-    a = scene.worker("a", topic, tmp_path, pause_s=0.001)
-    b = scene.worker("b", topic, tmp_path, pause_s=0.001)
+    a, b, _ = two_at_work(scene, tmp_path)
     wait_until(lambda: len(a.offsets()) > 100 and len(b.offsets()) > 100)
     a.kill()
     wait_until(lambda: set(handled(a, b)) == EVERYTHING, 60)
 
 
 def test_alo_a_stopped_worker_is_replaced_and_told(scene: Scene, tmp_path: Path) -> None:
-    topic = scene.topic(PARTITIONS, MESSAGES)
-    a = scene.worker("a", topic, tmp_path, pause_s=0.001)
-    b = scene.worker("b", topic, tmp_path, pause_s=0.001)
+    a, b, watcher = two_at_work(scene, tmp_path)
     wait_until(lambda: len(a.offsets()) > 100 and len(b.offsets()) > 100)
     a.stop()
     before = len(a.lines())
     wait_until(lambda: set(handled(a, b)) == EVERYTHING, 60)
+    wait_until(lambda: holders(watcher) == ["b"] * PARTITIONS, 60)
     a.go_on()
     wait_until(lambda: a.offsets("lost"), 20)
     after = [line for line in a.lines()[before:] if line["what"] == "handled"]
@@ -43,10 +56,7 @@ def test_alo_a_stopped_worker_is_replaced_and_told(scene: Scene, tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["iteration", "batches"])
 def test_amo_nothing_is_repeated_at_kill_9(scene: Scene, tmp_path: Path, how: str) -> None:
-    topic = scene.topic(PARTITIONS, MESSAGES)
-    options = {"delivery": "at-most-once", "batch_size": 20, "pause_s": 0.001, "how": how}
-    a = scene.worker("a", topic, tmp_path, **options)
-    b = scene.worker("b", topic, tmp_path, **options)
+    a, b, _ = two_at_work(scene, tmp_path, delivery="at-most-once", batch_size=20, how=how)
     wait_until(lambda: len(a.offsets()) > 60 and len(b.offsets()) > 60)
     a.kill()
     lasts = {(partition, MESSAGES - 1) for partition in range(PARTITIONS)}
