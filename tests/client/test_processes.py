@@ -18,7 +18,7 @@ def handled(*workers: Worker) -> Counter[tuple[int, int]]:
     return Counter(place for worker in workers for place in worker.offsets())
 
 
-def holders(watcher: Marshal) -> list[str | None]:
+def holders(watcher: Marshal) -> list[str]:
     return sorted(str(lease.client_id) for lease in watcher.world.leases())
 
 
