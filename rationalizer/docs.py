@@ -119,6 +119,9 @@ def _limits() -> list[str]:
         ("heartbeat interval, most (ms)", limits.MAX_HEARTBEAT_INTERVAL_MS, "E2"),
         ("ranges of one CommitRanges", limits.MAX_COMMIT_RANGES, "section 3"),
         ("intervals left after a record", limits.MAX_INTERVALS, "P5"),
+        ("bytes of a part of a snapshot", limits.MAX_PART_BYTES, "S2"),
+        ("parts of a snapshot", limits.MAX_SNAPSHOT_PARTS, "S2"),
+        ("offsets between two snapshots, least", limits.SNAPSHOT_INTERVAL, "S2"),
         ("highest level this release replays", limits.SUPPORTED_LEVEL, "E4"),
     ]
     return ["### Limits", "", *_table(("limit", "value", "rule"), [(what, f"{n:,}", rule) for what, n, rule in named])]

@@ -63,6 +63,19 @@ MAX_KEY_HASH: Final = 2**63 - 1
 #: A lease is unknown from 1 HI of age on, and stale above this many (C1).
 STALE_AFTER_INTERVALS: Final = 2
 
+# -- snapshots (S2) --------------------------------------------------------------------------------------
+
+#: Bytes of a state in one record of the log of snapshots: as L1 for all that is written, less the other fields.
+MAX_PART_BYTES: Final = 900_000
+
+#: Parts of one snapshot: bounds what a forged record can claim. Good for a state of 3.6 GB.
+MAX_SNAPSHOT_PARTS: Final = 4_096
+
+#: A snapshot is taken where the next offset reaches a multiple of this, or of a multiple of it that is no less than the
+#: number of leases: so a replica starts within a fraction of a second, and writing states of some 100 bytes a lease
+#: costs less than the log itself, whose records are as long.
+SNAPSHOT_INTERVAL: Final = 10_000
+
 # -- versions --------------------------------------------------------------------------------------------
 
 #: The level every CP starts at (E4).
