@@ -30,6 +30,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.lease import Lease
 from kafka_marshal.marshal import Marshal
+from kafka_marshal.ranges import OffsetRange, RangeConsumer
 from kafka_marshal.world import LeaseInfo, WorldView
 
 __all__ = [
@@ -54,10 +55,12 @@ __all__ = [
     "MarshalError",
     "MaxClaims",
     "Move",
+    "OffsetRange",
     "Pause",
     "PausedPartition",
     "Policy",
     "PositionLostError",
+    "RangeConsumer",
     "ReleaseIfBehind",
     "TopicPartition",
     "WholeTopic",

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from time import clock_gettime, monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.batch import Batch
@@ -24,9 +23,9 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.tracker import Run
-from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.membership import Membership, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
@@ -54,23 +53,10 @@ CLOCK_STRIDE_MS = 1.0
 #: The longest one wait for messages lasts before stop() and errors are looked at.
 SLICE_S = 0.1
 
-#: How long close() waits, once on_revoke has returned, for the releases to show in the log.
-CLOSE_TIMEOUT_S = 1.0
-
-
-class TopicPartition(NamedTuple):
-    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
-
-    topic: str
-    partition: int
-    offset: int
-    epoch: int
-
-
 PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
 
-class Consumer:
+class Consumer(Membership["Consumer"]):
     """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
 
     ``done``, ``close``, ``pause``, ``seek`` … may be called from any thread; messages are best asked for by one.
@@ -84,19 +70,14 @@ class Consumer:
         callbacks: Mapping[str, PartitionsCallback | None],
         config: Mapping[str, object],
     ) -> None:
-        self._marshal = marshal
-        self._driver = driver
         self._options = options
-        self._callbacks = callbacks
         self._reading = threading.Lock()
-        self._closed = False
         #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
         #: thread compares what it was before its read with what it is now.
         self._fetched: dict[Key, int] = {}
         self._assigns = 0
         #: A batch that was handed out (at most once), on its way out of memory; see _let_go.
         self._spent: list[Message] = []
-        subscription = Subscription(options.topics, driver.replica.topic)
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
         settings = ConsumerSettings(
             at_most_once=options.at_most_once,
@@ -106,20 +87,7 @@ class Consumer:
             handler_timeout_ms=options.handler_timeout_ms,
             callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
         )
-        with driver.locked() as engine:
-            taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
-            if taken:
-                raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
-            self._engine = engine.add_consumer(subscription, settings)
-            driver.ports[self._engine.number] = self
-        try:
-            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
-        except BaseException:
-            self.free()
-            raise
-        known = {topic for topic, _ in subscription.partitions}
-        for topic in sorted(subscription.names - known):
-            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
+        super().__init__(marshal, driver, options.topics, settings, callbacks)
 
     @property
     def _delivery(self) -> Delivery:
@@ -329,15 +297,6 @@ class Consumer:
         with self._driver.locked(step=False):
             self._delivery.collect(assignment, now_ms())
 
-    def _is_over(self) -> bool:
-        """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
-        if self._closed or self._marshal.stopping:
-            return True
-        self._driver.check()
-        if self._engine.errors:
-            raise self._engine.errors.pop(0)
-        return False
-
     def _pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came."""
         with self._reading:
@@ -403,12 +362,6 @@ class Consumer:
 
     # Looking, and steering.
 
-    def assignment(self) -> list[TopicPartition]:
-        """The partitions this consumer works on, sorted."""
-        with self._driver.locked():
-            found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
-            return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
-
     def position(self) -> list[TopicPartition]:
         """The next offset to be handed out, of each assigned partition."""
         return self.assignment()
@@ -444,21 +397,6 @@ class Consumer:
                     "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
                 )
 
-    @property
-    def ignored_done(self) -> int:
-        """Calls of ``done`` for messages whose lease had ended (or which were done before); they committed nothing."""
-        return sum(self._delivery.ignored_done.values())
-
-    @property
-    def unprocessed(self) -> list[tuple[str, int, int, int]]:
-        """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
-        return list(self._delivery.unprocessed)
-
-    @property
-    def gaps(self) -> list[tuple[str, int, int, int]]:
-        """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
-        return [(*key, first, last) for key, first, last in self._engine.gaps]
-
     # What the driver asks of it (ConsumerPort).
 
     def start_fetch(self, key: Key, offset: int) -> None:
@@ -478,50 +416,11 @@ class Consumer:
         """The log end as of the last fetch."""
         return None if self._closed else self._reader.high_watermark(*key)
 
-    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
-        """Run the user's callback."""
-        function = self._callbacks.get(callback)
-        if function is not None:
-            function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])
-
     # Ending.
 
-    def close(self) -> None:
-        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing."""
-        if self._closed:
-            return
-        with self._driver.locked():
-            self._engine.close(now_ms())
-        with self._driver.condition:
-            self._driver.wait_for(lambda: not any(x.callbacks_running for x in self._engine.assignments.values()), None)
-            self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
-        self.free()
-
-    def abandon(self) -> None:
-        """Stop handing out without releasing (terminate)."""
-        with self._driver.locked():
-            self._delivery.finish_granted(now_ms())
-            self._engine.closing = True
-
-    def free(self) -> None:
-        """Give up the fetcher."""
-        if self._closed:
-            return
-        self._closed = True
-        self._driver.forget_topics(self._engine.number)
-        with self._driver.condition:
-            self._driver.engine.remove_consumer(self._engine)
-            self._driver.ports.pop(self._engine.number, None)
+    def _freed(self) -> None:
         with self._reading:
             self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None and isinstance(error, ClosedError):
-            return
-        self.close()
 
 
 def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:

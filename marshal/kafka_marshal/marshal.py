@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.clock import now_ms
@@ -20,6 +20,8 @@ from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClaimTimeoutError, ClosedError, ConfigurationError, GroupPausedError, HeldError
 from kafka_marshal.lease import Lease
+from kafka_marshal.membership import Membership
+from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.world import WorldView, lease_info
 from rationalizer import ClaimingPartition, InvalidRecordError, codes
 
@@ -58,7 +60,9 @@ class Marshal:
         self.group_id = group_id
         self.client_id = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
-        self._start(KafkaCluster(bootstrap_servers, dict(config or {})), topic, heartbeat_interval_ms)
+        self.bootstrap_servers = bootstrap_servers
+        self.config: Mapping[str, object] = dict(config or {})
+        self._start(KafkaCluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms)
 
     @classmethod
     def on_cluster(
@@ -72,6 +76,8 @@ class Marshal:
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
         marshal = cls.__new__(cls)
+        marshal.bootstrap_servers = ""
+        marshal.config = {}
         marshal.group_id = group_id
         marshal.client_id = new_client_id() if client_id is None else client_id
         check_ids(marshal.group_id, marshal.client_id, heartbeat_interval_ms)
@@ -83,7 +89,7 @@ class Marshal:
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.topic = topic
         self._cluster = cluster
-        self._consumers: list[Consumer] = []
+        self._consumers: list[Membership[Any]] = []
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False
@@ -141,6 +147,37 @@ class Marshal:
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         self._check_open()
         consumer = Consumer(self, self._driver, options, callbacks, dict(config or {}))
+        self._consumers.append(consumer)
+        return consumer
+
+    def ranges(
+        self,
+        topics: Sequence[str],
+        *,
+        delivery: str = "at-least-once",
+        policy: Policy | None = None,
+        start: str | datetime = "earliest",
+        handler_timeout: float | None = None,
+        on_assign: RangesCallback | None = None,
+        on_revoke: RangesCallback | None = None,
+        on_lost: RangesCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> RangeConsumer:
+        """A consumer that claims partitions as ``consumer`` does, and hands out ranges of their offsets.
+
+        For whoever reads by himself (Spark does): no message is fetched. The arguments are those of ``consumer``. Of
+        ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable offset, or,
+        under ``read_uncommitted``, at the high watermark. Whoever reads them must read with the same level.
+        """
+        options = ConsumerOptions.checked(
+            topics, delivery, policy if policy is not None else Balanced(), start, 1, handler_timeout, False
+        )
+        level = {**self.config, **(config or {})}.get("isolation.level", "read_committed")
+        if level not in ("read_committed", "read_uncommitted"):
+            raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        self._check_open()
+        consumer = RangeConsumer(self, self._driver, options, callbacks, level == "read_committed")
         self._consumers.append(consumer)
         return consumer
 

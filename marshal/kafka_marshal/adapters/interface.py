@@ -107,6 +107,8 @@ class Ack:
     error: str | None = None
     #: The appender is in a fatal state and must be replaced (C17).
     fatal: bool = False
+    #: The cluster forbids us to append.
+    forbidden: bool = False
 
 
 class Appender(Protocol):
@@ -207,10 +209,22 @@ class Cluster(Protocol):
     ) -> dict[TopicPartition, tuple[int, int]]:
         """(log start, high watermark), asked of the leaders now (*blocking*). Unknown partitions are left out."""
 
+    def committed_watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(log start, last stable offset): where a read_committed reader ends now (*blocking*)."""
+
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
     ) -> dict[TopicPartition, int]:
         """First offset whose timestamp is at or after timestamp_ms, else the high watermark (*blocking*)."""
+
+    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        """Remove all records below an offset, at most up to the high watermark; the new log starts (*blocking*).
+
+        Partitions that do not exist are left out. A log that starts further up already stays as it is. MarshalError
+        where the broker says no; some partitions may have been cut by then.
+        """
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
         """A tail of the partitions named by positions, each from its offset."""

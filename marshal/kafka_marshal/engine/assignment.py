@@ -195,9 +195,12 @@ class Assignment:
 
     def can_hand_out(self, now: float) -> bool:
         """Whether there is something that may be handed out now (T4)."""
+        return self.buffered > 0 and self.is_open(now)
+
+    def is_open(self, now: float) -> bool:
+        """Whether anything of this partition may be handed out now (T4)."""
         return (
-            self.buffered > 0
-            and self.stage is Stage.ACTIVE
+            self.stage is Stage.ACTIVE
             and not self.user_paused
             and now < self.lease.hand_out_until
             and self.tracker.in_hand < MAX_IN_HAND_MESSAGES

@@ -17,6 +17,7 @@ from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, Sto
 from kafka_marshal.engine.leases import LeaseState
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
+from kafka_marshal.engine.ranges import RangeDelivery
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.tracker import beyond
 from kafka_marshal.errors import PositionLostError
@@ -57,6 +58,8 @@ class ConsumerSettings:
     handler_timeout_ms: float | None
     #: Which callbacks the user gave.
     callbacks: frozenset[Callback]
+    #: Ranges of offsets are handed out, not messages; nothing is fetched.
+    ranges: bool = False
 
 
 class ConsumerEngine:
@@ -67,7 +70,9 @@ class ConsumerEngine:
         self.settings = settings
         self.subscription = subscription
         self.assignments: dict[Key, Assignment] = {}
-        self.delivery = Delivery(self, settings.batch_size)
+        #: The hand-out of ranges; None: messages are handed out.
+        self.ranges = RangeDelivery(self) if settings.ranges else None
+        self.delivery: Delivery = self.ranges or Delivery(self, settings.batch_size)
         self.placement = Placement(self, engine.observer, engine.settings)
         #: Errors to be raised from the user's next call, oldest first.
         self.errors: list[Exception] = []

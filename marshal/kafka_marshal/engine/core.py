@@ -353,6 +353,10 @@ class Engine:
                 if assignment.stage in (Stage.ACTIVE, Stage.REVOKING) and assignment.lease.held:
                     consumer.commit_ranges(assignment, now)
 
+    def commit_ranges_soon(self, now: float) -> None:
+        """Commit what is done beyond gaps at the next step."""
+        self._next_ranges = now
+
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again, at the latest."""
         if self.failure is not None:

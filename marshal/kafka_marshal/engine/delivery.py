@@ -106,7 +106,7 @@ class Delivery:
             return None
         run = assignment.take(self._batch_size, False, now)
         assignment.tracker.hand_out(run)
-        assignment.grant = Grant(run, offset_of(run.messages[-1]), now)
+        assignment.grant = Grant(run, run.last, now)
         self.send_grant(assignment, now)
         return assignment
 
@@ -145,14 +145,14 @@ class Delivery:
         grant, assignment.grant = assignment.grant, None
         if grant is not None:
             if grant.accepted:
-                self._report(assignment.key, offset_of(grant.run.messages[0]), grant.last_offset)
+                self._report(assignment.key, grant.run.first, grant.last_offset)
             else:
                 self._remember(assignment, grant)
         if self.granted is not None and self.granted.assignment is assignment:
             self.finish_granted(now)
 
     def _remember(self, assignment: Assignment, grant: Grant) -> None:
-        entry = (assignment.key, assignment.epoch, offset_of(grant.run.messages[0]), grant.last_offset)
+        entry = (assignment.key, assignment.epoch, grant.run.first, grant.last_offset)
         self._given_up = [x for x in self._given_up if x[0] != assignment.key]  # those of older epochs are settled
         self._given_up.append(entry)
 
@@ -214,7 +214,7 @@ class Delivery:
         self._heard(now)
         assignment = run.assignment
         if assignment.over or not assignment.tracker.mark_run(run):
-            self.ignored_done[assignment.key] += len(run.messages)
+            self.ignored_done[assignment.key] += run.size
             return
         if assignment.stage is Stage.REVOKING:
             self._consumer.try_finish(assignment, now)

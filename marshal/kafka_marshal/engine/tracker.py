@@ -58,16 +58,23 @@ class Run:
         "covers_from",
         "cursor",
         "done_count",
+        "first",
         "iterating",
+        "last",
         "marks",
         "messages",
         "seen_cursor",
         "since",
+        "size",
     )
 
     def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
         self.messages = messages
+        #: Offsets of the first and the last message.
+        self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
+        #: How many things are in hand: each may be done before its neighbours are.
+        self.size = len(messages)
         #: The first offset that is done together with the first message.
         self.covers_from = covers_from
         #: Followed by its cursor (plain iteration); else explicitly.
@@ -122,19 +129,17 @@ class Tracker:
 
     def hand_out(self, run: Run) -> None:
         """A run goes to the user."""
-        first = offset_of(run.messages[0])
-        self.runs[first] = run
-        insort(self._firsts, first)
+        self.runs[run.first] = run
+        insort(self._firsts, run.first)
         self._iterating += run.iterating
-        self.in_hand += len(run.messages)
+        self.in_hand += run.size
 
     def _take_back(self, run: Run) -> bool:
         """A run is not in hand any more. False: it was not."""
-        first = offset_of(run.messages[0])
-        if self.runs.get(first) is not run:
+        if self.runs.get(run.first) is not run:
             return False
-        del self.runs[first]
-        del self._firsts[bisect_left(self._firsts, first)]
+        del self.runs[run.first]
+        del self._firsts[bisect_left(self._firsts, run.first)]
         self._iterating -= run.iterating
         return True
 
@@ -160,14 +165,14 @@ class Tracker:
         """A whole run is done. False: it is not in hand here (any more)."""
         if not self._take_back(run):
             return False
-        self.in_hand -= len(run.messages) - run.done_count
-        self._commit(run, 0, len(run.messages) - 1)
+        self.in_hand -= run.size - run.done_count
+        self._commit_offsets(run.covers_from, run.last)
         return True
 
     def throw_back(self, run: Run) -> None:
         """A run that was never handed out is not in hand any more, nor done."""
         if self._take_back(run):
-            self.in_hand -= len(run.messages)
+            self.in_hand -= run.size
 
     def follow(self) -> None:
         """Take over what iterating threads have got done since the last look."""
@@ -193,8 +198,26 @@ class Tracker:
         return rest
 
     def _commit(self, run: Run, first: int, last: int) -> None:
+        self._commit_offsets(*run.covered(first, last))
+
+    def _commit_offsets(self, first: int, last: int) -> None:
         # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
-        self.done.commit([run.covered(first, last)], MAX_OFFSET)
+        self.done.commit([(first, last)], MAX_OFFSET)
+
+    def open_from(self) -> int:
+        """The lowest offset that is neither done nor in hand."""
+        offset = self.done.stable + 1
+        while True:
+            offset = self.done.intervals.end_of_run(offset - 1) + 1
+            place = bisect_right(self._firsts, offset)
+            if place == 0 or (last := self.runs[self._firsts[place - 1]].last) < offset:
+                return offset
+            offset = last + 1
+
+    def next_in_hand(self, offset: int) -> int | None:
+        """The first offset in hand above offset, None: nothing above it is."""
+        place = bisect_right(self._firsts, offset)
+        return self._firsts[place] if place < len(self._firsts) else None
 
     def oldest_in_hand(self, now: float) -> float | None:
         """Since when (ms, own clock) something is in hand; None: nothing is.

@@ -202,10 +202,20 @@ class KafkaCluster:
     def watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int, int]]:
+        return self._starts_and_ends(partitions, timeout_s, IsolationLevel.READ_UNCOMMITTED)
+
+    def committed_watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        return self._starts_and_ends(partitions, timeout_s, IsolationLevel.READ_COMMITTED)
+
+    def _starts_and_ends(
+        self, partitions: Iterable[TopicPartition], timeout_s: float, isolation: IsolationLevel
+    ) -> dict[TopicPartition, tuple[int, int]]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, tuple[int, int]]:
             # Both questions are out before either answer is awaited.
             starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
-            ends = _offsets(admin, keys, OffsetSpec.latest(), left_s)
+            ends = _offsets(admin, keys, OffsetSpec.latest(), left_s, isolation)
             low, high = _known(starts, left_s), _known(ends, left_s)
             return {_key(at): (low[at].offset, high[at].offset) for at in high if at in low}
 
@@ -224,6 +234,20 @@ class KafkaCluster:
             }
 
         return self._ask_leaders("asking for offsets by time of", partitions, timeout_s, ask)
+
+    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
+            wanted = [KafkaPartition(*key, before[key]) for key in keys]
+            answers = admin.delete_records(wanted, request_timeout=left_s, operation_timeout=left_s)
+            return {_key(at): found.low_watermark for at, found in _known(answers, left_s).items()}
+
+        # What is there already would be out of range for the broker.
+        starts = {key: low for key, (low, _) in self.watermarks(before, timeout_s).items()}
+        found = {key: start for key, start in starts.items() if start >= before[key]}
+        wanted = [key for key in starts if key not in found]
+        if wanted:
+            found |= self._ask_leaders("deleting records of", wanted, timeout_s, ask)
+        return found
 
     def _ask_leaders(
         self,
@@ -311,12 +335,16 @@ class KafkaCluster:
 
 
 def _offsets(
-    admin: AdminClient, keys: list[TopicPartition], spec: OffsetSpec, timeout_s: float
+    admin: AdminClient,
+    keys: list[TopicPartition],
+    spec: OffsetSpec,
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Mapping[KafkaPartition, Future[Any]]:
-    """Ask the leaders; L4: the high watermark, never the last stable offset."""
+    """Ask the leaders; L4: of the log the high watermark, never the last stable offset (that is for data only)."""
     return admin.list_offsets(
         {KafkaPartition(*key): spec for key in keys},
-        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        isolation_level=isolation,
         request_timeout=timeout_s,
     )
 

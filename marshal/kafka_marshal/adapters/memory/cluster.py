@@ -9,7 +9,7 @@ from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartit
 from kafka_marshal.adapters.memory.appender import MemoryAppender
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
-from kafka_marshal.errors import ClosedError, KafkaUnavailableError
+from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
 
 __all__ = ["MemoryCluster"]
 
@@ -88,6 +88,11 @@ class MemoryCluster:
         with self._asking("asking for log ends", timeout_s) as broker:
             return {key: (log.start, log.end) for key, log in _logs(broker, partitions)}
 
+    def committed_watermarks(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        return self.watermarks(partitions, timeout_s)  # there are no transactions here
+
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
     ) -> dict[TopicPartition, int]:
@@ -98,6 +103,19 @@ class MemoryCluster:
                 )
                 for key, log in _logs(broker, partitions)
             }
+
+    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        with self._asking("deleting records", timeout_s) as broker:
+            logs = dict(_logs(broker, before))
+            beyond = sorted(key for key, log in logs.items() if before[key] > log.end)
+            if beyond:
+                raise MarshalError(
+                    f"While deleting records of {beyond[0][0]} [{beyond[0][1]}]: offset {before[beyond[0]]} lies beyond "
+                    "the end of the log. Nothing was deleted."
+                )
+            for key in logs:
+                broker.delete_records(*key, before[key])
+            return {key: log.start for key, log in logs.items()}
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> MemoryTail:
         self._check_open()

@@ -1,0 +1,165 @@
+"""What every kind of consumer has in common: topics, callbacks, assignments, errors, and a clean end.
+
+The kinds differ in what they hand out: :mod:`kafka_marshal.consumer` messages, :mod:`kafka_marshal.ranges` ranges of
+offsets. Which partitions, when, and from where, is the same engine's business for both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+
+from kafka_marshal.clock import now_ms
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.consumer import ConsumerSettings
+from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import ClosedError, ConfigurationError
+
+if TYPE_CHECKING:
+    from kafka_marshal.marshal import Marshal
+
+__all__ = ["Membership", "TopicPartition"]
+
+logger = logging.getLogger("kafka_marshal")
+
+#: How long close() waits, once on_revoke has returned, for the releases to show in the log.
+CLOSE_TIMEOUT_S = 1.0
+
+S = TypeVar("S")
+
+
+class TopicPartition(NamedTuple):
+    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+class Membership(Generic[S]):
+    """A consumer of some kind (S: the class that its callbacks get). Any thread may call."""
+
+    def __init__(
+        self,
+        marshal: Marshal,
+        driver: Driver,
+        topics: Sequence[str],
+        settings: ConsumerSettings,
+        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
+    ) -> None:
+        self._marshal = marshal
+        self._driver = driver
+        self._callbacks = callbacks
+        self._closed = False
+        subscription = Subscription(topics, driver.replica.topic)
+        with driver.locked() as engine:
+            taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
+            if taken:
+                raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+            self._engine = engine.add_consumer(subscription, settings)
+            driver.ports[self._engine.number] = self
+        try:
+            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
+        except BaseException:
+            self.free()
+            raise
+        known = {topic for topic, _ in subscription.partitions}
+        for topic in sorted(subscription.names - known):
+            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
+
+    def _is_over(self) -> bool:
+        """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
+        if self._closed or self._marshal.stopping:
+            return True
+        self._driver.check()
+        if self._engine.errors:
+            raise self._engine.errors.pop(0)
+        return False
+
+    # Looking.
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer works on, sorted."""
+        with self._driver.locked():
+            found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
+            return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
+
+    @property
+    def ignored_done(self) -> int:
+        """What was said to be done after its lease had ended (or when it was done before); it committed nothing."""
+        return sum(self._engine.delivery.ignored_done.values())
+
+    @property
+    def unprocessed(self) -> list[tuple[str, int, int, int]]:
+        """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
+        return list(self._engine.delivery.unprocessed)
+
+    @property
+    def gaps(self) -> list[tuple[str, int, int, int]]:
+        """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
+        return [(*key, first, last) for key, first, last in self._engine.gaps]
+
+    # What the driver asks of it (ConsumerPort).
+
+    def start_fetch(self, key: Key, offset: int) -> None:
+        """Carry out StartFetch."""
+
+    def stop_fetch(self, key: Key) -> None:
+        """Carry out StopFetch."""
+
+    def log_end(self, key: Key) -> int | None:
+        """The log end as of the last look, None if there was none."""
+        raise NotImplementedError
+
+    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+        """Run the user's callback."""
+        function = self._callbacks.get(callback)
+        if function is not None:
+            function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+
+    # Ending.
+
+    def close(self) -> None:
+        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing."""
+        if self._closed:
+            return
+        with self._driver.locked():
+            self._engine.close(now_ms())
+        with self._driver.condition:
+            self._driver.wait_for(lambda: not any(x.callbacks_running for x in self._engine.assignments.values()), None)
+            self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
+        self.free()
+
+    def abandon(self) -> None:
+        """Stop handing out without releasing (terminate)."""
+        with self._driver.locked():
+            self._engine.delivery.finish_granted(now_ms())
+            self._engine.closing = True
+
+    def free(self) -> None:
+        """Give up what the driver holds for it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._driver.forget_topics(self._engine.number)
+        with self._driver.condition:
+            self._driver.engine.remove_consumer(self._engine)
+            self._driver.ports.pop(self._engine.number, None)
+            self._driver.condition.notify_all()
+        self._freed()
+
+    def _freed(self) -> None:
+        """Give up what the kind of consumer holds itself."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None and isinstance(error, ClosedError):
+            return
+        self.close()

@@ -1,0 +1,271 @@
+"""RangeConsumer: ranges of offsets of the partitions that this member holds, for whoever reads them by himself.
+
+Nothing is fetched here. The user's thread asks the leaders where the logs end, the engine cuts ranges from there down
+to what is done, and what the user says is done goes into the log with the beats.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kafka_marshal.clock import now_ms
+from kafka_marshal.consumer_options import ConsumerOptions
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.consumer import ConsumerSettings
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.membership import Membership, TopicPartition
+
+if TYPE_CHECKING:
+    from kafka_marshal.marshal import Marshal
+
+__all__ = ["OffsetRange", "RangeConsumer"]
+
+logger = logging.getLogger("kafka_marshal")
+
+Key = tuple[str, int]
+
+#: (log start, log end) by partition.
+Marks = dict[Key, tuple[int, int]]
+
+#: While there is nothing new, the leaders are asked again this often.
+POLL_S = 0.1
+
+#: How long the leaders may take to answer.
+LOOKUP_TIMEOUT_S = 10.0
+
+RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
+
+
+class RangeConsumer(Membership["RangeConsumer"]):
+    """Hands out offset ranges of the partitions this member holds. Made by :meth:`Marshal.ranges`.
+
+    ``done``, ``give_back``, ``is_valid``, ``close`` … may be called from any thread; ``take`` by one at a time.
+    """
+
+    def __init__(
+        self,
+        marshal: Marshal,
+        driver: Driver,
+        options: ConsumerOptions,
+        callbacks: Mapping[str, RangesCallback | None],
+        committed: bool,
+    ) -> None:
+        self._options = options
+        #: Ranges end at the last stable offset, as a read_committed reader does.
+        self.committed = committed
+        self._aside = ThreadPoolExecutor(1, "kafka-marshal-ahead")
+        self._ahead: Future[Marks] | None = None
+        self._ends: dict[Key, int] = {}
+        settings = ConsumerSettings(
+            at_most_once=options.at_most_once,
+            policy=options.policy,
+            start=options.start,
+            batch_size=options.batch_size,
+            handler_timeout_ms=options.handler_timeout_ms,
+            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
+            ranges=True,
+        )
+        super().__init__(marshal, driver, options.topics, settings, callbacks)
+
+    @property
+    def _delivery(self) -> RangeDelivery:
+        assert self._engine.ranges is not None, "made with ranges=True"
+        return self._engine.ranges
+
+    # Getting ranges.
+
+    def take(
+        self, max_records: int, ends: Mapping[Key, int] | None = None, timeout: float | None = None
+    ) -> list[OffsetRange]:
+        """Ranges of at most max_records records in all, in hand from here on; at most one of each partition.
+
+        They run from the first offset that is neither done nor in hand to where the log ends now (its last stable
+        offset under read_committed), leave out what is done (P6), and share max_records fairly. ``ends`` bounds them:
+        (topic, partition) → the first offset not wanted; partitions that it does not name are left alone. Waits up to
+        timeout seconds (None: until there is something) and returns [] then, and after ``stop()`` or ``close()``.
+
+        At most once, every range is granted by the log before it is returned (C12, C13).
+
+        Raises PositionLostError (P11), KafkaUnavailableError where the leaders do not answer, and what ended the
+        Marshal.
+        """
+        if max_records < 1:
+            raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            keys = self._open_keys(ends)
+            if keys is None:
+                return []
+            found = self._take_known(max_records, ends, keys) or self._take_fresh(max_records, ends, keys)
+            if found:
+                return [run.offsets() for run in found]
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                return []
+            self._pause(keys, ends, POLL_S if left is None else min(POLL_S, left))
+
+    def _open_keys(self, ends: Mapping[Key, int] | None) -> list[Key] | None:
+        """Partitions to take from, None: it is over."""
+        with self._driver.locked(step=False):
+            if self._is_over():
+                return None
+            keys = self._delivery.open(now_ms())
+        return [key for key in keys if ends is None or key in ends]
+
+    def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
+        """Wait until other partitions can be taken from, or it is time to ask for the log ends again."""
+        known = set(keys)
+
+        def changed() -> bool:
+            if self._closed or self._engine.errors:
+                return True
+            return any(key not in known and (ends is None or key in ends) for key in self._delivery.open(now_ms()))
+
+        with self._driver.condition:
+            self._driver.wait_for(changed, timeout_s)
+
+    def _take_known(self, max_records: int, ends: Mapping[Key, int] | None, keys: Collection[Key]) -> list[RangeRun]:
+        """Take from what ``look_ahead`` has found, if that fills a round: then nobody need be asked."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return []
+        marks = _bounded(ahead.result(), ends)
+        if not all(key in marks for key in keys):
+            return []
+        return self._take(marks, max_records, only_full=True)
+
+    def _take_fresh(self, max_records: int, ends: Mapping[Key, int] | None, keys: list[Key]) -> list[RangeRun]:
+        if not keys:
+            return []
+        marks = self._look_up(keys)
+        with self._driver.locked():
+            self._delivery.beyond_end({key: end for key, (_, end) in marks.items()}, now_ms())
+        return self._take(_bounded(marks, ends), max_records, only_full=False)
+
+    def _look_up(self, keys: Collection[Key]) -> Marks:
+        """Ask the leaders (*blocking*)."""
+        cluster = self._driver.cluster
+        ask = cluster.committed_watermarks if self.committed else cluster.watermarks
+        marks = ask(keys, LOOKUP_TIMEOUT_S)
+        self._ends |= {key: end for key, (_, end) in marks.items()}
+        return marks
+
+    def _take(self, marks: Marks, max_records: int, *, only_full: bool) -> list[RangeRun]:
+        with self._driver.locked(step=False):
+            if self._is_over():
+                return []
+            now = now_ms()
+            if only_full and self._delivery.available(marks, now) < max_records:
+                return []
+            runs = self._delivery.take(marks, max_records, now)
+        return self._await_grants(runs) if self._options.at_most_once else runs
+
+    def _await_grants(self, runs: list[RangeRun]) -> list[RangeRun]:
+        """Wait until our replica has applied all proposals (C13); those that were granted."""
+        granted: list[RangeRun] = []
+        waiting = list(runs)
+        try:
+            with self._driver.condition:
+                self._driver.wait_for(lambda: all(map(self._delivery.is_answered, runs)), None)
+            with self._driver.locked():
+                while waiting:
+                    run = waiting.pop()
+                    if self._delivery.collect_range(run, now_ms()):
+                        granted.insert(0, run)
+        except BaseException:  # Ctrl-C while waiting: what was granted will reach nobody
+            with self._driver.locked():
+                for run in granted:
+                    self._delivery.never_handed_out(run, now_ms())
+                for run in waiting:
+                    self._delivery.give_up(run.assignment, now_ms())
+            raise
+        return granted
+
+    def look_ahead(self) -> None:
+        """Ask where the logs end in the background: the next ``take`` uses the answer if that makes a full round."""
+        with self._driver.locked(step=False):
+            if self._closed:
+                return
+            keys = [key for key, x in self._engine.assignments.items() if x.shown and not x.releasing]
+        self._ahead = self._aside.submit(self._look_up, keys) if keys else None
+
+    # Saying what becomes of them.
+
+    def done(self, ranges: Iterable[OffsetRange], *, flush: bool = False) -> list[OffsetRange]:
+        """These ranges are done: the next beats say so in the log (C14), with flush at once. Returns what counted.
+
+        A range whose lease has ended commits nothing, and is counted in ``ignored_done``.
+        """
+        with self._driver.locked() as engine:
+            now = now_ms()
+            counted = [given for given in ranges if self._delivery.done_range(given, now)]
+            if flush and not self._options.at_most_once:
+                for given in counted:
+                    if (lease := engine.book.leases.get((given.topic, given.partition))) is not None:
+                        engine.book.beat_soon(lease.cp, now)
+                engine.commit_ranges_soon(now)
+        return counted
+
+    def give_back(self, ranges: Iterable[OffsetRange]) -> None:
+        """These ranges are in hand no longer, and not done: they come again, here or at the next holder.
+
+        At most once they can't: they are reported in ``unprocessed``, and nobody gets them (C13).
+        """
+        with self._driver.locked():
+            for given in ranges:
+                self._delivery.give_back_range(given, now_ms())
+
+    def is_valid(self, given: OffsetRange) -> bool:
+        """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
+        with self._driver.locked(step=False):
+            run = self._delivery.find(given)
+            return run is not None and now_ms() < run.assignment.lease.proven_until
+
+    # Looking.
+
+    def ends(self) -> dict[Key, int]:
+        """Where the logs of all subscribed partitions end now, whoever holds them (*blocking*)."""
+        with self._driver.locked(step=False):
+            keys = self._engine.subscription.partitions
+        marks = self._look_up(keys)
+        if missing := [key for key in keys if key not in marks]:
+            topic, partition = missing[0]
+            raise KafkaUnavailableError(
+                f"{topic} [{partition}] told no log end: it has no leader at the moment, or is gone. Nothing was "
+                "taken; try again when the brokers are well"
+            )
+        return {key: marks[key][1] for key in keys}
+
+    def is_done(self, ends: Mapping[Key, int]) -> bool:
+        """Whether the log says that the group has done everything below these offsets."""
+        with self._driver.locked(step=False):
+            return all(self._engine.known_stable(key) >= end - 1 for key, end in ends.items())
+
+    def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
+        """Wait for ``is_done``, or for something to take, at most timeout seconds; whether all is done."""
+
+        def settled() -> bool:
+            return self._closed or self.is_done(ends) or any(key in ends for key in self._delivery.open(now_ms()))
+
+        with self._driver.condition:
+            self._driver.wait_for(settled, timeout)
+        return self.is_done(ends)
+
+    def log_end(self, key: Key) -> int | None:
+        """The log end as of the last look."""
+        return self._ends.get(key)
+
+    def _freed(self) -> None:
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+
+def _bounded(marks: Marks, ends: Mapping[Key, int] | None) -> Marks:
+    if ends is None:
+        return marks
+    return {key: (low, min(end, ends[key])) for key, (low, end) in marks.items() if key in ends}
