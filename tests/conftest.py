@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # No deadlines: on two shared cores they measure the neighbours. CI draws the same examples each time, so that a
 # change of ours, not a throw of dice, turns it red; at home each run looks elsewhere.
@@ -28,3 +33,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster3)
         elif "kafka_broker" in fixtures or "topic_factory" in fixtures:
             item.add_marker(pytest.mark.broker)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark for the whole session: two cores, little memory, nothing to be seen from outside."""
+    from kafka_marshal.pipeline.session import spark_session
+
+    settings = {
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.session.timeZone": "UTC",
+        # Progress bars would run over pytest's own lines.
+        "spark.ui.showConsoleProgress": "false",
+    }
+    session = spark_session("kafka-marshal tests", master="local[2]", config=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

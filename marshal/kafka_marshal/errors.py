@@ -11,6 +11,8 @@
     │   ├── TopicMissingError       it is not there: ``kafka-marshal init``
     │   ├── TopicUnsafeError        its configuration would break leases (CreateTime, compaction …)
     │   ├── TopicChangedError       its partition count or id changed, or its log was cut, under us (L2)
+    │   ├── LogCutError             its log does not reach back to where a replica must start (L1, S3)
+    │   ├── SnapshotDifferenceError a snapshot and a replay of the log say different things (S2, S3)
     │   └── UpgradeRequiredError    the log was raised to a level this release does not know (E4)
     ├── LeaseError
     │   ├── HeldError               somebody else holds the lease (C3)
@@ -19,7 +21,15 @@
     │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
     ├── ClientReplacedError         a newer instance of this client_id took over (C7)
     ├── PositionLostError           the stored position lies outside the partition's log (P9, P11)
+    ├── AuditError                  an audit could not be done; it says nothing about the log
     ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
+    ├── SinkError                   a sink could not be used; nothing of the transaction was written
+    │   └── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
+    ├── SparkSetupError             Spark can't be used as it stands; nothing was read or written
+    │   ├── SparkMissingError       PySpark is not installed
+    │   ├── SparkJavaError          no Java that Spark can run on
+    │   ├── SparkVersionError       PySpark, Spark and the Kafka connector are not of one version
+    │   └── ConnectorMissingError   Spark's Kafka connector, or a companion of it, is not on its class path
     ├── ClosedError                 the object was closed
     └── ForkedError                 a Marshal made in the parent was used in a forked child
 
@@ -32,12 +42,14 @@ from collections.abc import Sequence
 
 __all__ = [
     "AdminError",
+    "AuditError",
     "AuthenticationError",
     "AuthorizationError",
     "ClaimTimeoutError",
     "ClientReplacedError",
     "ClosedError",
     "ConfigurationError",
+    "ConnectorMissingError",
     "CoordinationTopicError",
     "ForkedError",
     "GroupPausedError",
@@ -45,8 +57,16 @@ __all__ = [
     "KafkaUnavailableError",
     "LeaseError",
     "LeaseLostError",
+    "LogCutError",
     "MarshalError",
     "PositionLostError",
+    "SinkError",
+    "SnapshotDifferenceError",
+    "SparkJavaError",
+    "SparkMissingError",
+    "SparkSetupError",
+    "SparkVersionError",
+    "StaleEpochError",
     "TopicChangedError",
     "TopicMissingError",
     "TopicUnsafeError",
@@ -88,6 +108,14 @@ class TopicUnsafeError(CoordinationTopicError):
 
 class TopicChangedError(CoordinationTopicError):
     """Partition count, topic id or log start changed while, or before, we were reading (L2)."""
+
+
+class LogCutError(CoordinationTopicError):
+    """The log does not reach back to where a replica must start, and no snapshot bridges the gap (L1, S3)."""
+
+
+class SnapshotDifferenceError(CoordinationTopicError):
+    """A snapshot and a replay of the log say different things; the message names the offset (S2, S3)."""
 
 
 class UpgradeRequiredError(CoordinationTopicError):
@@ -143,6 +171,10 @@ class PositionLostError(MarshalError):
     """The stored position lies outside the data partition's log (P9, P11). Nothing is handed out."""
 
 
+class AuditError(MarshalError):
+    """An audit could not be done, or not to its end; nothing was concluded about the log."""
+
+
 class AdminError(MarshalError):
     """An admin operation failed; the message names what changed and what did not (C11, C16)."""
 
@@ -161,6 +193,43 @@ class AdminError(MarshalError):
         self.moved = tuple(moved)
         #: (topic, partition)s of which the log had not said by then whether they moved.
         self.unknown = tuple(unknown)
+
+
+class SinkError(MarshalError):
+    """A sink could not be used. Nothing of the transaction was written."""
+
+
+class StaleEpochError(SinkError):
+    """The sink holds a newer epoch of this lease than the writer's: somebody else writes now (C9)."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, epoch: int, stored_epoch: int) -> None:
+        super().__init__(message)
+        #: The partition whose lease went to another.
+        self.topic = topic
+        self.partition = partition
+        #: The writer's epoch, and the newer one that the sink has seen.
+        self.epoch = epoch
+        self.stored_epoch = stored_epoch
+
+
+class SparkSetupError(MarshalError):
+    """Spark can't be used as it stands. Nothing was read or written."""
+
+
+class SparkMissingError(SparkSetupError, ImportError):
+    """PySpark is not installed."""
+
+
+class SparkJavaError(SparkSetupError):
+    """No Java that Spark can run on was found."""
+
+
+class SparkVersionError(SparkSetupError):
+    """PySpark, Spark and the Kafka connector are not of one version."""
+
+
+class ConnectorMissingError(SparkSetupError):
+    """Spark's Kafka connector, or a library it needs, is not on Spark's class path."""
 
 
 class ClosedError(MarshalError):

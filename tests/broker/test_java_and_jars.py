@@ -171,10 +171,11 @@ def test_a_resolver_that_hears_nothing_is_given_up(bare: Path, monkeypatch: pyte
 
 
 def test_a_download_that_was_killed_is_not_taken_for_a_whole_one(repository: Path, tmp_path: Path) -> None:
-    # Half a jar where the real resolver would put it, then nothing: killed with -9 in the middle.
+    # Half a jar where the real resolver would put it, then nothing: killed with -9 in the middle. (The pattern of
+    # -retrieve ends in "]"; the path of Ivy itself has /jars/ in it too.)
     half = """
 for word; do
-  case "$word" in */jars/*) mkdir -p "${word%/*}"; echo half > "${word%/*}/small-1.0.jar";; esac
+  case "$word" in */jars/*]) mkdir -p "${word%/*}"; echo half > "${word%/*}/small-1.0.jar";; esac
 done
 exec sleep 60
 """
@@ -240,16 +241,38 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPa
     assert sys.platform == "darwin" or jars.cache_folder() == Path("/home/me/.cache/kafka-marshal")
 
 
-def test_the_module_downloads_ahead_of_time_and_says_where(bare: Path) -> None:
-    own = bare / "libs"
+def test_the_module_downloads_ahead_of_time_and_says_where(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    own = tmp_path / "libs"
     own.mkdir()
     (own / "kafka_2.13-4.3.0.jar").touch()
     command = [sys.executable, "-m", "kafka_marshal.testing"]
     done = subprocess.run(command, env={**os.environ, "KAFKA_MARSHAL_JARS": str(own)}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{own}\n")
-    done = subprocess.run(command, env={**os.environ, "KAFKA_MARSHAL_JARS": str(bare)}, capture_output=True, text=True)
+    [connector] = {jar.parent for jar in jars.connector_jars()}
+    assert (done.returncode, done.stdout) == (0, f"{own}\n{connector}\n")
+    empty = {**os.environ, "KAFKA_MARSHAL_JARS": str(tmp_path)}
+    done = subprocess.run(command, env=empty, capture_output=True, text=True)
     assert done.returncode == 1
     assert "holds no jars" in textwrap.dedent(done.stderr)
+
+
+def test_a_connector_for_no_spark_at_all_names_the_extra(tmp_path: Path) -> None:
+    with pytest.raises(JarsMissingError, match=r"pip install 'kafka-marshal\[spark\]'"):
+        jars.connector_jars(tmp_path)
+
+
+def test_what_spark_carries_itself_is_left_out(repository: Path, tmp_path: Path) -> None:
+    """Two versions of one library on a class path would be a matter of luck."""
+    for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "small-2.0.jar"):
+        (repository / name).write_bytes(b"a jar")
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    (carried / "spark-core_2.13-9.9.9.jar").touch()
+    assert [jar.name for jar in jars.connector_jars(carried)] == ["spark-sql-kafka-0-10_2.13-9.9.9.jar"]
+    wanted = [*SMALL, ("org.example", "other", "1")]
+    (repository / "other-1.jar").write_bytes(b"a jar")
+    with pytest.raises(JarsMissingError, match=r"did not bring small-1\.0\.jar"):
+        jars.resolve("two", wanted, exclude=["small"])
 
 
 # -- ports --------------------------------------------------------------------------------------------------------

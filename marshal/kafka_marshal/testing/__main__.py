@@ -1,11 +1,15 @@
-"""``python -m kafka_marshal.testing``: have the local broker's jars in the cache; print their folder."""
+"""``python -m kafka_marshal.testing``: have the local broker's jars in the cache; print their folder.
+
+Where PySpark is installed, Spark's Kafka connector comes along (its folder is printed second).
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.jars import broker_jars
+from kafka_marshal.testing.jars import broker_jars, connector_jars
 
 __all__ = ["main"]
 
@@ -13,11 +17,12 @@ __all__ = ["main"]
 def main() -> int:
     """Returns 0, or 1 when the jars are not to be had."""
     try:
-        jars = broker_jars()
+        sys.stdout.write(f"{broker_jars()[0].parent}\n")
+        if importlib.util.find_spec("pyspark") is not None:
+            sys.stdout.write(f"{connector_jars()[0].parent}\n")
     except LocalBrokerError as error:
         sys.stderr.write(f"kafka-marshal: {error}\n")
         return 1
-    sys.stdout.write(f"{jars[0].parent}\n")
     return 0
 
 

@@ -5,7 +5,8 @@ gets a folder of its own, named after the versions in it. It is filled under ano
 complete: a download that was cut short is never taken for a whole one, and processes that want the same set at the
 same time wait for the first.
 
-``python -m kafka_marshal.testing`` downloads the broker's jars ahead of time and prints the folder.
+``python -m kafka_marshal.testing`` downloads the broker's jars ahead of time and prints the folder; where PySpark is
+installed, Spark's Kafka connector comes along.
 
 Environment:
 
@@ -21,6 +22,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -36,7 +38,7 @@ from xml.sax.saxutils import quoteattr
 from kafka_marshal.testing.errors import JarsMissingError
 from kafka_marshal.testing.java import find_java, trust_store_options
 
-__all__ = ["BROKER_JARS", "KAFKA_VERSION", "broker_jars", "cache_folder", "resolve"]
+__all__ = ["BROKER_JARS", "KAFKA_VERSION", "broker_jars", "cache_folder", "connector_jars", "resolve"]
 
 #: The Kafka that the local broker runs.
 KAFKA_VERSION = "4.3.0"
@@ -51,12 +53,21 @@ BROKER_JARS: tuple[tuple[str, str, str], ...] = (
 #: A resolver that has said nothing for so long waits for a network that won't answer.
 _SILENCE_S = 180.0
 
-_REMEDY = (
-    "The local broker can't start without them; nothing else is affected. Either connect this machine to the network "
+_NETWORK = (
+    "Either connect this machine to the network "
     "(behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'; with a repository of your own: "
     "KAFKA_MARSHAL_IVY_SETTINGS=ivysettings.xml) and run `python -m kafka_marshal.testing`, or copy the cache "
-    "folder from a machine that has it, or point KAFKA_MARSHAL_JARS at the libs folder of a Kafka release, or use a "
-    "Kafka that runs already: KAFKA_MARSHAL_BOOTSTRAP=host:port."
+    "folder from a machine that has it"
+)
+
+_REMEDY = (
+    f"The local broker can't start without them; nothing else is affected. {_NETWORK}, or point KAFKA_MARSHAL_JARS at "
+    "the libs folder of a Kafka release, or use a Kafka that runs already: KAFKA_MARSHAL_BOOTSTRAP=host:port."
+)
+
+_CONNECTOR_REMEDY = (
+    f"Spark can't read Kafka without them; nothing was read or written. {_NETWORK}, or give Spark the connector "
+    "yourself: spark.jars."
 )
 
 
@@ -79,25 +90,58 @@ def broker_jars() -> list[Path]:
     return jars
 
 
-def resolve(name: str, dependencies: Sequence[tuple[str, str, str]]) -> list[Path]:
+def connector_jars(spark_jars: Path | None = None) -> list[Path]:
+    """Spark's Kafka connector for this very Spark, and all of its companions that Spark does not carry itself.
+
+    Sorted; downloaded (14 MB, some seconds) when they are not in the cache yet. Versions of Spark and Scala are read
+    off Spark's own jars: a connector of another version fails while it reads, in ways that are hard to understand.
+
+    Args:
+        spark_jars: Spark's folder of jars (default: that of the PySpark installed, or of SPARK_HOME).
+
+    Raises:
+        JarsMissingError: PySpark is not installed, or they are not here and can't be downloaded.
+        JavaMissingError: there is no Java to run the resolver.
+    """
+    folder = spark_jars if spark_jars is not None else next(iter(_spark_jar_folders()), None)
+    carried = sorted(folder.glob("*.jar")) if folder is not None else []
+    found = [match for jar in carried if (match := re.fullmatch(r"spark-core_([\d.]+)-(.+)\.jar", jar.name))]
+    if len(found) != 1:
+        raise JarsMissingError(
+            f"Spark's Kafka connector can't be chosen: no single spark-core jar in {folder or 'PySpark (not there)'}. "
+            "Nothing was read or written. Install PySpark: pip install 'kafka-marshal[spark]'."
+        )
+    scala, version = found[0].groups()
+    connector = [("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)]
+    # Two versions of one library on Spark's class path would be a matter of luck: what it carries stays out.
+    modules = {_module_of(jar) for jar in carried}
+    return resolve(f"spark-kafka-{version}", connector, exclude=sorted(modules), remedy=_CONNECTOR_REMEDY)
+
+
+def resolve(
+    name: str, dependencies: Sequence[tuple[str, str, str]], *, exclude: Sequence[str] = (), remedy: str = _REMEDY
+) -> list[Path]:
     """The jars of these dependencies and of all they need, sorted, from the cache or downloaded into it.
 
     Args:
         name: what people call the set; part of the folder's name.
         dependencies: (organisation, module, revision) each.
+        exclude: modules that are there already, of whatever version: left out.
+        remedy: the end of the message where they can't be had.
 
     Raises:
         JarsMissingError: they are not in the cache and can't be downloaded.
         JavaMissingError: there is no Java to run the resolver.
     """
-    digest = hashlib.sha256(repr(tuple(dependencies)).encode()).hexdigest()[:8]
+    key = repr(tuple(dependencies)) + (repr(tuple(exclude)) if exclude else "")
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
     folder = cache_folder() / f"{name}-{digest}"
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with _locked(folder.with_name(folder.name + ".lock"), name):
                 if not folder.is_dir():
-                    _download(name, dependencies, folder)
+                    _download(name, _ivy_description(name, dependencies, exclude), dependencies, folder, remedy)
         except OSError as error:
             raise JarsMissingError(
                 f"The jars of {name} could not be put into {folder.parent}: {error}. Nothing was started. Make room "
@@ -128,16 +172,16 @@ def _locked(path: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _download(name: str, dependencies: Sequence[tuple[str, str, str]], folder: Path) -> None:
+def _download(name: str, ivy_xml: str, dependencies: Sequence[tuple[str, str, str]], folder: Path, remedy: str) -> None:
     """Fill folder (which does not exist yet) as a whole, or raise and leave nothing."""
     java = find_java()
-    ivy = _find_ivy(name)
+    ivy = _find_ivy(name, remedy)
     began = time.monotonic()
     for orphan in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(orphan, ignore_errors=True)  # of a download that was killed: nobody else has the lock
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         description = Path(scratch, "ivy.xml")
-        description.write_text(_ivy_description(name, dependencies), encoding="utf-8")
+        description.write_text(ivy_xml, encoding="utf-8")
         complete = Path(scratch, "jars")
         command = [
             *(str(java.path), *trust_store_options()),
@@ -151,18 +195,18 @@ def _download(name: str, dependencies: Sequence[tuple[str, str, str]], folder: P
         if settings:
             command += ["-settings", settings]
         _say(f"downloading the jars of {name} into {folder} (once; about a minute) …")
-        _run_resolver(name, command)
+        _run_resolver(name, command, remedy)
         wanted = [f"{module}-{revision}.jar" for _, module, revision in dependencies]
         missing = [jar for jar in wanted if not Path(complete, jar).is_file()]
         if missing:
             raise JarsMissingError(
-                f"The resolver ended well, but did not bring {', '.join(missing)} of {name}. {_REMEDY}"
+                f"The resolver ended well, but did not bring {', '.join(missing)} of {name}. {remedy}"
             )
         complete.rename(folder)
     _say(f"downloaded {len(list(folder.glob('*.jar')))} jars in {time.monotonic() - began:.0f} s")
 
 
-def _run_resolver(name: str, command: Sequence[str]) -> None:
+def _run_resolver(name: str, command: Sequence[str], remedy: str) -> None:
     tail: deque[str] = deque(maxlen=400)
     progress = sys.stderr.isatty()
     with subprocess.Popen(
@@ -187,7 +231,7 @@ def _run_resolver(name: str, command: Sequence[str]) -> None:
     if status != 0:
         raise JarsMissingError(
             f"The jars of {name} are not in {cache_folder()}, and downloading them failed:\n{_complaint(tail)}\n"
-            f"{_REMEDY}"
+            f"{remedy}"
         )
 
 
@@ -215,34 +259,45 @@ def _complaint(lines: Sequence[str]) -> str:
     return "\n".join(f"  {line}" for line in unique[:4])
 
 
-def _find_ivy(name: str) -> Path:
-    """Ivy's jar inside PySpark, found without importing PySpark."""
+def _spark_jar_folders() -> list[Path]:
+    """Where Spark's own jars are, found without importing PySpark."""
     folders = []
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.submodule_search_locations:
         folders += [Path(location, "jars") for location in spec.submodule_search_locations]
     if os.environ.get("SPARK_HOME"):
         folders.append(Path(os.environ["SPARK_HOME"], "jars"))
-    for folder in folders:
+    return folders
+
+
+def _find_ivy(name: str, remedy: str) -> Path:
+    """Ivy's jar inside PySpark."""
+    for folder in _spark_jar_folders():
         for jar in sorted(folder.glob("ivy-*.jar")):
             return jar
     raise JarsMissingError(
         f"The jars of {name} are not in {cache_folder()}, and the resolver that downloads them (it comes inside "
-        f"PySpark) is not installed: pip install 'kafka-marshal[broker]'. {_REMEDY}"
+        f"PySpark) is not installed: pip install 'kafka-marshal[broker]'. {remedy}"
     )
 
 
-def _ivy_description(name: str, dependencies: Sequence[tuple[str, str, str]]) -> str:
+def _module_of(jar: Path) -> str:
+    """The module of a jar called module-revision.jar."""
+    return re.sub(r"-\d[^-]*(-.*)?\.jar$", "", jar.name)
+
+
+def _ivy_description(name: str, dependencies: Sequence[tuple[str, str, str]], exclude: Sequence[str]) -> str:
     wanted = "\n".join(
         f"    <dependency org={quoteattr(org)} name={quoteattr(module)} rev={quoteattr(revision)} "
         'conf="default->default"/>'
         for org, module, revision in dependencies
     )
+    unwanted = "\n".join(f"    <exclude module={quoteattr(module)}/>" for module in exclude)
     return (
         '<ivy-module version="2.0">\n'
         f'  <info organisation="kafka-marshal" module={quoteattr(name)}/>\n'
         '  <configurations><conf name="default"/></configurations>\n'
-        f"  <dependencies>\n{wanted}\n  </dependencies>\n"
+        f"  <dependencies>\n{wanted}\n{unwanted}\n  </dependencies>\n"
         "</ivy-module>\n"
     )
 

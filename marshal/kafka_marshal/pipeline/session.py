@@ -1,0 +1,221 @@
+"""A Spark session that can read Kafka, and a check of one that somebody else made.
+
+The connector must be of Spark's own version and needs all of its companions; Python's workers must be of the driver's
+Python; Java must be one that Spark runs on. Each of these fails late and obscurely, so each is looked at here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from kafka_marshal.errors import (
+    ConnectorMissingError,
+    SparkJavaError,
+    SparkMissingError,
+    SparkSetupError,
+    SparkVersionError,
+)
+from kafka_marshal.pipeline.kafka_options import kafka_options
+from kafka_marshal.testing import jars
+from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
+from kafka_marshal.testing.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_session", "connector_jars", "kafka_options", "spark_session"]
+
+#: Java 24 took away what Spark 4.0's Hadoop rests on (the security manager's Subject).
+NEWEST_JAVA = 23
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+#: What the connector needs beside itself, and Spark does not carry; by the beginning of the jar's name.
+_COMPANIONS = ("spark-token-provider-kafka-0-10_", "kafka-clients-", "commons-pool2-")
+
+_HOW_TO_GET = (
+    "Make the session with kafka_marshal.pipeline.session.spark_session(), or start Spark with the jars that "
+    "connector_jars() of that module names: spark-submit --jars …, or the setting spark.jars, before the first session "
+    "is made"
+)
+
+
+def connector_jars() -> list[Path]:
+    """Spark's Kafka connector and its companions, for the PySpark that is installed; downloaded once.
+
+    Raises SparkMissingError (no PySpark), ConnectorMissingError (not in the cache, and not to be downloaded) or
+    SparkJavaError (no Java to download them with).
+    """
+    _require_pyspark()
+    try:
+        return jars.connector_jars()
+    except JarsMissingError as error:
+        raise ConnectorMissingError(str(error)) from error
+    except JavaMissingError as error:
+        raise SparkJavaError(f"Spark's Kafka connector can't be downloaded without a Java. {error}") from error
+
+
+def spark_session(
+    app_name: str = "kafka-marshal", *, master: str | None = None, config: Mapping[str, str] = _NOTHING
+) -> SparkSession:
+    """A checked session that reads Kafka; the one that is there already, where there is one.
+
+    ``master``: where Spark runs. Without one, what spark-submit (or ``config``) says, else ``local[*]``. ``config``
+    goes to Spark and wins over our settings; its ``spark.jars`` are added to the connector's. Spark inside this
+    process (``local…``) listens on 127.0.0.1 only and has no web page; workers run this very Python.
+
+    Raises:
+        SparkSetupError: which part is missing or doesn't fit, and how to get it.
+    """
+    _require_pyspark()
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is None:
+        _choose_java()
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not submitted:
+        master = config.get("spark.master", "local[*]")
+    wanted = [str(jar) for jar in connector_jars()] + [jar for jar in config.get("spark.jars", "").split(",") if jar]
+    settings = {**(_local_settings() if (master or "").startswith("local") else {}), **config}
+    settings["spark.jars"] = ",".join(dict.fromkeys(wanted))
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        if type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise SparkSetupError(
+                f"Spark did not start: {_first_line(error)}. Nothing was read or written. Look at what Java said "
+                "above; with a cluster, see whether the master answers and runs the same version"
+            ) from error
+        raise
+    check_session(session)
+    return session
+
+
+def check_session(spark: SparkSession) -> None:
+    """See that this session can read Kafka, before work rests on it. Takes about a second.
+
+    Raises SparkVersionError where PySpark, Spark or the connector differ in version, ConnectorMissingError where the
+    connector or one of its companions is missing. (A fat jar under a name of its own is looked into by Spark only.)
+    """
+    import pyspark
+
+    if spark.version != pyspark.__version__:
+        raise SparkVersionError(
+            f"PySpark is {pyspark.__version__}, but the Spark it talks to is {spark.version}. Between them results can "
+            "be wrong without an error; nothing was read or written. Install PySpark of the cluster's version, or "
+            "unset SPARK_HOME where it names another Spark"
+        )
+    _check_names(_jar_names(spark), spark.version, trust_others=_has_extra_class_path(spark))
+    _try_connector(spark)
+
+
+def _check_names(names: list[str], version: str, *, trust_others: bool) -> None:
+    """Judge the connector by the names of the jars, as far as these tell."""
+    found = [match for name in names if (match := re.fullmatch(r"spark-sql-kafka-0-10_([\d.]+)-(.+)\.jar", name))]
+    scala = next((m[1] for name in names if (m := re.fullmatch(r"spark-core_([\d.]+)-.+\.jar", name))), None)
+    for match in found:
+        if match[2] != version or (scala is not None and match[1] != scala):
+            raise SparkVersionError(
+                f"Spark is {version}" + (f" (Scala {scala})" if scala else "") + f", but its Kafka connector is "
+                f"{match[0]}. A connector of another version fails in the middle of the work, so nothing was read or "
+                f"written. Take it off spark.jars, spark.jars.packages or Spark's jars folder. {_HOW_TO_GET}"
+            )
+    missing = [each.rstrip("-_") for each in _COMPANIONS if not any(name.startswith(each) for name in names)]
+    if found and missing and not trust_others:
+        raise ConnectorMissingError(
+            f"Spark's Kafka connector ({found[0][0]}) is there, but not what it needs: {', '.join(missing)}. Reading "
+            f"would fail in the executors, so nothing was read or written. {_HOW_TO_GET}"
+        )
+
+
+def _try_connector(spark: SparkSession) -> None:
+    """Ask for the format kafka without saying where: the connector complains about just that, if it is there."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, IllegalArgumentException
+
+    try:
+        spark.read.format("kafka").load()
+    except IllegalArgumentException:
+        return
+    except AnalysisException as error:
+        raise ConnectorMissingError(
+            f"This Spark session has no Kafka connector ({_first_line(error)}). Nothing was read or written. "
+            f"{_HOW_TO_GET}: a session that runs can't take it in any more, stop it first (spark.stop())"
+        ) from error
+    except Py4JJavaError as error:
+        raise ConnectorMissingError(
+            f"Spark's Kafka connector can't be loaded ({_first_line(error.java_exception)}). Nothing was read or "
+            f"written. {_HOW_TO_GET}"
+        ) from error
+
+
+def _jar_names(spark: SparkSession) -> list[str]:
+    """Names of the jars given to this session and, where it can be looked into, of those in Spark's own folder."""
+    given = [str(row[0]).rpartition("/")[2] for row in spark.sql("LIST JARS").collect()]
+    home = os.environ.get("SPARK_HOME")
+    import pyspark
+
+    own = Path(home, "jars") if home else Path(pyspark.__file__).parent / "jars"
+    return given + [jar.name for jar in own.glob("*.jar")]
+
+
+def _has_extra_class_path(spark: SparkSession) -> bool:
+    names = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+    return any(spark.conf.get(name, "") for name in names)
+
+
+def _local_settings() -> dict[str, str]:
+    """Of a Spark that lives inside this process."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # PySpark would start "python3" of PATH, which may be another one or none.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+
+
+def _choose_java() -> None:
+    """Point Spark at a Java it runs on: it looks at JAVA_HOME and PATH only, and at no version."""
+    try:
+        java = find_java(newest=NEWEST_JAVA)
+    except JavaMissingError as error:
+        raise SparkJavaError(
+            f"Spark needs a Java of version 17 to {NEWEST_JAVA}, and none was found; nothing was read or written. "
+            "Install one (Debian, Ubuntu: openjdk-17-jre-headless; or pip install 'kafka-marshal[spark]', which brings "
+            f"one along), or set JAVA_HOME. What was looked at:\n{_tried(str(error))}"
+        ) from error
+    home = java.path.resolve().parent.parent
+    if Path(home, "bin", "java").exists():
+        os.environ["JAVA_HOME"] = str(home)
+
+
+def _tried(message: str) -> str:
+    """The lines of find_java's message that list what it tried."""
+    return "\n".join(line for line in message.splitlines() if line.startswith("  "))
+
+
+def _require_pyspark() -> None:
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise SparkMissingError(
+            "This needs PySpark, which is not there; nothing was read or written. pip install 'kafka-marshal[spark]'"
+        ) from error
+
+
+def _first_line(error: object) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,111 @@
+"""librdkafka's configuration in the words of Spark's connector: translated or refused, never dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.pipeline.session import kafka_options
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIC\n-----END CERTIFICATE-----\n"
+
+
+def test_brokers_and_committed_records_only() -> None:
+    assert kafka_options("a:1,b:2", {}) == {
+        "kafka.bootstrap.servers": "a:1,b:2",
+        "kafka.isolation.level": "read_committed",
+    }
+
+
+def test_isolation_is_the_users_to_choose() -> None:
+    assert kafka_options("a:1", {"isolation.level": "read_uncommitted"})["kafka.isolation.level"] == "read_uncommitted"
+
+
+def test_names_that_java_spells_otherwise() -> None:
+    options = kafka_options("a:1", {"fetch.wait.max.ms": 50, "socket.timeout.ms": "7000", "client.id": "me"})
+    assert options["kafka.fetch.max.wait.ms"] == "50"
+    assert options["kafka.request.timeout.ms"] == "7000"
+    assert options["kafka.client.id"] == "me"
+
+
+def test_what_tunes_librdkafka_alone_is_left_out() -> None:
+    config = {"queued.min.messages": 5, "statistics.interval.ms": 1, "error_cb": print, "socket.nagle.disable": True}
+    assert kafka_options("a:1", config) == kafka_options("a:1", {})
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [
+        ("PLAIN", "org.apache.kafka.common.security.plain.PlainLoginModule"),
+        ("SCRAM-SHA-256", "org.apache.kafka.common.security.scram.ScramLoginModule"),
+        ("SCRAM-SHA-512", "org.apache.kafka.common.security.scram.ScramLoginModule"),
+    ],
+)
+def test_name_and_password(mechanism: str, module: str) -> None:
+    config = {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanisms": mechanism,
+        "sasl.username": "me",
+        "sasl.password": 'a"b\\c',
+    }
+    options = kafka_options("a:1", config)
+    assert options["kafka.security.protocol"] == "SASL_SSL"
+    assert options["kafka.sasl.mechanism"] == mechanism
+    assert options["kafka.sasl.jaas.config"] == f'{module} required username="me" password="a\\"b\\\\c";'
+
+
+def test_certificates_go_along_as_text(tmp_path: Path) -> None:
+    ca, certificate, key = tmp_path / "ca.pem", tmp_path / "me.pem", tmp_path / "me.key"
+    ca.write_text(CERTIFICATE)
+    certificate.write_text(CERTIFICATE)
+    key.write_text(KEY)
+    options = kafka_options(
+        "a:1",
+        {
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(ca),
+            "ssl.certificate.location": str(certificate),
+            "ssl.key.location": str(key),
+            "ssl.key.password": "secret",
+            "ssl.endpoint.identification.algorithm": "none",
+        },
+    )
+    assert options["kafka.security.protocol"] == "SSL"
+    assert (options["kafka.ssl.truststore.type"], options["kafka.ssl.truststore.certificates"]) == ("PEM", CERTIFICATE)
+    assert (options["kafka.ssl.keystore.type"], options["kafka.ssl.keystore.key"]) == ("PEM", KEY)
+    assert options["kafka.ssl.keystore.certificate.chain"] == CERTIFICATE
+    assert options["kafka.ssl.key.password"] == "secret"
+    assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"enable.ssl.certificate.verification": False}, "always checks certificates"),
+        ({"ssl.crl.location": "revoked.pem"}, "ssl.crl.location"),
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}, "OAUTHBEARER"),
+        ({"security.protocol": "SASL_PLAINTEXT"}, "GSSAPI"),
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN"}, r"without sasl\.username"),
+        ({"oauth_cb": print}, "oauth_cb"),
+        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method"),
+        ({"ssl.ca.location": "not/there.pem"}, "can't be read as PEM"),
+        ({"ssl.ca.location": "."}, "is a folder"),
+        ({"ssl.key.pem": KEY}, "without its key, or the other way round"),
+        ({"ssl.key.pem": KEY.replace("PRIVATE", "RSA PRIVATE"), "ssl.certificate.pem": CERTIFICATE}, "openssl pkcs8"),
+    ],
+)
+def test_what_guards_the_connection_is_never_dropped(config: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        kafka_options("a:1", config)
+    assert "Nothing was read" in str(caught.value)
+
+
+def test_sparks_own_words_cover_what_cannot_be_translated() -> None:
+    config = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": print}
+    own = {"kafka.sasl.jaas.config": "org.example.Login required;", "kafka.sasl.mechanism": "OAUTHBEARER"}
+    options = kafka_options("a:1", config, own)
+    assert options["kafka.sasl.jaas.config"] == own["kafka.sasl.jaas.config"]
+    assert options["kafka.security.protocol"] == "SASL_SSL"
