@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,12 +23,24 @@ from typing import Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
 from kafka_marshal.clock import now_ms
+from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import ClosedError, ForkedError, KafkaUnavailableError, MarshalError, UpgradeRequiredError
-from kafka_marshal.replica import Applied, Replica
+from kafka_marshal.errors import (
+    AuthorizationError,
+    ClosedError,
+    ForkedError,
+    KafkaUnavailableError,
+    MarshalError,
+    SnapshotDifferenceError,
+    UpgradeRequiredError,
+)
+from kafka_marshal.replica import Applied, Begin, Replica
+from kafka_marshal.snapshot_keeper import SnapshotKeeper
+from kafka_marshal.snapshot_reader import SnapshotReader
+from kafka_marshal.snapshot_start import Difference
 from rationalizer import Outcome, encode
 
 __all__ = ["ConsumerPort", "Driver"]
@@ -92,12 +104,36 @@ class _Waiter:
 class Driver:
     """Runs one engine against one cluster."""
 
-    def __init__(self, cluster: Cluster, topic: str, make_settings: Callable[[int], EngineSettings]) -> None:
-        """Open the replica, start the thread, wait until the world is known (*blocking*)."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        make_settings: Callable[[int], EngineSettings],
+        *,
+        keep_snapshots: bool = False,
+    ) -> None:
+        """Open the replica, start the thread, wait until the world is known (*blocking*).
+
+        keep_snapshots: take snapshots of the replica, and compare it with those of others (S2).
+        """
         self.cluster = cluster
         self.forked = False
         self.condition = threading.Condition(threading.RLock())
-        self.replica = Replica(cluster, topic, START_TIMEOUT_S)
+        self.replica = Replica(
+            cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
+        )
+        self._keep_snapshots = keep_snapshots
+        self._keeper = self._new_keeper(self.replica.snapshots)
+        self._keeper_running = False
+        #: Snapshots that were found to differ from our replica (S2).
+        self.alarms: list[SnapshotDifferenceError] = []
+        if keep_snapshots and self._keeper is None:
+            logger.warning(
+                "%s: members start from the beginning of the log, which takes longer as it grows, and do not compare "
+                "what they hold. Mend it with kafka-marshal init%s (S2)",
+                self.replica.lacks_snapshots,
+                topic_option(topic),
+            )
         settings = make_settings(self.replica.info.partitions)
         self.engine = Engine(settings, self.replica.worlds, Random())
         self.ports: dict[int, ConsumerPort] = {}
@@ -173,6 +209,7 @@ class Driver:
         self.replica.apply(batch)  # type: ignore[arg-type]
         if self.replica.caught_up:
             self._started = True
+            self._report_differences(self.replica.differences)
             self.engine.caught_up(now_ms())
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
@@ -203,6 +240,9 @@ class Driver:
         if now >= self._next_metadata and not self._metadata_running and self._started:
             self._metadata_running = True
             self._lookups.submit(self._refresh_metadata)
+        if self._keeper is not None and not self._keeper_running and now >= self._keeper.due_at() and self._started:
+            self._keeper_running = True
+            self._lookups.submit(self._look_after_snapshots, self._keeper)
         if now >= self._next_measure:
             self._next_measure = now + self.engine.settings.heartbeat_interval_ms
             self._measure(now)
@@ -216,6 +256,50 @@ class Driver:
         logger.error(message)
         for consumer in self.engine.consumers.values():
             consumer.errors.append(UpgradeRequiredError(message, level=level))
+
+    # Snapshots (S2).
+
+    def _new_keeper(self, reader: SnapshotReader | None) -> SnapshotKeeper | None:
+        if reader is None or not self._keep_snapshots:
+            return None
+        return SnapshotKeeper(self.cluster, reader, self.replica.snapshots_topic, Random(), now_ms())
+
+    def _snapshot_due(self, cp: int, next_offset: int, state: bytes) -> None:
+        if self._keeper is not None:
+            self._keeper.note(cp, next_offset, state, now_ms())
+
+    def _look_after_snapshots(self, keeper: SnapshotKeeper) -> None:
+        """On a look-up thread."""
+        try:
+            found = keeper.work(now_ms())
+            with self.condition:
+                if found and not self._ended:
+                    self._report_differences(found)
+                    self.condition.notify_all()
+        except Exception:
+            # A fault of ours. Work goes on without snapshots, as it does where there is no topic for them.
+            logger.exception("no more snapshots are taken by this process, nor compared")
+            self._keeper = None
+        finally:
+            self._keeper_running = False
+
+    def _report_differences(self, found: Iterable[Difference]) -> None:
+        for difference in found:
+            if self._keeper is not None and not self._keeper.is_news(difference):
+                continue
+            error = difference.error(self._topic, self.replica.snapshots_topic)
+            logger.error("%s", error)
+            self.alarms.append(error)
+            for consumer in self.engine.consumers.values():
+                consumer.errors.append(error)
+
+    def _find_snapshots(self) -> None:
+        """The topic may have been made since (on a look-up thread)."""
+        if self._keep_snapshots and self._keeper is None and self.replica.snapshots is None:
+            reader = SnapshotReader.find(self.cluster, self.replica.snapshots_topic, LOOKUP_TIMEOUT_S)
+            if reader is not None and len(reader.shelves) == len(self.replica.worlds):
+                self.replica.snapshots = reader
+                self._keeper = self._new_keeper(reader)
 
     def _measure(self, now: float) -> None:
         for number, consumer in self.engine.consumers.items():
@@ -299,6 +383,13 @@ class Driver:
         if ack.error is not None:
             logger.warning("an append to %s failed: %s", self._topic, ack.error)
         self._replace_appender = self._replace_appender or ack.fatal
+        if ack.forbidden:
+            self._fail(
+                AuthorizationError(
+                    f"appending to {self._topic!r} is forbidden: {ack.error}. Without it no lease can be claimed or "
+                    "kept; those of this process end. Ask for an ACL that allows WRITE on the topic"
+                )
+            )
         with self.condition:
             self._unanswered -= 1
             self.engine.acked(token, ack.offset)
@@ -380,6 +471,7 @@ class Driver:
                 self.replica.check(topics.get(self._topic))
                 self._tell_topics(interest, topics)
                 self.settle()
+            self._find_snapshots()
         except KafkaUnavailableError as error:
             logger.warning("topics not looked up this time: %s", error)
         except MarshalError as error:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch
 from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.replica import Replica
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
+from kafka_marshal.replica import Begin, Replica
 from rationalizer import Lease, Tick, World, encode
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
@@ -162,7 +162,7 @@ class View:
         self._cluster = cluster
         self.patience_s = timeout_s
         self._window_start = local_ms() - window_ms
-        self.replica = Replica(cluster, topic, timeout_s)
+        self.replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock = BrokerClock()
         self.meter = SpeedMeter(window_ms)
         #: What each data partition's log reached from and to when last asked.
@@ -230,11 +230,14 @@ class View:
         record = Tick(f"status-{uuid.uuid4().hex[:12]}", "kafka-marshal-status", "status")
         appender = self._cluster.appender(self.replica.topic, delivery_timeout_ms=int(self.patience_s * 1000))
         failures: list[str] = []
+        forbidden: list[int] = []
         offsets: dict[int, int] = {}
 
         def answered(cp: int, ack: Ack) -> None:
             if ack.error is not None:
                 failures.append(ack.error)
+            if ack.forbidden:
+                forbidden.append(cp)
             offsets[cp] = -1 if ack.offset is None else ack.offset
 
         ends = {cp: world.next_offset for cp, world in self.worlds.items() if world.required_level is None}
@@ -245,9 +248,11 @@ class View:
         finally:
             appender.close()
         if failures or left:
-            raise CommandError(
+            kind = AuthorizationError if forbidden else CommandError
+            needs = " It takes an ACL that allows WRITE on the topic." if forbidden else ""
+            raise kind(
                 f"no Tick could be appended ({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing else "
-                "was changed. Without --tick, status only reads."
+                f"was changed. Without --tick, status only reads.{needs}"
             )
         wanted = {cp: max(offset + 1, ends[cp] + 1) for cp, offset in offsets.items()}
 

@@ -12,7 +12,7 @@ from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.interface import DataFault, Message, TopicPartition
-from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
 from kafka_marshal.adapters.kafka.reading import Reading, partition_of
 
 __all__ = ["KafkaDataReader"]
@@ -140,7 +140,7 @@ def _without_errors(messages: list[KafkaMessage], faults: list[DataFault]) -> li
         error = message.error()
         if error is None:
             real.append(message)
-        else:
+        elif not is_of_groups(error):
             faults.append(DataFault(fault_kind(error), message.topic(), partition_of(message), error.str()))
     return real
 

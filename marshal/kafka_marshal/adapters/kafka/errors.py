@@ -29,6 +29,8 @@ __all__ = [
     "Troubles",
     "configuration_error",
     "fault_kind",
+    "is_forbidden",
+    "is_of_groups",
     "kafka_error",
     "marshal_error",
 ]
@@ -64,11 +66,14 @@ _AUTHENTICATION_CODES = frozenset(
 _AUTHORIZATION_CODES = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
+
+#: librdkafka looks for the coordinator of every consumer's group. Ours take part in none, so that they need no right
+#: to it, and what comes of the search is nobody's trouble.
+_GROUP_CODES = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 
 _UNREACHABLE_CODES = frozenset(
     {
@@ -171,6 +176,8 @@ class Troubles:
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka (as error_cb)."""
+        if is_of_groups(error):
+            return
         with self._lock:
             if error.fatal():
                 self.fatal = self.fatal or error.str()
@@ -215,6 +222,16 @@ def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
 
 
+def is_forbidden(error: KafkaError) -> bool:
+    """Whether an ACL is missing."""
+    return error.code() in _AUTHORIZATION_CODES
+
+
+def is_of_groups(error: KafkaError) -> bool:
+    """Whether this is about consumer groups, which we do not use."""
+    return error.code() in _GROUP_CODES
+
+
 def fault_kind(error: KafkaError) -> FaultKind:
     """What an error means to somebody who reads on."""
     code = error.code()
@@ -249,7 +266,8 @@ def marshal_error(
     if code in _AUTHORIZATION_CODES:
         return AuthorizationError(
             f"While {doing}: the cluster forbids it ({cause.str()}). Nothing was changed by this call. "
-            "Ask for an ACL that allows this operation to the principal you connect as."
+            "Ask for an ACL that allows this operation to the principal you connect as. A member needs READ, WRITE, "
+            "DESCRIBE and DESCRIBE_CONFIGS on the coordination topic, READ and DESCRIBE on the topics it works on."
         )
     for refusal in (cause, reason):
         if refusal is not None and (refusal.code() in _AUTHENTICATION_CODES or _wrong_protocol(refusal)):
@@ -263,7 +281,8 @@ def marshal_error(
         return KafkaUnavailableError(
             f"While {doing}: no answer from {bootstrap_servers} in time ({why}). Whether a change that was asked "
             "for took place is not known; leases that can't be confirmed end by themselves. Check that the "
-            "broker runs, that bootstrap_servers names its listener, and that its advertised.listeners can be reached."
+            "broker runs, that bootstrap_servers names its listener, that its advertised.listeners can be reached "
+            "and, if it wants TLS or SASL, that security.protocol says so."
         )
     if code in RETRY_CODES or cause.retriable():
         return KafkaUnavailableError(

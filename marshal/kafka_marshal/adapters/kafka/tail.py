@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
-from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind
+from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
 from kafka_marshal.adapters.kafka.reading import Reading, partition_of
 
 __all__ = ["KafkaTail"]
@@ -38,10 +38,10 @@ class KafkaTail:
         ends: dict[int, int] = {}
         faults: list[TailFault] = []
         for message, error in others:
-            if error.code() != KafkaError._PARTITION_EOF:
-                faults.append(TailFault(fault_kind(error), partition_of(message), error.str()))
-            else:
+            if error.code() == KafkaError._PARTITION_EOF:
                 ends[message.partition()] = message.offset()
+            elif not is_of_groups(error):
+                faults.append(TailFault(fault_kind(error), partition_of(message), error.str()))
         with self._lock:
             for cp, entries in records.items():
                 self._positions[cp] = entries[-1][0] + 1

@@ -1,0 +1,131 @@
+"""A broker that asks who you are and what you may: the command, and a member, with too few rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kafka_marshal import Marshal
+from kafka_marshal.errors import AuthenticationError, AuthorizationError
+from kafka_marshal.testing import LocalBroker
+from tests.cli.harness import Command
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+PASSWORDS = {"root": "secret", "ann": "a", "bob": "b"}
+MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+READER = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+
+JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required "
+BROKER = {
+    "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.client.plain.sasl.jaas.config": JAAS
+    + " ".join(f'user_{name}="{password}"' for name, password in PASSWORDS.items())
+    + ";",
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:root;User:ANONYMOUS",
+}
+
+
+def login(user: str, password: str | None = None) -> dict[str, str | int | float]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": PASSWORDS[user] if password is None else password,
+    }
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[str]:
+    """ann is a member with all she needs, bob may only read; both may read the topic t."""
+    with LocalBroker(properties=BROKER, client_config=login("root")) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **login("root")})
+        rights = [("User:ann", "__marshal", MEMBER), ("User:bob", "__marshal", READER)]
+        rights += [(who, "t", (AclOperation.READ, AclOperation.DESCRIBE)) for who in ("User:ann", "User:bob")]
+        allow = [
+            AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, who, "*", each, AclPermissionType.ALLOW)
+            for who, topic, operations in rights
+            for each in operations
+        ]
+        for answer in (*admin.create_acls(allow).values(), *admin.create_topics([NewTopic("t", 1, 1)]).values()):
+            answer.result(30)
+        yield broker.bootstrap_servers
+
+
+As = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture
+def log_in(secured: str, tmp_path: Path) -> As:
+    def options(user: str, password: str | None = None) -> tuple[str, ...]:
+        path = tmp_path / f"{user}.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in login(user, password).items()))
+        return ("--bootstrap", secured, "--config", str(path))
+
+    return options
+
+
+def ann_holds(secured: str) -> None:
+    """The log knows of group g, whose only lease its dead holder still has."""
+    ann = Marshal(secured, group_id="g", client_id="ann", heartbeat_interval_ms=60_000, config=login("ann"))  # type: ignore[arg-type]
+    ann.claim("t", 0, timeout=5)
+    ann.terminate()
+
+
+def test_what_is_forbidden_is_named_with_what_it_takes(command: Command, log_in: As, secured: str) -> None:
+    ann, bob = log_in("ann"), log_in("bob")
+    ran = command("init", *bob)
+    assert (ran.status, ran.out) == (3, "")
+    assert "creating topic __marshal: the cluster forbids it" in ran.err
+    assert command("init", *log_in("root")).status == 0
+    for reading in ("status", "log", "lag"):
+        assert command(reading, *bob).status == 0
+    ann_holds(secured)
+    for changing in (
+        ["status", "--tick"],
+        ["release-group", "g", "--yes"],
+        ["evict", "g", "t", "0", "--yes", "--force"],
+    ):
+        ran = command(*changing, *bob)
+        assert ran.status in (1, 3), ran.err
+        assert ran.out == ""
+        assert "authorization failed" in ran.err
+        assert "WRITE" in ran.err
+        assert "report it" not in ran.err
+    assert command("status", "--tick", *ann).status == 0
+
+
+def test_a_wrong_password(command: Command, log_in: As) -> None:
+    ran = command("status", *log_in("bob", "wrong"))
+    assert (ran.status, ran.out) == (3, "")
+    assert "Invalid username or password" in ran.err
+    assert "sasl.* settings" in ran.err
+
+
+def test_members(secured: str) -> None:
+    ids = {"group_id": "g", "heartbeat_interval_ms": 600}
+    with pytest.raises(AuthenticationError, match="Invalid username or password"):
+        Marshal(secured, config=login("ann", "wrong"), **ids)  # type: ignore[arg-type]
+    with Marshal(secured, client_id="ann", config=login("ann"), **ids) as ann:  # type: ignore[arg-type]
+        assert ann.claim("t", 1, timeout=5).epoch >= 0
+        with pytest.raises(AuthorizationError, match="forbids it"):
+            ann.consumer(["untold"])
+    # Who may read and not write claims nothing, and hears why.
+    with (
+        Marshal(secured, client_id="bob", config=login("bob"), **ids) as bob,  # type: ignore[arg-type]
+        pytest.raises(AuthorizationError, match="WRITE"),
+    ):
+        bob.claim("t", 2, timeout=5)
