@@ -80,7 +80,7 @@ def log_in(secured: str, tmp_path: Path) -> As:
 
 def ann_holds(secured: str) -> None:
     """The log knows of group g, whose only lease its dead holder still has."""
-    ann = Marshal(secured, group_id="g", client_id="ann", heartbeat_interval_ms=60_000, config=login("ann"))  # type: ignore[arg-type]
+    ann = Marshal(secured, group_id="g", client_id="ann", heartbeat_interval_ms=60_000, config=login("ann"))
     ann.claim("t", 0, timeout=5)
     ann.terminate()
 
