@@ -40,7 +40,7 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 
 setup: $(VENV)/.stamp-setup ## install everything that is pinned into .venv
 
-jars: setup ## download the local broker's jars now (else at its first start)
+jars: setup ## download the jars of the local broker and of Spark's Kafka connector now (else at first use)
 	@$(PY) -m kafka_marshal.testing >/dev/null
 
 # The jars first: a download is no part of the time that a test may take.
