@@ -114,6 +114,11 @@ class World:
         """All leases ever granted here and not forgotten, sorted by (group, topic, partition)."""
         return [lease for _, lease in sorted(self._claims.leases.items(), key=lambda item: item[0])]
 
+    @property
+    def lease_count(self) -> int:
+        """How many leases there are."""
+        return len(self._claims.leases)
+
     def pause(self, group_id: str) -> Pause | None:
         """The group's pause, while it is in force at the log time (C10)."""
         pause = self._pauses.get(group_id)

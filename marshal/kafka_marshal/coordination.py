@@ -1,4 +1,4 @@
-"""The coordination topic: what it must be like (L1), how to make it, and what is wrong with one that is there."""
+"""The coordination topic and its log of snapshots: what they must be like (L1, S2), how to make them, what is wrong."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kafka_marshal.adapters.interface import Ack, Cluster, TopicConfig
 from kafka_marshal.errors import CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from rationalizer import Tick, encode
+from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
 __all__ = [
     "DEFAULT_PARTITIONS",
@@ -16,9 +17,13 @@ __all__ = [
     "Problem",
     "append_markers",
     "check_topic",
+    "create_snapshots_topic",
     "create_topic",
     "find_problems",
+    "find_snapshot_problems",
     "required_settings",
+    "snapshots_topic",
+    "topic_option",
 ]
 
 DEFAULT_TOPIC = "__marshal"
@@ -26,6 +31,18 @@ DEFAULT_PARTITIONS = 8
 
 #: Twice the largest value of E2: a record of any allowed size fits with its headers (L1).
 MAX_MESSAGE_BYTES = 2_097_152
+
+#: What a broker counts of a batch of one record beside its value, at most.
+RECORD_OVERHEAD = 100
+
+
+#: What the name of a coordination topic's log of snapshots ends in (S2).
+SNAPSHOTS_SUFFIX = "_snapshots"
+
+
+def snapshots_topic(topic: str) -> str:
+    """The log of snapshots that belongs to a coordination topic (S2): ``__marshal_snapshots`` for ``__marshal``."""
+    return topic + SNAPSHOTS_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +95,33 @@ def find_problems(config: TopicConfig) -> list[Problem]:
     return problems
 
 
+_FIXED_FOR_SNAPSHOTS = (
+    ("cleanup.policy", "delete", "compaction would drop all snapshots but one, and parts of that"),
+    ("retention.ms", "-1", "starting points vanish by themselves; replicas would have to go through the log again"),
+    ("retention.bytes", "-1", "starting points vanish by themselves; replicas would have to go through the log again"),
+)
+
+
+def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem]:
+    """Everything in which a log of snapshots differs from S2. Nothing of it is fatal: the log itself says everything.
+
+    partitions: of the coordination topic.
+    """
+    problems = [
+        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=False)
+        for name, wanted, why in _FIXED_FOR_SNAPSHOTS
+        if config.settings.get(name) != wanted
+    ]
+    size = config.settings.get("max.message.bytes", "0")
+    if int(size) < MAX_RECORD_BYTES + RECORD_OVERHEAD:
+        why = "large snapshots would be refused by the broker"
+        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=False))
+    if config.info.partitions != partitions:
+        why = "it is not used: snapshots of a partition are kept in the partition of the same number"
+        problems.append(Problem("partitions", str(config.info.partitions), str(partitions), why, fatal=False))
+    return problems
+
+
 def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:
     """The topic's configuration and its harmless problems (*blocking*).
 
@@ -87,19 +131,20 @@ def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicCo
     if config is None:
         raise TopicMissingError(
             f"the coordination topic {topic!r} does not exist on this cluster. Nothing was claimed. "
-            f"Create it: kafka-marshal init{_topic_option(topic)}"
+            f"Create it: kafka-marshal init{topic_option(topic)}"
         )
     problems = find_problems(config)
     fatal = [str(problem) for problem in problems if problem.fatal]
     if fatal:
         raise TopicUnsafeError(
             f"the coordination topic {topic!r} is not safe to work with; nothing was claimed. {'; '.join(fatal)}. "
-            f"kafka-marshal init{_topic_option(topic)} says how to mend it (L1)"
+            f"kafka-marshal init{topic_option(topic)} says how to mend it (L1)"
         )
     return config, problems
 
 
-def _topic_option(topic: str) -> str:
+def topic_option(topic: str) -> str:
+    """The option that names this topic on the command line; nothing for the default one."""
     return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
 
 
@@ -108,11 +153,18 @@ def marker(partitions: int) -> Tick:
     return Tick(f"init-{uuid.uuid4().hex[:12]}", "kafka-marshal-init", f"partitions={partitions}")
 
 
+def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
+    """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2)."""
+    settings = required_settings(replicas)
+    cluster.create_topic(snapshots_topic(topic), partitions, replicas, settings, timeout_s)
+
+
 def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
-    """Create the topic as L1 says, and append the marker of L2 to every CP (*blocking*)."""
+    """Create the topic as L1 says with the marker of L2 in every CP, and its log of snapshots (*blocking*)."""
     brokers = cluster.broker_count(timeout_s)
     cluster.create_topic(topic, partitions, min(3, brokers), required_settings(brokers), timeout_s)
     append_markers(cluster, topic, range(partitions), partitions, timeout_s)
+    create_snapshots_topic(cluster, topic, partitions, min(3, brokers), timeout_s)
 
 
 def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partitions: int, timeout_s: float) -> None:

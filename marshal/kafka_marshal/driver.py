@@ -29,6 +29,7 @@ from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import (
+    AuthenticationError,
     AuthorizationError,
     ClosedError,
     ForkedError,
@@ -38,9 +39,9 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.snapshot_keeper import SnapshotKeeper
-from kafka_marshal.snapshot_reader import SnapshotReader
-from kafka_marshal.snapshot_start import Difference
+from kafka_marshal.snapshots.keeper import SnapshotKeeper
+from kafka_marshal.snapshots.reader import SnapshotReader
+from kafka_marshal.snapshots.start import Difference
 from rationalizer import Outcome, encode
 
 __all__ = ["ConsumerPort", "Driver"]
@@ -472,7 +473,8 @@ class Driver:
                 self._tell_topics(interest, topics)
                 self.settle()
             self._find_snapshots()
-        except KafkaUnavailableError as error:
+        except (KafkaUnavailableError, AuthenticationError) as error:
+            # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
             logger.warning("topics not looked up this time: %s", error)
         except MarshalError as error:
             self._fail(error)

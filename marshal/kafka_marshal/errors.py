@@ -25,6 +25,10 @@
     ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
     │   └── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
+    ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
+    │   ├── TopicAbsentError        a topic that was asked for does not exist
+    │   ├── RangeGoneError          retention took a part of the batch while it was read (P9)
+    │   └── AlreadyReadError        at most once: a batch was to be read a second time (C12)
     ├── SparkSetupError             Spark can't be used as it stands; nothing was read or written
     │   ├── SparkMissingError       PySpark is not installed
     │   ├── SparkJavaError          no Java that Spark can run on
@@ -42,9 +46,11 @@ from collections.abc import Sequence
 
 __all__ = [
     "AdminError",
+    "AlreadyReadError",
     "AuditError",
     "AuthenticationError",
     "AuthorizationError",
+    "BatchError",
     "ClaimTimeoutError",
     "ClientReplacedError",
     "ClosedError",
@@ -60,6 +66,7 @@ __all__ = [
     "LogCutError",
     "MarshalError",
     "PositionLostError",
+    "RangeGoneError",
     "SinkError",
     "SnapshotDifferenceError",
     "SparkJavaError",
@@ -67,6 +74,7 @@ __all__ = [
     "SparkSetupError",
     "SparkVersionError",
     "StaleEpochError",
+    "TopicAbsentError",
     "TopicChangedError",
     "TopicMissingError",
     "TopicUnsafeError",
@@ -196,7 +204,12 @@ class AdminError(MarshalError):
 
 
 class SinkError(MarshalError):
-    """A sink could not be used. Nothing of the transaction was written."""
+    """A sink could not be used; the message says what was written (nothing, but where it says otherwise)."""
+
+    def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        #: Whether the same transaction may succeed when it is tried again.
+        self.retry = retry
 
 
 class StaleEpochError(SinkError):
@@ -210,6 +223,27 @@ class StaleEpochError(SinkError):
         #: The writer's epoch, and the newer one that the sink has seen.
         self.epoch = epoch
         self.stored_epoch = stored_epoch
+
+
+class BatchError(MarshalError):
+    """A claimed batch could not be handled. Nothing of it is committed."""
+
+
+class TopicAbsentError(BatchError):
+    """A topic that was asked for does not exist. Nothing was claimed."""
+
+
+class RangeGoneError(BatchError):
+    """Retention, or DeleteRecords, took a part of a batch while it was read (P9)."""
+
+    def __init__(self, message: str, *, gone: Sequence[tuple[str, int, int, int]]) -> None:
+        super().__init__(message)
+        #: (topic, partition, first, last offset) of what was lost.
+        self.gone = tuple(gone)
+
+
+class AlreadyReadError(BatchError):
+    """At most once: a batch was to be read a second time; nobody got it twice (C12)."""
 
 
 class SparkSetupError(MarshalError):

@@ -18,7 +18,14 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import ClaimTimeoutError, ClosedError, ConfigurationError, GroupPausedError, HeldError
+from kafka_marshal.errors import (
+    ClaimTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    GroupPausedError,
+    HeldError,
+    SnapshotDifferenceError,
+)
 from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
@@ -100,6 +107,7 @@ class Marshal:
                 lambda partitions: EngineSettings(
                     self.group_id, self.client_id, self.instance_id, partitions, heartbeat_interval_ms
                 ),
+                keep_snapshots=True,
             )
         except BaseException:
             cluster.close()
@@ -256,6 +264,11 @@ class Marshal:
     def stopping(self) -> bool:
         """Whether stop() was called."""
         return bool(self.stop_signal)
+
+    @property
+    def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
+        """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
+        return tuple(self._driver.alarms)
 
     def close(self) -> None:
         """Release everything with its offsets, and end. A second call does nothing."""

@@ -1,66 +1,184 @@
-"""A replica: tails the coordination topic into one World per CP (C15), and refuses what it can't trust (L1, L2)."""
+"""A replica: tails the coordination topic into one World per CP (C15), and refuses what it can't trust (L1, L2).
+
+It starts from snapshots where there are any (S3), so that being ready takes as long as the state is large, and not as
+long as the log.
+"""
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from operator import itemgetter
 from time import monotonic
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch, TailFault, TopicInfo
-from kafka_marshal.coordination import check_topic
+from kafka_marshal.coordination import check_topic, snapshots_topic
 from kafka_marshal.errors import (
     AuthorizationError,
-    CoordinationTopicError,
     KafkaUnavailableError,
     TopicChangedError,
 )
+from kafka_marshal.snapshots.reader import Place, SnapshotReader
+from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, RejectedValueError, Tick, World, decode
+from rationalizer.snapshot import digest_of
+from rationalizer.snapshot_log import due, interval, next_due
 
-__all__ = ["Applied", "Replica"]
+__all__ = ["Applied", "Begin", "Due", "Replica"]
 
 logger = logging.getLogger("kafka_marshal.replica")
 
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Applied = Callable[[int, int, Outcome], None]
 
+#: Called where a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2).
+Due = Callable[[int, int, bytes], None]
+
 _REMEDY = (
     "Leases of this process are in doubt and end by themselves. Restart it; if the topic was made anew on purpose, all "
     "members must restart (L2)"
 )
 
+#: While it catches up, a replica looks only so many intervals before the end whether a snapshot is due: the two that a
+#: start needs (S3), with what may have passed meanwhile.
+NOTED_INTERVALS = 3
+
+_OFFSET = itemgetter(0)
+
+
+class Begin(Enum):
+    """Where a replica begins to read."""
+
+    #: From snapshots (S3): for those who need the state as it is now.
+    SNAPSHOT = "snapshot"
+    #: As far back as the log goes: for those who need its history.
+    HISTORY = "history"
+
 
 class Replica:
     """Worlds of all CPs of one coordination topic. Not thread-safe: the caller locks around ``apply``."""
 
-    def __init__(self, cluster: Cluster, topic: str, timeout_s: float) -> None:
-        """Check the topic (L1), find where its log ends now, and start to read (*blocking*)."""
-        config, problems = check_topic(cluster, topic, timeout_s)
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        timeout_s: float,
+        begin: Begin = Begin.HISTORY,
+        due: Due | None = None,
+    ) -> None:
+        """Check the topic (L1), find where its log ends now, read snapshots, and start to read (*blocking*).
+
+        due is called where a snapshot is due (S2); while the replica catches up, at the last few places only.
+        Raises TopicMissingError, TopicUnsafeError, LogCutError (no snapshot reaches the log's start),
+        AuthorizationError, KafkaUnavailableError.
+        """
+        self.topic = topic
+        self.snapshots_topic = snapshots_topic(topic)
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._begin = begin
+        self._due = due
+        # The two do not wait for each other: a start is short.
+        with ThreadPoolExecutor(1, "kafka-marshal-start") as aside:
+            reading = aside.submit(self._read_snapshots)
+            config, problems = check_topic(cluster, topic, timeout_s)
+            #: The log of snapshots; None where it can't be used.
+            self.snapshots = reading.result()
         for problem in problems:
             logger.warning("coordination topic %s: %s", topic, problem)
-        self.topic = topic
         self.info: TopicInfo = config.info
-        self.worlds = {cp: World(cp, config.info.partitions) for cp in range(config.info.partitions)}
-        self._cluster = cluster
-        marks = cluster.watermarks([(topic, cp) for cp in self.worlds], timeout_s)
-        cut = {cp: low for (_, cp), (low, _) in marks.items() if low > 0}
-        if cut:
-            raise CoordinationTopicError(
-                f"the log of {topic!r} does not reach back to its beginning in partition(s) {sorted(cut)}, and no "
-                "snapshot "
-                "bridges the gap: who holds what can't be known, so nothing was claimed. Old log may only be "
-                "removed by "
-                "kafka-marshal prune (L1)"
-            )
-        missing = sorted(cp for cp in self.worlds if (topic, cp) not in marks)
+        cps = range(config.info.partitions)
+        #: Why there are no snapshots, for people; "" where there are.
+        self.lacks_snapshots = self._look_at_snapshots()
+        # Asked for after the snapshots were read: one that lies beyond the log's end then can't be true.
+        marks = self._marks(cps)
+        #: Where each CP's log ended when asked (C15).
+        self._ends = {cp: marks[cp][1] for cp in cps}
+        if self.snapshots is not None and begin is Begin.HISTORY and any(low > 0 for low, _ in marks.values()):
+            self.snapshots.read_all({cp: low for cp, (low, _) in marks.items()})
+        self.starts = {cp: CpStart(cp, len(cps), *marks[cp]) for cp in cps}
+        self.worlds = {cp: self._first_world(cp) for cp in cps}
+        #: CPs that have not reached the high watermark found at start, with it (C15).
+        self.behind = {cp: end for cp, end in sorted(self._ends.items()) if end > self.worlds[cp].next_offset}
+        self._begun_at = sum(world.next_offset for world in self.worlds.values())
+        self.target_records = sum(self._ends.values()) - self._begun_at
+        #: CPs whose start was refuted: they go further back at the next read.
+        self._refuted: set[int] = set()
+        #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
+        self._stops = {cp: self._next_stop(cp) for cp in cps}
+        self._tail: Tail = cluster.tail(topic, {cp: world.next_offset for cp, world in self.worlds.items()})
+
+    # Starting (S3).
+
+    def _read_snapshots(self) -> SnapshotReader | None:
+        try:
+            reader = SnapshotReader.find(self._cluster, self.snapshots_topic, self._timeout_s)
+            if reader is not None and self._begin is Begin.SNAPSHOT:
+                reader.read_newest(2)
+        except AuthorizationError as error:
+            # Snapshots are a short cut. Without the right to read them the log itself is read.
+            logger.warning("no snapshots are read: %s", error)
+            return None
+        return reader
+
+    def _look_at_snapshots(self) -> str:
+        if self.snapshots is None:
+            return f"there is no topic {self.snapshots_topic!r} that could be read"
+        found = len(self.snapshots.shelves)
+        if found != self.info.partitions:
+            self.snapshots = None
+            return f"{self.snapshots_topic!r} has {found} partitions, not {self.info.partitions}, and is not used"
+        return ""
+
+    def _marks(self, cps: Iterable[int]) -> dict[int, tuple[int, int]]:
+        marks = self._cluster.watermarks([(self.topic, cp) for cp in cps], self._timeout_s)
+        missing = sorted(cp for cp in cps if (self.topic, cp) not in marks)
         if missing:
             raise KafkaUnavailableError(
-                f"partition(s) {missing} of {topic!r} have no leader at the moment; nothing was claimed. Try again "
-                "when the brokers that hold them are back"
+                f"partition(s) {missing} of {self.topic!r} have no leader at the moment; nothing was claimed. Try "
+                "again when the brokers that hold them are back"
             )
-        #: CPs that have not reached the high watermark found at start, with it (C15).
-        self.behind = {cp: high for (_, cp), (_, high) in sorted(marks.items()) if high > 0}
-        self.target_records = sum(self.behind.values())
-        self._tail: Tail = cluster.tail(topic, dict.fromkeys(self.worlds, 0))
+        return {cp: found for (_, cp), found in marks.items()}
+
+    def _places(self, cp: int) -> list[Place]:
+        return [] if self.snapshots is None else self.snapshots.shelves[cp].sorted()
+
+    def _first_world(self, cp: int) -> World:
+        """Where this CP's replay starts, or starts once more, further back (*blocking*)."""
+        start = self.starts[cp]
+        if self._begin is Begin.HISTORY:
+            return start.from_oldest(self._places(cp))
+        world = start.from_snapshot(self._places(cp))
+        while world is None and self.snapshots is not None and self.snapshots.read_older(cp):
+            world = start.from_snapshot(self._places(cp))
+        return start.from_log_start(self._places(cp)) if world is None else world
+
+    def _go_back(self) -> None:
+        """Start the refuted CPs again, further back, and read on from there (*blocking*)."""
+        for cp in sorted(self._refuted):
+            logger.warning(
+                "partition %d of %r: snapshots differ from a replay from offset %d; starting further back (S3)",
+                cp,
+                self.topic,
+                self.starts[cp].begun_at,
+            )
+            before = self.worlds[cp].next_offset
+            self.worlds[cp] = self._first_world(cp)
+            self._begun_at -= before - self.worlds[cp].next_offset
+            self.target_records += before - self.worlds[cp].next_offset
+            self.behind[cp] = self._ends[cp]
+            self._stops[cp] = self._next_stop(cp)
+        self._refuted.clear()
+        self._tail.close()
+        self._tail = self._cluster.tail(self.topic, {cp: w.next_offset for cp, w in self.worlds.items()})
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Snapshots that were found wrong at start; complete once caught up."""
+        return [found for _, start in sorted(self.starts.items()) for found in start.differences]
 
     @property
     def caught_up(self) -> bool:
@@ -69,11 +187,13 @@ class Replica:
 
     @property
     def records_read(self) -> int:
-        """How much of the log is applied, in offsets over all CPs."""
-        return sum(world.next_offset for world in self.worlds.values())
+        """How much of the log is applied, in offsets over all CPs, since where the replay began."""
+        return sum(world.next_offset for world in self.worlds.values()) - self._begun_at
 
     def read(self, timeout_s: float) -> TailBatch:
-        """Wait for news; ``apply`` takes it in."""
+        """Wait for news; ``apply`` takes it in. Raises as the constructor does where a start has to go further back."""
+        if self._refuted:
+            self._go_back()
         return self._tail.read(timeout_s)
 
     def apply(self, batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
@@ -92,17 +212,59 @@ class Replica:
             self._judge(fault)
 
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Applied | None) -> None:
+        cp = world.partition
         if world.next_offset == 0 and entries and entries[0][0] == 0:
-            self._check_marker(world.partition, entries[0][2])
-        if applied is None:
-            world.apply_many(entries)
-            return
-        for offset, timestamp_ms, value in entries:
-            applied(world.partition, offset, world.apply(offset, timestamp_ms, value))
+            self._check_marker(cp, entries[0][2])
+        begin = 0
+        while begin < len(entries) and cp not in self._refuted and world.required_level is None:
+            # Up to the record that takes the next offset to the stop: what is looked at there is of exactly that place.
+            end = bisect_left(entries, self._stops[cp] - 1, begin, key=_OFFSET) + 1
+            run = entries if begin == 0 and end >= len(entries) else entries[begin:end]
+            if applied is None:
+                world.apply_many(run)
+            else:
+                for offset, timestamp_ms, value in run:
+                    applied(cp, offset, world.apply(offset, timestamp_ms, value))
+            begin = end
+            if world.next_offset >= self._stops[cp]:
+                self._stop(world)
+
+    def _next_stop(self, cp: int) -> int:
+        """The next offset at which there is something to compare, or a snapshot may be due."""
+        stop = next_due(self.worlds[cp].next_offset)
+        place = self.starts[cp].next_place
+        return stop if place is None else min(stop, place)
+
+    def _stop(self, world: World) -> None:
+        """Look at a world that has just reached a stop, before the next record."""
+        cp, start = world.partition, self.starts[world.partition]
+        is_due = self._is_due(world)
+        if is_due or start.next_place is not None:
+            state = world.snapshot()
+            start.reached(world.next_offset, digest_of(state))
+            if is_due and self._due is not None:
+                self._due(cp, world.next_offset, state)
+            self._judge_start(cp)
+        self._stops[cp] = self._next_stop(cp)
+
+    def _is_due(self, world: World) -> bool:
+        """Whether the state is wanted as a snapshot here; of a long history, only near its end."""
+        every = interval(world.lease_count)
+        if self._due is None or not due(self._stops[world.partition] - 1, world.next_offset, every):
+            return False
+        end = self.behind.get(world.partition)
+        return end is None or world.next_offset > end - NOTED_INTERVALS * every
+
+    def _judge_start(self, cp: int) -> None:
+        if self._begin is Begin.SNAPSHOT and self.starts[cp].is_refuted:
+            self._refuted.add(cp)
 
     def _reached(self, cp: int, offset: int) -> None:
-        if offset >= self.behind.get(cp, offset + 1):
-            del self.behind[cp]
+        if cp not in self._refuted and offset >= self.behind.get(cp, offset + 1):
+            self.starts[cp].ended()
+            self._judge_start(cp)
+            if cp not in self._refuted:
+                del self.behind[cp]
 
     def _check_marker(self, cp: int, value: bytes | None) -> None:
         """The first record says how many CPs there were when the topic was made (L2)."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kafka_marshal.adapters.interface import Cluster
-from kafka_marshal.errors import ClosedError, CoordinationTopicError, KafkaUnavailableError
+from kafka_marshal.errors import ClosedError, CoordinationTopicError, KafkaUnavailableError, MarshalError
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, append, recreate
 
 LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {
@@ -19,6 +19,7 @@ LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {
     "create_topic": lambda cluster, s: cluster.create_topic("t", 1, 1, {}, s),
     "watermarks": lambda cluster, s: cluster.watermarks([("t", 0)], s),
     "offsets_for_time": lambda cluster, s: cluster.offsets_for_time([("t", 0)], 0, s),
+    "delete_records": lambda cluster, s: cluster.delete_records({("t", 0): 1}, s),
 }
 
 
@@ -129,6 +130,26 @@ def test_offsets_for_time_on_a_log_that_stamps(side: Side) -> None:
     now = int(time.time() * 1000)
     assert side.cluster.offsets_for_time([(topic, 0)], now - hour_ms, TIMEOUT_S) == {(topic, 0): 0}
     assert side.cluster.offsets_for_time([(topic, 0)], now + hour_ms, TIMEOUT_S) == {(topic, 0): 2}
+
+
+def test_records_below_an_offset_are_deleted(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b", b"c"])
+    append(side, topic, 1, [b"d"])
+    found = side.cluster.delete_records({(topic, 0): 2, (topic, 1): 0, (topic, 9): 1, ("nobody-made-this", 0): 1}, 15)
+    assert found == {(topic, 0): 2, (topic, 1): 0}
+    assert side.cluster.watermarks([(topic, 0), (topic, 1)], TIMEOUT_S) == {(topic, 0): (2, 3), (topic, 1): (0, 1)}
+    assert side.cluster.delete_records({(topic, 0): 1}, TIMEOUT_S) == {(topic, 0): 2}, "a log start never goes back"
+    assert side.cluster.delete_records({(topic, 0): 3}, TIMEOUT_S) == {(topic, 0): 3}, "all of it may go"
+    assert side.cluster.delete_records({}, TIMEOUT_S) == {}
+
+
+def test_records_beyond_the_end_can_not_be_deleted(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b"])
+    with pytest.raises(MarshalError, match="deleting records"):
+        side.cluster.delete_records({(topic, 0): 3}, TIMEOUT_S)
+    assert side.cluster.watermarks([(topic, 0)], TIMEOUT_S) == {(topic, 0): (0, 2)}
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -10,7 +10,7 @@ from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.session import Session, bare_release, key_of
 from kafka_marshal.errors import AdminError
-from kafka_marshal.replica import Replica
+from kafka_marshal.replica import Begin, Replica
 from kafka_marshal.world import LeaseInfo, lease_info
 from rationalizer import Lease, Record, ReleaseGroup, route_lease
 
@@ -36,7 +36,7 @@ class PausedPartition:
 def caught_up(cluster: Cluster, topic: str) -> Iterator[Replica]:
     """A replica that has read the log to its end, for those who only look (*blocking*). Closes the cluster, too."""
     try:
-        replica = Replica(cluster, topic, START_TIMEOUT_S)
+        replica = Replica(cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT)
         try:
             replica.catch_up(START_TIMEOUT_S)
             yield replica

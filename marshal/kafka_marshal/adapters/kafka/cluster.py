@@ -23,6 +23,7 @@ from kafka_marshal.adapters.kafka.errors import (
     UNKNOWN_CODES,
     Troubles,
     configuration_error,
+    is_refusal,
     kafka_error,
     marshal_error,
 )
@@ -43,6 +44,12 @@ RETRY_S = 0.05
 
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
 GRACE_S = 1.0
+
+#: A wait for an answer looks up this often: for what librdkafka says of its connections.
+LOOK_S = 0.1
+
+#: Who was refused (wrong password, wrong certificate) waits this long for another broker to let him in, no longer.
+REFUSED_S = 2.0
 
 
 class _NoLeadersError(Exception):
@@ -127,7 +134,7 @@ class KafkaCluster:
             return {}
 
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return _known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+            return self._known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
 
         return self._ask(f"looking up {_some(names)}", timeout_s, ask)
 
@@ -139,7 +146,7 @@ class KafkaCluster:
 
         def ask(admin: AdminClient, left_s: float) -> dict[ConfigResource, Any]:
             resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-            return _known(admin.describe_configs([resource], request_timeout=left_s), left_s)
+            return self._known(admin.describe_configs([resource], request_timeout=left_s), left_s)
 
         found = self._ask(f"looking up the settings of {name}", deadline - time.monotonic(), ask)
         if not found:  # deleted between the two questions
@@ -162,7 +169,7 @@ class KafkaCluster:
         doing = f"creating topic {name}"
         try:
             answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
-            _result(answer, timeout_s)
+            self._result(answer, timeout_s)
         except (KafkaException, ValueError, TypeError) as error:
             raise self._not_created(error, name, doing) from error
         # The controller has decided; wait until the brokers know and every partition has a leader.
@@ -216,7 +223,7 @@ class KafkaCluster:
             # Both questions are out before either answer is awaited.
             starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
             ends = _offsets(admin, keys, OffsetSpec.latest(), left_s, isolation)
-            low, high = _known(starts, left_s), _known(ends, left_s)
+            low, high = self._known(starts, left_s), self._known(ends, left_s)
             return {_key(at): (low[at].offset, high[at].offset) for at in high if at in low}
 
         return self._ask_leaders("asking for the log ends of", partitions, timeout_s, ask)
@@ -226,9 +233,9 @@ class KafkaCluster:
     ) -> dict[TopicPartition, int]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             # The end is asked for first: a record appended in between is at or after it, so none is skipped.
-            ends = _known(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
+            ends = self._known(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
             times = _offsets(admin, keys, OffsetSpec.for_timestamp(max(0, timestamp_ms)), left_s)
-            found = _known(times, left_s)
+            found = self._known(times, left_s)
             return {
                 _key(at): found[at].offset if found[at].offset >= 0 else ends[at].offset for at in found if at in ends
             }
@@ -239,7 +246,7 @@ class KafkaCluster:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             wanted = [KafkaPartition(*key, before[key]) for key in keys]
             answers = admin.delete_records(wanted, request_timeout=left_s, operation_timeout=left_s)
-            return {_key(at): found.low_watermark for at, found in _known(answers, left_s).items()}
+            return {_key(at): found.low_watermark for at, found in self._known(answers, left_s).items()}
 
         # What is there already would be out of range for the broker.
         starts = {key: low for key, (low, _) in self.watermarks(before, timeout_s).items()}
@@ -305,6 +312,32 @@ class KafkaCluster:
                 self._serve()
             time.sleep(RETRY_S)
 
+    def _known(self, answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
+        """The answers, without those for what does not exist; raises the first other error."""
+        found = {}
+        for key, answer in answers.items():
+            try:
+                found[key] = self._result(answer, timeout_s)
+            except KafkaException as error:
+                if kafka_error(error).code() not in UNKNOWN_CODES:
+                    raise
+        return found
+
+    def _result(self, answer: Future[T], timeout_s: float) -> T:
+        """Wait for an answer; where we were refused, no longer than it takes to see that nobody else lets us in."""
+        began = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - began
+            try:
+                return answer.result(max(0.001, min(LOOK_S, timeout_s + GRACE_S - waited_s)))
+            except FutureTimeoutError as error:
+                if waited_s >= timeout_s + GRACE_S:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time")) from error
+            self._serve()
+            reason = self._troubles.recent(began)
+            if reason is not None and is_refusal(reason) and waited_s >= REFUSED_S:
+                raise KafkaException(reason)
+
     def _serve(self) -> None:
         """Let librdkafka say what it has to say: log lines, and why connections failed."""
         admin = self._admin
@@ -347,25 +380,6 @@ def _offsets(
         isolation_level=isolation,
         request_timeout=timeout_s,
     )
-
-
-def _known(answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
-    """The answers, without those for what does not exist; raises the first other error."""
-    found = {}
-    for key, answer in answers.items():
-        try:
-            found[key] = _result(answer, timeout_s)
-        except KafkaException as error:
-            if kafka_error(error).code() not in UNKNOWN_CODES:
-                raise
-    return found
-
-
-def _result(answer: Future[T], timeout_s: float) -> T:
-    try:
-        return answer.result(timeout_s + GRACE_S)
-    except FutureTimeoutError as error:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time")) from error
 
 
 def _key(partition: KafkaPartition) -> TopicPartition:

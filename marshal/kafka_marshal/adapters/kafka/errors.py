@@ -31,6 +31,7 @@ __all__ = [
     "fault_kind",
     "is_forbidden",
     "is_of_groups",
+    "is_refusal",
     "kafka_error",
     "marshal_error",
 ]
@@ -186,9 +187,10 @@ class Troubles:
                 self._faults.append((FaultKind.UNREACHABLE, self._with_reason(error.str())))
             else:
                 self._last = (time.monotonic(), error)
-                # A connection that fails matters only when all do; one that is refused will not mend by itself.
-                if fault_kind(error) is FaultKind.REFUSED and (FaultKind.REFUSED, error.str()) not in self._faults:
-                    self._faults.append((FaultKind.REFUSED, error.str()))
+                # A connection that fails matters only when all do; that one is refused, people want to know.
+                fault = (fault_kind(error), error.str())
+                if (is_refusal(error) or is_forbidden(error)) and fault not in self._faults:
+                    self._faults.append(fault)
         if self._forward is not None:
             self._forward(error)
 
@@ -208,10 +210,11 @@ class Troubles:
         """Whether take_faults() would return any."""
         return bool(self._faults)
 
-    def recent(self) -> KafkaError | None:
-        """The last error of a connection, if it is young enough to explain a failure of now."""
+    def recent(self, since: float | None = None) -> KafkaError | None:
+        """The last error of a connection, if it is young enough to explain a failure of now (or: not before since)."""
         last = self._last
-        return last[1] if last is not None and time.monotonic() - last[0] < _RECENT_S else None
+        since = time.monotonic() - _RECENT_S if since is None else since
+        return last[1] if last is not None and last[0] > since else None
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -227,13 +230,22 @@ def is_forbidden(error: KafkaError) -> bool:
     return error.code() in _AUTHORIZATION_CODES
 
 
+def is_refusal(error: KafkaError) -> bool:
+    """Whether the broker said that it does not let us in. (A mere hang-up may also be a broker that goes down.)"""
+    return error.code() in _AUTHENTICATION_CODES
+
+
 def is_of_groups(error: KafkaError) -> bool:
     """Whether this is about consumer groups, which we do not use."""
     return error.code() in _GROUP_CODES
 
 
 def fault_kind(error: KafkaError) -> FaultKind:
-    """What an error means to somebody who reads on."""
+    """What an error means to somebody who reads on.
+
+    Not to be let in is an outage to him: tokens are renewed, certificates exchanged, a broker that goes down breaks off
+    handshakes. It passes, or his leases end by themselves.
+    """
     code = error.code()
     if error.fatal():
         return FaultKind.FATAL
@@ -241,9 +253,9 @@ def fault_kind(error: KafkaError) -> FaultKind:
         return FaultKind.OUT_OF_RANGE
     if code in UNKNOWN_CODES:
         return FaultKind.UNKNOWN_TOPIC
-    if code in _AUTHENTICATION_CODES or code in _AUTHORIZATION_CODES:
+    if code in _AUTHORIZATION_CODES:
         return FaultKind.REFUSED
-    if code in _UNREACHABLE_CODES:
+    if code in _UNREACHABLE_CODES or code in _AUTHENTICATION_CODES:
         return FaultKind.UNREACHABLE
     return FaultKind.OTHER
 
@@ -270,7 +282,7 @@ def marshal_error(
             "DESCRIBE and DESCRIBE_CONFIGS on the coordination topic, READ and DESCRIBE on the topics it works on."
         )
     for refusal in (cause, reason):
-        if refusal is not None and (refusal.code() in _AUTHENTICATION_CODES or _wrong_protocol(refusal)):
+        if refusal is not None and (is_refusal(refusal) or _wrong_protocol(refusal)):
             return AuthenticationError(
                 f"While {doing}: the connection to {bootstrap_servers} was refused ({refusal.str()}). "
                 "Nothing was read or written. Check security.protocol, the ssl.* and sasl.* settings and that "

@@ -110,8 +110,8 @@ class MemoryCluster:
             beyond = sorted(key for key, log in logs.items() if before[key] > log.end)
             if beyond:
                 raise MarshalError(
-                    f"While deleting records of {beyond[0][0]} [{beyond[0][1]}]: offset {before[beyond[0]]} lies beyond "
-                    "the end of the log. Nothing was deleted."
+                    f"While deleting records of {beyond[0][0]} [{beyond[0][1]}]: offset {before[beyond[0]]} lies "
+                    "beyond the end of the log. Nothing was deleted."
                 )
             for key in logs:
                 broker.delete_records(*key, before[key])

@@ -1,0 +1,253 @@
+"""Reads the log of snapshots (S2): whole snapshots of each CP, from its end backwards or from its beginning.
+
+What it finds is what somebody wrote: `Place.holds` says that the digest is that of the bytes, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, TailBatch
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
+from rationalizer import World
+from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
+
+__all__ = ["Place", "SnapshotReader", "read_range"]
+
+#: Records of each CP read at first, from its end: two snapshots of one part each, written by two who did not see each
+#: other. Each further step back reads four times as many.
+FIRST_STEP = 4
+STEPS_GROW = 4
+
+_SLICE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One whole snapshot in the log of snapshots."""
+
+    cp: int
+    next_offset: int
+    #: As its writer says, and whether it is that of the bytes.
+    digest: str
+    holds: bool
+    #: Where its parts stand in the log of snapshots: first and last record.
+    first: int
+    last: int
+    #: None where only the place is of interest.
+    stored: StoredSnapshot | None
+
+    def restore(self, partitions: int) -> World:
+        """The world it describes; raises SnapshotError where it is of none."""
+        assert self.stored is not None
+        return self.stored.restore(partitions)
+
+
+class Shelf:
+    """Puts the snapshots of one CP together from its records, in any order."""
+
+    def __init__(self, cp: int) -> None:
+        self.cp = cp
+        #: All whole ones so far, by what they say; one that was written twice counts once.
+        self.places: dict[tuple[int, str, bool], Place] = {}
+        self._parts = SnapshotParts(cp)
+        self._extents: dict[tuple[int, str], tuple[int, int]] = {}
+
+    @property
+    def junk(self) -> int:
+        """Records that are no parts of snapshots of this CP."""
+        return self._parts.junk
+
+    def take(self, offset: int, value: bytes | None) -> Place | None:
+        """Take one record in; what it makes whole."""
+        stored = self._parts.add(value)
+        try:
+            part = decode_part(value)
+        except MalformedPartError:
+            return None
+        at = (part.next_offset, part.digest)
+        first, last = self._extents.get(at, (offset, offset))
+        self._extents[at] = first, last = min(first, offset), max(last, offset)
+        if stored is None or part.partition != self.cp:
+            return None
+        holds = stored.holds()
+        key = (*at, holds)
+        known = self.places.get(key)
+        if known is not None:
+            first, last = min(first, known.first), max(last, known.last)
+        place = Place(self.cp, stored.next_offset, stored.digest, holds, first, last, stored)
+        self.places[key] = place
+        return place
+
+    def keep_bytes_of_lowest(self, new: Place, at_least: int) -> None:
+        """Free the bytes of all but those that hold at the lowest next offset, no less than at_least."""
+        if not new.holds or new.next_offset < at_least:
+            self._free(new)
+            return
+        kept = [place for place in self.places.values() if place.stored is not None and place is not new]
+        for place in kept:
+            if place.next_offset < new.next_offset:
+                self._free(new)
+                return
+            if place.next_offset > new.next_offset:
+                self._free(place)
+
+    def _free(self, place: Place) -> None:
+        self.places[place.next_offset, place.digest, place.holds] = replace(place, stored=None)
+
+    def sorted(self) -> list[Place]:
+        """All whole ones, the largest next offset first; of equal ones the latest written."""
+        return sorted(self.places.values(), key=lambda place: (-place.next_offset, -place.last))
+
+    def clear(self) -> None:
+        """Forget the whole ones; parts that wait for others stay."""
+        self.places.clear()
+        self._extents.clear()
+
+    def distinct(self) -> int:
+        """At how many next offsets there is one that holds."""
+        return len({place.next_offset for place in self.places.values() if place.holds})
+
+
+class SnapshotReader:
+    """The log of snapshots beside one coordination topic. All methods but `shelves` block; one thread at a time."""
+
+    def __init__(self, cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
+        """topic: the log of snapshots, which has so many partitions. Finds where it ends now."""
+        self._cluster = cluster
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self.shelves = {cp: Shelf(cp) for cp in range(partitions)}
+        marks = cluster.watermarks([(topic, cp) for cp in self.shelves], timeout_s)
+        # A partition without a leader has no snapshots for now: its replay starts further back.
+        self.starts = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.shelves}
+        self.ends = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.shelves}
+        #: Read down to here.
+        self._down_to = dict(self.ends)
+        self._step = dict.fromkeys(self.shelves, FIRST_STEP)
+
+    @classmethod
+    def find(cls, cluster: Cluster, topic: str, timeout_s: float) -> SnapshotReader | None:
+        """The reader of this log of snapshots, None where there is no such topic."""
+        info = cluster.topic_info([topic], timeout_s).get(topic)
+        return None if info is None else cls(cluster, topic, info.partitions, timeout_s)
+
+    def read_newest(self, wanted: int) -> None:
+        """Go back until each CP has snapshots that hold at so many offsets, or no more are left."""
+        while True:
+            ranges = {
+                cp: self._further(cp)
+                for cp, shelf in self.shelves.items()
+                if shelf.distinct() < wanted and self._down_to[cp] > self.starts[cp]
+            }
+            if not ranges:
+                return
+            self._take(ranges)
+
+    def read_older(self, cp: int) -> bool:
+        """Go one step further back in one CP; whether there was anything left."""
+        if self._down_to[cp] <= self.starts[cp]:
+            return False
+        self._take({cp: self._further(cp)})
+        return True
+
+    def read_all(self, log_starts: Mapping[int, int]) -> None:
+        """Read all of it. Bytes are kept only of what stands at the lowest next offset that the log still reaches."""
+        for cp, shelf in self.shelves.items():
+            whole = {cp: (self.starts[cp], self._down_to[cp])}
+            for _, entries in read_range(self._cluster, self._topic, whole, self._timeout_s):
+                for offset, _, value in entries:
+                    place = shelf.take(offset, value)
+                    if place is not None:
+                        shelf.keep_bytes_of_lowest(place, log_starts[cp])
+            self._down_to[cp] = self.starts[cp]
+
+    def read_news(self) -> list[Place]:
+        """What was completed since the last look, in any CP: for those who follow the log of snapshots."""
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.shelves], self._timeout_s)
+        ranges = {cp: (max(low, self.ends[cp]), high) for (_, cp), (low, high) in marks.items() if high > self.ends[cp]}
+        found = []
+        if ranges:
+            for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
+                for offset, _, value in entries:
+                    place = self.shelves[cp].take(offset, value)
+                    if place is not None:
+                        found.append(place)
+        for cp, (_, end) in ranges.items():
+            self.ends[cp] = end
+        return found
+
+    def forget(self) -> None:
+        """Free what was read: only what comes from now on is of interest."""
+        for shelf in self.shelves.values():
+            shelf.clear()
+
+    def _further(self, cp: int) -> tuple[int, int]:
+        end = self._down_to[cp]
+        first = max(self.starts[cp], end - self._step[cp])
+        self._down_to[cp] = first
+        self._step[cp] *= STEPS_GROW
+        return first, end
+
+    def _take(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
+            for offset, _, value in entries:
+                self.shelves[cp].take(offset, value)
+
+
+def read_range(
+    cluster: Cluster, topic: str, ranges: Mapping[int, tuple[int, int]], timeout_s: float
+) -> Iterator[tuple[int, list[LogEntry]]]:
+    """Runs of records of one partition each, ascending, from first to below end of each (*blocking*).
+
+    Raises KafkaUnavailableError when nothing came for timeout_s, TopicChangedError where a range is not there (any
+    more), AuthorizationError.
+    """
+    waiting = {cp: end for cp, (first, end) in ranges.items() if first < end}
+    if not waiting:
+        return
+    tail = cluster.tail(topic, {cp: ranges[cp][0] for cp in waiting})
+    try:
+        until = monotonic() + timeout_s
+        while waiting:
+            batch = tail.read(_SLICE_S)
+            _judge(topic, batch)
+            for cp, entries in batch.records.items():
+                end = waiting.get(cp)
+                if end is None:
+                    continue
+                if entries[-1][0] + 1 >= end:
+                    del waiting[cp]
+                    entries = [entry for entry in entries if entry[0] < end]
+                if entries:
+                    yield cp, entries
+            for cp, end in batch.ends.items():
+                if end >= waiting.get(cp, end + 1):
+                    del waiting[cp]
+            if batch.records or batch.ends:
+                until = monotonic() + timeout_s
+            elif monotonic() > until:
+                raise KafkaUnavailableError(
+                    f"{topic!r}: nothing read for {timeout_s:g} s, and partition(s) {sorted(waiting)} are not read to "
+                    "their end. Is the broker that leads them reachable?"
+                )
+    finally:
+        tail.close()
+
+
+def _judge(topic: str, batch: TailBatch) -> None:
+    for fault in batch.faults:
+        where = f"{topic!r}" if fault.partition is None else f"{topic!r} partition {fault.partition}"
+        match fault.kind:
+            case FaultKind.OUT_OF_RANGE | FaultKind.UNKNOWN_TOPIC:
+                raise TopicChangedError(
+                    f"{where} was cut, deleted or made anew while it was read ({fault.message}). Do it again"
+                )
+            case FaultKind.REFUSED:
+                raise AuthorizationError(f"{where} can't be read: {fault.message}")
+            case FaultKind.FATAL:
+                raise KafkaUnavailableError(f"{where}: the Kafka client gave up ({fault.message}). Do it again")
+            case _:
+                pass  # it passes by itself, or the wait for records runs out

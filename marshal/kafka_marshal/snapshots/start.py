@@ -1,0 +1,194 @@
+"""Where the replay of a CP starts, and whether what it finds agrees with the snapshots on its way (S3). No I/O.
+
+A snapshot is a claim, a replay is a proof: from one snapshot the log leads to the next, and where both say the same
+neither is a lie by itself. So a replica starts from the second newest and compares at the newest. Where they differ,
+one of the two is wrong, and it is not known which: it starts again from an older one, and goes on back until what it
+started from agrees with some later snapshot, or until the beginning of the log, which needs no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
+from kafka_marshal.snapshots.reader import Place
+from rationalizer import SnapshotError, World
+
+__all__ = ["CpStart", "Difference"]
+
+_NO_PLACE = "is of a place that the log does not have: no record ends there"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A snapshot that does not agree with a replay, or is none."""
+
+    cp: int
+    next_offset: int
+    #: The snapshot's digest, and that of the replay; None: there is no state at this place, or none was replayed.
+    theirs: str
+    ours: str | None
+    #: What is wrong, for people.
+    why: str
+
+    def error(self, topic: str, snapshots: str) -> SnapshotDifferenceError:
+        """The alarm (S2)."""
+        return SnapshotDifferenceError(
+            f"the snapshot of partition {self.cp} of {topic!r} at offset {self.next_offset} (in {snapshots!r}, digest "
+            f"{self.theirs}) {self.why}. Either it was damaged or forged, or a replica holds a wrong state. Leases go "
+            "on by the log; find out which it is: kafka-marshal audit --from-kafka replays the whole log and names "
+            "what differs (S2)"
+        )
+
+
+class CpStart:
+    """The start of one CP's replay: from where, and what it is compared with."""
+
+    def __init__(self, cp: int, partitions: int, log_start: int, log_end: int) -> None:
+        """log_start, log_end: of the CP, asked for after its snapshots were read."""
+        self.cp = cp
+        self._partitions = partitions
+        self._log_start = log_start
+        self._log_end = log_end
+        #: What is wrong with snapshots in themselves, and what differs from the replay as it was last started.
+        self._unfit: dict[tuple[int, str], Difference] = {}
+        self._differing: dict[tuple[int, str], Difference] = {}
+        #: Snapshots that a replay from an earlier place has reached and found the same, by next offset.
+        self.agreed: dict[int, str] = {}
+        #: Places to compare at, ascending.
+        self._ahead: list[Place] = []
+        #: Started from before, and found wanting.
+        self._tried: set[tuple[int, str]] = set()
+        #: Next offset of where it starts; whether that needs no proof.
+        self.begun_at = 0
+        self.from_beginning = False
+        self._agreed_since = False
+
+    def from_snapshot(self, places: Sequence[Place]) -> World | None:
+        """The world to start from: the newest of these not tried yet that is not of the newest place (S3).
+
+        None: there is none (any more); look further back, then see `from_log_start`.
+        """
+        usable = self._usable(places)
+        newest = max((place.next_offset for place in usable), default=0)
+        for place in usable:
+            if not self._log_start <= place.next_offset < newest or (place.next_offset, place.digest) in self._tried:
+                continue
+            self._tried.add((place.next_offset, place.digest))
+            try:
+                world = place.restore(self._partitions)
+            except SnapshotError as error:
+                self._refuse(place, f"can't be started from: {error}")
+                continue
+            self._begin(world, usable)
+            return world
+        return None
+
+    def from_oldest(self, places: Sequence[Place]) -> World:
+        """The world to start from in order to see as much of the log as there is. Raises LogCutError."""
+        usable = self._usable(places)
+        if self._log_start == 0:
+            return self.from_log_start(places)
+        for place in reversed(usable):
+            if place.stored is None or place.next_offset < self._log_start:
+                continue
+            try:
+                world = place.restore(self._partitions)
+            except SnapshotError as error:
+                self._refuse(place, f"can't be started from: {error}")
+                continue
+            self._begin(world, usable)
+            return world
+        raise self._cut("no snapshot bridges the gap")
+
+    def from_log_start(self, places: Sequence[Place]) -> World:
+        """An empty world at the beginning of the log. Raises LogCutError where that is gone.
+
+        SnapshotDifferenceError where it is gone and the snapshots that it still reaches contradict each other.
+        """
+        if self._log_start > 0:
+            if self._differing:
+                last = list(self._differing.values())[-1]
+                raise SnapshotDifferenceError(
+                    f"partition {self.cp} of the log begins at offset {self._log_start}, and the snapshots from there "
+                    f"on contradict it or each other (at offset {last.next_offset}: it {last.why}). Which of them is "
+                    "true can't be known, so nothing was claimed. If a member of the fleet is still at work, start "
+                    "again when it has written its next snapshot; else make a new topic with kafka-marshal init "
+                    "--topic NEW-NAME (S3)"
+                )
+            raise self._cut("there are no two snapshots that the log reaches back to")
+        world = World(self.cp, self._partitions)
+        self._begin(world, self._usable(places))
+        self.from_beginning = True
+        return world
+
+    def _cut(self, why: str) -> LogCutError:
+        return LogCutError(
+            f"the coordination log does not reach back to its beginning in partition(s) [{self.cp}], it starts at "
+            f"offset {self._log_start}, and {why}: who holds what can't be known, so nothing was claimed. Old log may "
+            "only be removed by kafka-marshal prune, which keeps what a start needs. Make a new topic: kafka-marshal "
+            "init --topic NEW-NAME (L1, S3)"
+        )
+
+    def _usable(self, places: Sequence[Place]) -> list[Place]:
+        """Those that hold and lie within the log, the largest next offset first."""
+        usable = []
+        for place in places:
+            if not place.holds:
+                self._refuse(place, "is damaged: its digest is not that of its bytes")
+            elif place.next_offset > self._log_end:
+                self._refuse(place, f"lies beyond the end of the log, {self._log_end}")
+            else:
+                usable.append(place)
+        return usable
+
+    def _begin(self, world: World, usable: Sequence[Place]) -> None:
+        self.begun_at = world.next_offset
+        self._agreed_since = False
+        self._differing.clear()  # of a start that agreed with nothing, and proves nothing
+        self._ahead = sorted(
+            (place for place in usable if place.next_offset > self.begun_at), key=lambda place: place.next_offset
+        )
+
+    # On the way.
+
+    @property
+    def next_place(self) -> int | None:
+        """The next offset at which there is something to compare."""
+        return self._ahead[0].next_offset if self._ahead else None
+
+    def reached(self, next_offset: int, digest: str) -> None:
+        """The replay stands at this next offset, where it holds the state of this digest."""
+        while self._ahead and self._ahead[0].next_offset <= next_offset:
+            place = self._ahead.pop(0)
+            if place.next_offset < next_offset:
+                self._differ(place, None, _NO_PLACE)
+            elif place.digest != digest:
+                self._differ(place, digest, f"differs from a replay from offset {self.begun_at}, which gives {digest}")
+            else:
+                self._agreed_since = True
+                self.agreed[next_offset] = digest
+
+    def ended(self) -> None:
+        """The replay stands at the end of the log as it was when the snapshots were read."""
+        while self._ahead:
+            self._differ(self._ahead.pop(0), None, _NO_PLACE)
+
+    @property
+    def is_refuted(self) -> bool:
+        """All was compared, and what the replay started from agrees with nothing: it must start further back."""
+        return not self._ahead and not self._agreed_since and not self.from_beginning and self.begun_at > 0
+
+    @property
+    def differences(self) -> list[Difference]:
+        """What is wrong with snapshots, as far as it is known."""
+        return [*self._unfit.values(), *self._differing.values()]
+
+    def _refuse(self, place: Place, why: str) -> None:
+        key = (place.next_offset, place.digest)
+        self._unfit.setdefault(key, Difference(self.cp, place.next_offset, place.digest, None, why))
+
+    def _differ(self, place: Place, ours: str | None, why: str) -> None:
+        key = (place.next_offset, place.digest)
+        self._differing[key] = Difference(self.cp, place.next_offset, place.digest, ours, why)
