@@ -302,8 +302,8 @@ def test_everything_goes_on_after_an_outage() -> None:
         (KafkaError._UNKNOWN_PARTITION, FaultKind.UNKNOWN_TOPIC),
         (KafkaError.UNKNOWN_TOPIC_ID, FaultKind.UNKNOWN_TOPIC),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, FaultKind.REFUSED),
-        (KafkaError._AUTHENTICATION, FaultKind.REFUSED),
-        (KafkaError._SSL, FaultKind.REFUSED),
+        (KafkaError._AUTHENTICATION, FaultKind.UNREACHABLE),
+        (KafkaError._SSL, FaultKind.UNREACHABLE),
         (KafkaError._ALL_BROKERS_DOWN, FaultKind.UNREACHABLE),
         (KafkaError._TRANSPORT, FaultKind.UNREACHABLE),
         (KafkaError._BAD_MSG, FaultKind.OTHER),
@@ -355,7 +355,7 @@ def test_troubles_of_a_client() -> None:
     assert troubles.take_faults() == [(FaultKind.UNREACHABLE, "3/3 brokers are down (one connection failed)")]
     for _ in range(3):
         troubles(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
-    assert troubles.take_faults() == [(FaultKind.REFUSED, "wrong password")], "once, however often it is tried"
+    assert troubles.take_faults() == [(FaultKind.UNREACHABLE, "wrong password")], "once, however often it is tried"
     troubles(KafkaError(KafkaError._FATAL, "fenced", fatal=True))
     assert troubles.fatal == "fenced"
     assert troubles.take_faults() == [(FaultKind.FATAL, "fenced")]
