@@ -27,6 +27,11 @@ class Outcome:
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property
+    def message(self) -> Message | None:
+        """The record's fields as on the wire (see `codec.Message`), where it got past the check of its own (E6)."""
+        return None if self._read is None else self._read[1]
+
+    @property
     def record(self) -> Record | None:
         """The record, where it got past the check of its own fields (E6). Built anew at every call."""
         return None if self._read is None else build(*self._read)

@@ -1,0 +1,352 @@
+"""The audit of a whole history: cut, replay side by side, compare, put together, say.
+
+    with Audit(DumpSource(Path("log.jsonl")), spark=spark, out=Path("audit")) as audit:
+        findings = audit.run()
+        print(findings.verdict)
+        spark.sql("SELECT * FROM ownership WHERE group = 'delays'").show()
+
+Without `spark` the same is done in this process: for small logs, and to measure Spark against.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.pipeline.audit.files import TableFiles
+from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
+from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.job import InProcess, OnSpark, Runner
+from kafka_marshal.pipeline.audit.plan import CutLog, Segment, cut
+from kafka_marshal.pipeline.audit.schemas import TABLES, Row
+from kafka_marshal.pipeline.audit.snapshots import Claims, claims_of, extract
+from kafka_marshal.pipeline.audit.sources import Opened, Source
+from kafka_marshal.pipeline.audit.statistics import statistics_rows
+from kafka_marshal.pipeline.audit.stitch import Stitched, stitch
+from kafka_marshal.pipeline.audit.task import Checkpoint, Task, TaskResult, run_task
+from rationalizer import World
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Audit"]
+
+#: Says that a folder holds an audit, and what it found.
+SUMMARY = "audit.json"
+
+#: Violations that are told one by one.
+EXAMPLES = 20
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The segments of one CP and what came of them, in order."""
+
+    segments: list[Segment]
+    #: Task and result by the place of their segment.
+    tasks: dict[int, Task] = field(default_factory=dict)
+    results: dict[int, TaskResult] = field(default_factory=dict)
+
+    def so_far(self) -> list[TaskResult]:
+        """In order, up to the one that stopped before an Upgrade (E4): what lies behind that was judged too early."""
+        found = []
+        for place in range(len(self.segments)):
+            found.append(self.results[place])
+            if found[-1].required_level is not None:
+                break
+        return found
+
+
+class Audit:
+    """One audit. A context manager: at its end, what it needed on the way goes, and without `out` the tables go, too.
+
+    `source`: where the log comes from (sources.py, kafka.py). `spark`: a session; None replays in this process. `out`:
+    the folder for the tables and the report; it must be new, empty, or an earlier audit's, which is replaced. `work`: a
+    folder for what is needed on the way; with `out`, it must be one that all of Spark's executors reach. `tables`:
+    without them it only replays and compares. `records_per_task`: how long a segment is at least; None: by the number
+    of records and cores.
+
+    `world_type` is a seam for tests: the World to audit. Violations other than SNAPSHOT_DIFFERS never come of the real
+    one; that the audit would find them is shown with one that is broken on purpose.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        spark: SparkSession | None = None,
+        out: Path | None = None,
+        work: Path | None = None,
+        tables: bool = True,
+        records_per_task: int | None = None,
+        world_type: type[World] = World,
+    ) -> None:
+        self._source = source
+        self._spark = spark
+        self._runner: Runner = InProcess() if spark is None else OnSpark(spark)
+        self._tables = tables
+        self._records_per_task = records_per_task
+        self._world_type = world_type
+        self._timings: dict[str, float] = {}
+        if out is not None:
+            _prepare(out)
+        self._work = Path(tempfile.mkdtemp(prefix="kafka-marshal-audit-", dir=work))
+        self._out = self._work / "tables" if out is None else out
+        self._opened: Opened | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what was needed on the way."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def open(self) -> Opened:
+        """Bring the log into pieces, once. Raises what its source raises."""
+        if self._opened is None:
+            begun = time.perf_counter()
+            folder = self._work / "log"
+            folder.mkdir(parents=True)
+            self._opened = self._source.open(self._runner, self._spark, folder)
+            self._timings["read"] = time.perf_counter() - begun
+        return self._opened
+
+    def run(self) -> Findings:
+        """Audit the log. Tables are written, and registered as Spark's views, before it comes back.
+
+        Raises AuditError where it could not be done, LogCutError where a log's beginning is gone and no snapshot
+        stands for it, and what the source raises. What is wrong with the log is no error but what is found.
+        """
+        opened = self.open()
+        begun = time.perf_counter()
+        claims, plan, states = self._cut(opened)
+        self._timings["plan"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        chains = self._replay(opened, plan, states)
+        self._timings["replay"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        findings = self._conclude(opened, claims, plan, chains)
+        self._timings["conclude"] = time.perf_counter() - begun
+        return findings
+
+    # -- cutting ------------------------------------------------------------------------------------------------------
+
+    def _cut(self, opened: Opened) -> tuple[dict[int, Claims], CutLog, dict[tuple[int, Checkpoint], str]]:
+        """Segments, and the files with the states that they start from."""
+        log, records = opened.log, opened.snapshots
+        claims = {} if records is None else claims_of(records, log.partitions)
+        states: dict[tuple[int, Checkpoint], str] = {}
+        unusable: frozenset[tuple[int, Checkpoint]] = frozenset()
+        while True:
+            plan = cut(log, claims, self._runner.parallelism, unusable, self._records_per_task)
+            wanted = {
+                cp: [each.start for each in segments if each.start is not None and (cp, each.start) not in states]
+                for cp, segments in plan.segments.items()
+            }
+            if records is not None:
+                states |= extract(records, log.partitions, wanted, self._work)
+            missing = {(cp, each) for cp, starts in wanted.items() for each in starts} - set(states)
+            if not missing:
+                return claims, plan, states
+            unusable |= missing  # each time fewer are left to cut at
+
+    # -- replaying ----------------------------------------------------------------------------------------------------
+
+    def _replay(self, opened: Opened, plan: CutLog, states: dict[tuple[int, Checkpoint], str]) -> dict[int, _Chain]:
+        chains = {cp: _Chain(segments) for cp, segments in plan.segments.items()}
+        tasks: list[Task] = []
+        for chain in chains.values():
+            for place, segment in enumerate(chain.segments):
+                start = None if segment.start is None else states[segment.partition, segment.start]
+                chain.tasks[place] = self._task(opened, segment, len(tasks), place, start)
+                tasks.append(chain.tasks[place])
+        number = 0
+        while tasks:
+            self._run(chains, tasks)
+            number += len(tasks)
+            corrected = [task for chain in chains.values() if (task := self._correction(chain)) is not None]
+            tasks = [replace(task, number=number + place) for place, task in enumerate(corrected)]
+        return chains
+
+    def _task(self, opened: Opened, segment: Segment, number: int, place: int, start: str | None) -> Task:
+        return Task(
+            number=number,
+            place=place,
+            partition=segment.partition,
+            partitions=opened.log.partitions,
+            pieces=segment.pieces,
+            first=segment.first,
+            end=segment.end,
+            start=start,
+            checkpoints=segment.checkpoints,
+            out=str(self._out) if self._tables else None,
+            work=str(self._work),
+            world_type=self._world_type,
+        )
+
+    def _run(self, chains: dict[int, _Chain], tasks: Sequence[Task]) -> None:
+        """Run tasks, the longest first; results take the places of those that were there, whose files go."""
+        ordered = sorted(tasks, key=lambda task: -task.records)
+        folder = self._work / f"run-{min(task.number for task in tasks)}"
+        folder.mkdir()
+        for task, result in zip(ordered, self._runner.map("replaying", run_task, ordered, folder), strict=True):
+            chain = chains[task.partition]
+            before = chain.results.get(task.place)
+            for name in () if before is None else before.files:
+                (self._out / name).unlink(missing_ok=True)
+            chain.tasks[task.place] = task
+            chain.results[task.place] = result
+
+    def _correction(self, chain: _Chain) -> Task | None:
+        """The first segment that started from a lie, to be started from what the one before it came to instead.
+
+        By induction: the first segment starts from a proven place. Where a segment that does ends in another digest
+        than the next one started from, the snapshot between them is wrong, and so is what was concluded from it.
+        """
+        for place in range(len(chain.segments) - 1):
+            result = chain.results[place]
+            if result.required_level is not None:
+                return None
+            following = chain.tasks[place + 1]
+            start = chain.segments[place + 1].start
+            if start is None or result.digest == start.digest or following.start == result.end_state:
+                continue
+            return replace(following, start=result.end_state)
+        return None
+
+    # -- what follows -------------------------------------------------------------------------------------------------
+
+    def _conclude(self, opened: Opened, claims: dict[int, Claims], plan: CutLog, chains: dict[int, _Chain]) -> Findings:
+        results = [result for chain in chains.values() for result in chain.so_far()]
+        lies = _lies(claims, chains)
+        kinds: dict[str, int] = {str(Kind.SNAPSHOT_DIFFERS): len(lies)} if lies else {}
+        for result in results:
+            for kind, count in result.violations.items():
+                kinds[str(kind)] = kinds.get(str(kind), 0) + count
+        if self._tables:
+            self._write_rest(chains, results, lies)
+        findings = Findings(
+            source=self._source.name,
+            topic=opened.log.topic,
+            records=sum(result.records for result in results),
+            violations=kinds,
+            partitions=[_partition_findings(cp, chains.get(cp), claims.get(cp)) for cp in range(opened.log.partitions)],
+            notices=[*plan.notices, *_notices(claims)],
+            tables={name: self._out / name for name in TABLES} if self._tables else {},
+            out=self._out if self._tables else None,
+            examples=lies[:EXAMPLES],
+            timings=self._timings,
+        )
+        if self._tables:
+            findings.add_examples(EXAMPLES)
+            (self._out / SUMMARY).write_text(json.dumps(findings.summary(), indent=1) + "\n")
+            if self._spark is not None:
+                findings.register(self._spark)
+        return findings
+
+    def _write_rest(self, chains: dict[int, _Chain], results: Sequence[TaskResult], lies: Sequence[Violation]) -> None:
+        """What no task could write, and a file in each table, so that each is there and says its columns."""
+        unowned = {}
+        whole: dict[str, list[Row]] = {name: [] for name in TABLES}
+        for cp, chain in chains.items():
+            stitched: Stitched = stitch(chain.so_far())
+            unowned[cp] = stitched.unowned
+            for name, rows in (("ownership", stitched.ownership), ("takeovers", stitched.takeovers)):
+                place = TABLES[name].get_field_index("partition")
+                whole[name] += [(*row[:place], cp, *row[place:]) for row in rows]
+        whole["violations"] = [lie.row() for lie in lies]
+        kept = {name for result in results for name in result.files}
+        files = TableFiles(self._out, "whole", None)
+        for name, rows in whole.items():
+            if name != "statistics":
+                files.write(name, rows)
+        kept |= set(files.close())
+        self._sweep(kept)
+        last = TableFiles(self._out, "whole", None)
+        last.write("statistics", statistics_rows(self._out, results, unowned))
+        last.close()
+
+    def _sweep(self, kept: set[str]) -> None:
+        """Remove what tasks left behind that were tried again, or whose segments do not count."""
+        for table in TABLES:
+            for path in (self._out / table).glob("*"):
+                if f"{table}/{path.name}" not in kept:
+                    path.unlink()
+
+
+def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violation]:
+    """Snapshots that are wrong, by CP and place."""
+    found = []
+    for cp, claimed in claims.items():
+        for broken in claimed.broken:
+            why = f"its bytes have not the digest {broken.digest} that it comes with"
+            found.append(_lie(cp, broken, None, why))
+    for cp, chain in chains.items():
+        for result in chain.so_far():
+            for difference in result.differences:
+                why = f"it says {difference.checkpoint.digest}; the log replayed to there is {difference.digest}"
+                found.append(_lie(cp, difference.checkpoint, difference.log_time, why))
+    return sorted(found, key=lambda lie: (lie.partition, lie.offset, lie.detail))
+
+
+def _lie(partition: int, checkpoint: Checkpoint, time_ms: int | None, why: str) -> Violation:
+    where = f"the snapshot at next offset {checkpoint.next_offset}, stored at offset {checkpoint.place}"
+    detail = f"{where} of partition {partition} of the log of snapshots: {why}"
+    return Violation(str(Kind.SNAPSHOT_DIFFERS), partition, checkpoint.next_offset, time_ms, detail)
+
+
+def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) -> PartitionFindings:
+    if chain is None:
+        return PartitionFindings.empty(cp)
+    results = chain.so_far()
+    last = results[-1]
+    return PartitionFindings(
+        partition=cp,
+        records=sum(result.records for result in results),
+        next_offset=last.next_offset,
+        log_time=last.log_time,
+        level=last.level,
+        digest=last.digest,
+        segments=len(results),
+        snapshots=sum(result.compared for result in results) + (0 if claims is None else len(claims.broken)),
+        snapshots_wrong=sum(len(result.differences) for result in results)
+        + (0 if claims is None else len(claims.broken)),
+        required_level=last.required_level,
+    )
+
+
+def _notices(claims: dict[int, Claims]) -> list[str]:
+    """What is odd about the log of snapshots and no violation."""
+    found = []
+    for cp, claimed in sorted(claims.items()):
+        if claimed.junk:
+            found.append(f"partition {cp} of the log of snapshots: {claimed.junk} record(s) are no part of a snapshot")
+        if claimed.unfinished:
+            found.append(f"partition {cp} of the log of snapshots: {claimed.unfinished} snapshot(s) lack a part")
+    return found
+
+
+def _prepare(out: Path) -> None:
+    """The folder for the tables, without an earlier audit's. Raises ConfigurationError where other things are in it."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = {path.name for path in out.iterdir()}
+    if names and SUMMARY not in names and not names <= set(TABLES):
+        raise ConfigurationError(
+            f"{out} holds something that is no audit ({sorted(names)[0]!r} …). Nothing was written; name a new folder."
+        )
+    for table in TABLES:
+        shutil.rmtree(out / table, ignore_errors=True)
+    (out / SUMMARY).unlink(missing_ok=True)

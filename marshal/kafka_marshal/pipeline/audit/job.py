@@ -1,0 +1,110 @@
+"""Functions carried out side by side: one Spark task for each argument, or one after the other in this process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from kafka_marshal.errors import AuditError, MarshalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["InProcess", "OnSpark", "Runner"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Runner(Protocol):
+    """Carries functions out."""
+
+    #: How many at the same time.
+    parallelism: int
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        """function of each argument, in order. `doing` is for people; `work` a folder that all who take part can see.
+
+        Raises AuditError where it could not be done; errors of ours as they are.
+        """
+
+
+class InProcess:
+    """Here, one after the other: for small logs, and to measure Spark against."""
+
+    parallelism = 1
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        return [function(argument) for argument in arguments]
+
+
+class OnSpark:
+    """In Spark's executors, through mapInArrow.
+
+    What goes through Spark is small: numbers of tasks one way, results the other. The arguments lie in files of `work`.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.parallelism = max(1, spark.sparkContext.defaultParallelism)
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        from pyspark import cloudpickle
+        from pyspark.errors import PySparkException
+
+        if not arguments:
+            return []
+        for number, argument in enumerate(arguments):
+            (work / f"task-{number:05}.pickle").write_bytes(cloudpickle.dumps((function, argument)))  # type: ignore[no-untyped-call]
+        one_each = self._spark.range(0, len(arguments), 1, len(arguments))
+        self._spark.sparkContext.setJobDescription(f"kafka-marshal audit: {doing}")
+        try:
+            rows = one_each.mapInArrow(_Calls(str(work)), "number long, result binary").collect()
+        except Exception as error:
+            if isinstance(error, PySparkException) or type(error).__module__.startswith("py4j."):
+                raise AuditError(
+                    f"{doing} failed in Spark: {_told(error)} Nothing was concluded about the log. Where an executor "
+                    "was lost (memory, a machine gone), run it again; on a cluster, see that all of its machines "
+                    f"reach {work} and the files of the log."
+                ) from error
+            raise
+        finally:
+            self._spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
+        found: dict[int, Any] = {row["number"]: pickle.loads(row["result"]) for row in rows}  # noqa: S301 (our own)
+        for result in found.values():
+            if isinstance(result, MarshalError):
+                raise result
+        return [found[number] for number in range(len(arguments))]
+
+
+class _Calls:
+    """What an executor is given: takes numbers of tasks, gives back what came of them."""
+
+    def __init__(self, work: str) -> None:
+        self._work = work
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                file = Path(self._work, f"task-{number:05}.pickle")
+                function, argument = pickle.loads(file.read_bytes())  # noqa: S301 (our own)
+                result: object
+                try:
+                    result = function(argument)
+                except MarshalError as error:  # not Spark's to try again: it says what is wrong
+                    result = error
+                yield pa.RecordBatch.from_pydict(
+                    {"number": pa.array([number], pa.int64()), "result": pa.array([pickle.dumps(result)], pa.binary())}
+                )
+
+
+def _told(error: Exception) -> str:
+    """The line that says what happened, out of a page of two languages' tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if ": " in line and line.partition(":")[0].endswith(("Error", "Exception"))]
+    told = (named or lines or [type(error).__name__])[-1]
+    return told if told.endswith(".") else f"{told}."

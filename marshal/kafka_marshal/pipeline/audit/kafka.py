@@ -1,0 +1,134 @@
+"""A log to audit straight from Kafka: read by Spark's connector, `__marshal` and its log of snapshots (L4, S2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.coordination import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.errors import AuditError, KafkaUnavailableError, TopicMissingError
+from kafka_marshal.pipeline.audit.files import Piece, pieces_of
+from kafka_marshal.pipeline.audit.job import Runner
+from kafka_marshal.pipeline.audit.plan import SourceLog
+from kafka_marshal.pipeline.audit.sources import Opened, by_partition, parquet_files, records_of_parquet
+from kafka_marshal.pipeline.kafka_options import kafka_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["KafkaSource"]
+
+#: A Kafka partition is read in as many places as there are cores: each place reads a run of offsets.
+_READERS_PER_CORE = 2
+
+#: Row groups that a task reads a part of should not be large.
+_GROUP_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """The coordination topic of a cluster, up to where it ends when the audit begins.
+
+    `config`: librdkafka's properties (TLS, SASL, …), which are put into Spark's words too. `timeout_s`: how long to
+    wait for a broker. Spark is needed, with its Kafka connector (kafka_marshal.pipeline.session).
+    """
+
+    bootstrap_servers: str
+    config: Mapping[str, object] = field(default_factory=dict)
+    topic: str = DEFAULT_TOPIC
+    timeout_s: float = 10.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic} at {self.bootstrap_servers}"
+
+    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+        """Copy both topics into Parquet files.
+
+        Raises TopicMissingError, KafkaUnavailableError, and AuditError where Spark could not read all of it.
+        """
+        if spark is None:
+            raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
+        ends = self._ends()
+        log = self._copy(spark, self.topic, ends, work / "log")
+        snapshots = None
+        stored = snapshots_topic(self.topic)
+        if stored in (marks := self._watermarks([stored])):
+            snapshots = partial(records_of_parquet, self._copy(spark, stored, marks[stored], work / "snapshots"))
+        starts = {cp: low for cp, (low, _) in ends.items()}
+        return Opened(SourceLog(self.topic, len(ends), log, starts), snapshots)
+
+    def _ends(self) -> dict[int, tuple[int, int]]:
+        marks = self._watermarks([self.topic])
+        if self.topic not in marks:
+            raise TopicMissingError(
+                f"there is no topic {self.topic!r} at {self.bootstrap_servers}. Nothing was read. Name the "
+                "coordination topic, or make one: kafka-marshal init."
+            )
+        return marks[self.topic]
+
+    def _watermarks(self, topics: list[str]) -> dict[str, dict[int, tuple[int, int]]]:
+        """(log start, high watermark) of each partition of the topics that exist."""
+        cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
+        try:
+            infos = cluster.topic_info(topics, self.timeout_s)
+            wanted = [(name, partition) for name, info in infos.items() for partition in range(info.partitions)]
+            marks = cluster.watermarks(wanted, self.timeout_s)
+        finally:
+            cluster.close()
+        missing = sorted(set(wanted) - set(marks))
+        if missing:
+            raise KafkaUnavailableError(
+                f"partitions {missing} have no leader at the moment: what they hold can't be read. Nothing was "
+                "concluded; try again when the brokers that hold them are back."
+            )
+        return {
+            name: {partition: marks[name, partition] for partition in range(info.partitions)}
+            for name, info in infos.items()
+        }
+
+    def _copy(
+        self, spark: SparkSession, topic: str, marks: Mapping[int, tuple[int, int]], folder: Path
+    ) -> dict[int, list[Piece]]:
+        """The records between the marks, in files of one partition each, ascending."""
+        from pyspark.errors import PySparkException
+
+        full = {partition: mark for partition, mark in marks.items() if mark[0] < mark[1]}
+        if not full:
+            return {}
+        places = len(full) + spark.sparkContext.defaultParallelism * _READERS_PER_CORE
+        reader = spark.read.format("kafka").options(
+            assign=json.dumps({topic: sorted(full)}),
+            startingOffsets=json.dumps({topic: {str(each): low for each, (low, _) in full.items()}}),
+            endingOffsets=json.dumps({topic: {str(each): high for each, (_, high) in full.items()}}),
+            failOnDataLoss="true",
+            minPartitions=str(places),
+        )
+        options = {**kafka_options(self.bootstrap_servers, self.config), "kafka.isolation.level": "read_uncommitted"}
+        try:
+            (
+                reader.options(**options)
+                .load()
+                # A stamp that is not the broker's is none (T1); timestampType 1 is LogAppendTime.
+                .selectExpr(
+                    "partition",
+                    "offset",
+                    "CASE WHEN timestampType = 1 THEN unix_millis(timestamp) ELSE -1L END AS timestamp",
+                    "value",
+                )
+                .write.option("parquet.block.size", _GROUP_BYTES)
+                .parquet(str(folder))
+            )
+        except Exception as error:
+            if isinstance(error, PySparkException) or type(error).__module__.startswith("py4j."):
+                raise AuditError(
+                    f"Spark could not read {topic!r} from {self.bootstrap_servers}: {str(error).splitlines()[0]} "
+                    "Nothing was concluded. Where the log was cut meanwhile (prune), run it again."
+                ) from error
+            raise
+        return by_partition(pieces_of(parquet_files(folder)))

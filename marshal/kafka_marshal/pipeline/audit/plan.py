@@ -1,0 +1,162 @@
+"""Which segments a log is cut into, so that all of them can be replayed side by side.
+
+A CP can be cut wherever somebody stored a snapshot: the segment behind it starts from what the snapshot says, the one
+before it must end in just that. All other snapshots are compared in passing. A segment of 10,000 records is replayed
+faster than a Spark task starts, so neighbours are taken together until they are worth a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kafka_marshal.errors import LogCutError
+from kafka_marshal.pipeline.audit.files import Piece
+from kafka_marshal.pipeline.audit.snapshots import Claims
+from kafka_marshal.pipeline.audit.task import Checkpoint
+
+__all__ = ["CutLog", "Segment", "SourceLog", "cut"]
+
+#: Fewer records than this are not worth a task of their own.
+LEAST_RECORDS = 50_000
+
+#: Tasks for each core, so that one that is slow does not keep the others waiting at the end.
+TASKS_PER_CORE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLog:
+    """A log to audit, in pieces."""
+
+    topic: str
+    partitions: int
+    #: By CP, ascending; CPs without records may be missing.
+    pieces: Mapping[int, Sequence[Piece]]
+    #: Log start of each CP, where the source knows it: what lies below is gone for good. A dump does not know.
+    starts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return sum(piece.rows for pieces in self.pieces.values() for piece in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Records of one CP with first <= offset < end, and where they start from."""
+
+    partition: int
+    pieces: tuple[Piece, ...]
+    #: None: from the beginning, and the empty world.
+    start: Checkpoint | None
+    end: int | None
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def first(self) -> int | None:
+        """The first offset that is not in `start`."""
+        return None if self.start is None else self.start.next_offset
+
+
+@dataclass(slots=True)
+class CutLog:
+    """The segments of each CP, in order, and what the cutting has to tell."""
+
+    segments: dict[int, list[Segment]] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+def cut(
+    log: SourceLog,
+    claims: Mapping[int, Claims],
+    parallelism: int,
+    unusable: frozenset[tuple[int, Checkpoint]] = frozenset(),
+    records_per_task: int | None = None,
+) -> CutLog:
+    """Cut every CP into segments that are worth a task each.
+
+    `unusable`: snapshots that hold no state, which nothing can start from. Raises LogCutError where the beginning of a
+    log is gone and no snapshot stands for it.
+    """
+    found = CutLog()
+    least = max(LEAST_RECORDS, log.records // (parallelism * TASKS_PER_CORE))
+    for partition in range(log.partitions):
+        pieces = log.pieces.get(partition, ())
+        if not pieces:
+            continue
+        checkpoints = claims[partition].checkpoints if partition in claims else []
+        usable = [each for each in checkpoints if (partition, each) not in unusable]
+        start = _start(log, partition, pieces, usable, found.notices)
+        end = pieces[-1].last + 1
+        beyond = sum(each.next_offset > end for each in checkpoints)
+        if beyond:
+            found.notices.append(
+                f"partition {partition}: {beyond} snapshot(s) beyond the log's end, {end}, were not compared"
+            )
+        inside = [each for each in checkpoints if _after(start) < each.next_offset <= end]
+        cuts = _cuts(_after(start), end, [each for each in inside if each in usable], records_per_task or least)
+        found.segments[partition] = _segments(partition, pieces, start, cuts, inside)
+    return found
+
+
+def _after(start: Checkpoint | None) -> int:
+    return 0 if start is None else start.next_offset
+
+
+def _start(
+    log: SourceLog, partition: int, pieces: Sequence[Piece], usable: Sequence[Checkpoint], notices: list[str]
+) -> Checkpoint | None:
+    """Where the first segment starts: at the beginning, or at the oldest snapshot that the log reaches back to."""
+    known = log.starts.get(partition)
+    begin = pieces[0].first if known is None else known
+    if begin == 0:
+        return None
+    for checkpoint in usable:
+        if begin <= checkpoint.next_offset <= pieces[-1].last + 1:
+            notices.append(
+                f"partition {partition}: the log begins at offset {begin}. The audit starts from the snapshot at "
+                f"{checkpoint.next_offset}, which nothing that is left can prove"
+            )
+            return checkpoint
+    if known is not None:
+        raise LogCutError(
+            f"partition {partition} of {log.topic!r} begins at offset {begin}, and no snapshot that can be used stands "
+            "for what is gone: who held what can't be known. Nothing was concluded (L1, S3). Audit a dump that was "
+            "made before."
+        )
+    notices.append(
+        f"partition {partition}: begins at offset {begin}; it was replayed as if nothing had been before that"
+    )
+    return None
+
+
+def _cuts(first: int, end: int, usable: Sequence[Checkpoint], records: int) -> list[Checkpoint]:
+    """Snapshots to cut at, each at least `records` offsets behind the last and not too near to the end."""
+    found: list[Checkpoint] = []
+    for checkpoint in usable:
+        if checkpoint.next_offset - first >= records and end - checkpoint.next_offset >= records // 2:
+            found.append(checkpoint)
+            first = checkpoint.next_offset
+    return found
+
+
+def _segments(
+    partition: int,
+    pieces: Sequence[Piece],
+    start: Checkpoint | None,
+    cuts: Sequence[Checkpoint],
+    inside: Sequence[Checkpoint],
+) -> list[Segment]:
+    found = []
+    for begin, stop in zip([start, *cuts], [*cuts, None], strict=True):
+        first, end = _after(begin), None if stop is None else stop.next_offset
+        found.append(
+            Segment(
+                partition,
+                tuple(each for each in pieces if each.last >= first and (end is None or each.first < end)),
+                begin,
+                end,
+                tuple(each for each in inside if first < each.next_offset and (end is None or each.next_offset <= end)),
+            )
+        )
+    return found

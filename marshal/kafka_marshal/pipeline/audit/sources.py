@@ -1,0 +1,236 @@
+"""Where a log to audit comes from: a dump, Parquet files, or Kafka. Each becomes a `SourceLog` in Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kafka_marshal.errors import AuditError, ConfigurationError
+from kafka_marshal.pipeline.audit.dumps import dump_to_parquet, header_of_dump, records_of_dump
+from kafka_marshal.pipeline.audit.files import Piece, has_statistics, header_of, pieces_of, read_pieces, refuse_unsorted
+from kafka_marshal.pipeline.audit.job import Runner
+from kafka_marshal.pipeline.audit.plan import SourceLog
+from kafka_marshal.pipeline.audit.snapshots import SnapshotRecords
+from rationalizer import RejectedValueError, Tick, decode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "DumpSource",
+    "Opened",
+    "ParquetSource",
+    "Source",
+    "by_partition",
+    "parquet_files",
+    "records_of_parquet",
+    "source_of_file",
+]
+
+_COLUMNS = ("partition", "offset", "timestamp", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A log, ready to be cut, and the snapshots that somebody stored of it (None: there are none to look at)."""
+
+    log: SourceLog
+    snapshots: SnapshotRecords | None = None
+
+
+class Source(Protocol):
+    """A log to audit."""
+
+    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+        """Bring it into pieces, in `work` where need be. Raises what the source may raise, before anything is said."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSource:
+    """A dump (section 9), and the dump of its log of snapshots, where there is one."""
+
+    path: Path
+    snapshots: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+        """Raises DumpError for a bad line, ConfigurationError where the two dumps are not of one log."""
+        log = dump_to_parquet(self.path, work, runner)
+        return Opened(log, _snapshots_of_dump(self.snapshots, log))
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """Parquet files with the columns of a dump's lines: partition, offset, timestamp, value.
+
+    `paths`: files, or folders of files. `partitions`: how many CPs the log has; where it is not given, the files say it
+    (those that `to_parquet` wrote do), or the log's first records (L2). Records must ascend within each row group, and
+    a row group must be of one CP; files that are otherwise are sorted by Spark first.
+    """
+
+    paths: Sequence[Path]
+    partitions: int | None = None
+    snapshots: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(map(str, self.paths))
+
+    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+        """Raises ConfigurationError for files that hold no log, AuditError for records that are there twice."""
+        files = [file for path in self.paths for file in parquet_files(path)]
+        if not files:
+            raise ConfigurationError(f"{self.name}: no Parquet files. Nothing was read; name the files of a log.")
+        for file in files:
+            _check_columns(file)
+        headers = [header_of(file) for file in files]
+        ordered = all(headers) or all(_is_ordered(file) for file in files)
+        if not ordered:
+            files = _sorted_by_spark(spark, files, work / "sorted")
+        pieces = by_partition(pieces_of(files))
+        named = {(header.topic, header.partitions) for header in headers if header is not None}
+        if len(named) > 1:
+            raise ConfigurationError(f"{self.name}: files of several logs ({sorted(named)}). Nothing was read.")
+        topic, said = next(iter(named), ("__marshal", None))
+        partitions = self.partitions or said or _count_by_marker(pieces)
+        if partitions is None:
+            raise ConfigurationError(
+                f"{self.name}: the files don't say how many partitions the log has, and records are judged by it (L3). "
+                "Nothing was concluded. Say how many (--partitions)."
+            )
+        if pieces and max(pieces) >= partitions:
+            raise ConfigurationError(
+                f"{self.name}: holds records of partition {max(pieces)}, but the log is said to have {partitions} "
+                "partitions. Nothing was concluded. Say how many it has."
+            )
+        log = SourceLog(topic, partitions, pieces)
+        return Opened(log, _snapshots_of_dump(self.snapshots, log))
+
+
+def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | None = None) -> Source:
+    """The source for a file or folder, by what it holds."""
+    if path.is_dir() or path.suffix == ".parquet":
+        return ParquetSource([path], partitions, snapshots)
+    with path.open("rb") as file:
+        parquet = file.read(4) == b"PAR1"
+    return ParquetSource([path], partitions, snapshots) if parquet else DumpSource(path, snapshots)
+
+
+def records_of_parquet(pieces: Mapping[int, Sequence[Piece]]) -> Iterator[tuple[int, int, bytes | None]]:
+    """(partition, offset, value) of each record, CP by CP."""
+    for cp in sorted(pieces):
+        for offsets, _, values in read_pieces(pieces[cp], 0, None):
+            for offset, value in zip(offsets, values, strict=True):
+                yield cp, offset, value
+
+
+def _snapshots_of_dump(path: Path | None, log: SourceLog) -> SnapshotRecords | None:
+    if path is None:
+        return None
+    header = header_of_dump(path)
+    if header.partitions != log.partitions:
+        raise ConfigurationError(
+            f"{path} is of a topic with {header.partitions} partitions, the log has {log.partitions}: these are not "
+            "its snapshots. Nothing was concluded."
+        )
+    return partial(records_of_dump, path)
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """The file, or the Parquet files below the folder but those that Spark would pass over."""
+    if not path.is_dir():
+        return [path]
+    return sorted(
+        file
+        for file in path.rglob("*.parquet")
+        if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+    )
+
+
+def by_partition(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    """The pieces of each CP, in order. Raises AuditError where some overlap."""
+    found: dict[int, list[Piece]] = {}
+    for piece in sorted(pieces, key=lambda each: (each.partition, each.first)):
+        found.setdefault(piece.partition, []).append(piece)
+    for each in found.values():
+        refuse_unsorted(each)
+    return found
+
+
+def _check_columns(path: Path) -> None:
+    try:
+        schema = pq.read_schema(path)
+    except ValueError as error:  # pyarrow's ArrowInvalid
+        raise ConfigurationError(f"{path} is no Parquet file ({error}). Nothing was read.") from None
+    missing = [name for name in _COLUMNS if name not in schema.names]
+    missing += [
+        name for name in _COLUMNS[:3] if name not in missing and not pa.types.is_integer(schema.field(name).type)
+    ]
+    if missing:
+        raise ConfigurationError(
+            f"{path} has no column {', '.join(missing)} of the type wanted; a log has "
+            f"{', '.join(_COLUMNS)} (as in the lines of a dump: ints, times in ms, the value as bytes). Nothing was "
+            "read."
+        )
+
+
+def _is_ordered(path: Path) -> bool:
+    """Whether each row group is of one CP and its offsets ascend."""
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number, columns=["partition", "offset"])
+            partitions, offsets = table["partition"].to_numpy(), table["offset"].to_numpy()
+            if len(offsets) and ((partitions != partitions[0]).any() or (offsets[1:] <= offsets[:-1]).any()):
+                return False
+    return has_statistics(path)
+
+
+def _sorted_by_spark(spark: SparkSession | None, files: Sequence[Path], folder: Path) -> list[Path]:
+    """The same records in files of one CP each, in order."""
+    if spark is None:
+        raise AuditError("the Parquet files are not in the log's order, and only Spark can sort them.")
+    (
+        spark.read.parquet(*map(str, files))
+        .selectExpr(
+            "int(partition) partition", "bigint(offset) offset", "bigint(timestamp) timestamp", "value", "partition cp"
+        )
+        .repartition("cp")
+        .sortWithinPartitions("cp", "offset")
+        .write.partitionBy("cp")
+        .option("parquet.block.size", 8 * 1024 * 1024)
+        .parquet(str(folder))
+    )
+    return parquet_files(folder)
+
+
+def _count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
+    """How many CPs the first record of one says there are (L2)."""
+    for cp in sorted(pieces):
+        first = next(read_pieces(pieces[cp][:1], 0, None), None)
+        if first is not None and first[0][0] == 0:
+            count = _marker(first[2][0])
+            if count is not None:
+                return count
+    return None
+
+
+def _marker(value: bytes | None) -> int | None:
+    try:
+        record = decode(value)
+    except RejectedValueError:
+        return None
+    prefix, equals, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
+    return int(count) if prefix == "partitions" and equals and count.isascii() and count.isdigit() else None

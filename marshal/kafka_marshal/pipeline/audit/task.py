@@ -1,0 +1,173 @@
+"""One task of an audit: a segment of one CP, from a proven place or a snapshot, replayed by the rationalizer.
+
+It runs in an executor, or in the process that asked, and knows neither Spark nor the rest of the log. What it needs
+it reads from files, what it finds it writes to files, and it holds a batch of records and of rows at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from kafka_marshal.errors import AuditError
+from kafka_marshal.pipeline.audit.files import Piece, TableFiles, read_pieces
+from kafka_marshal.pipeline.audit.observer import Loose, Observer
+from rationalizer import World
+
+__all__ = ["Checkpoint", "Difference", "Task", "TaskResult", "run_task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a snapshot says of a CP: the digest of its state after all records below next_offset (S2)."""
+
+    next_offset: int
+    digest: str
+    #: Where it stands in the log of snapshots: the offset of the record that completed it.
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A snapshot that the replay does not agree with."""
+
+    checkpoint: Checkpoint
+    #: Of the state that the replay came to there.
+    digest: str
+    log_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A segment to replay: the records of one CP with first <= offset < end."""
+
+    #: Of this audit, and the segment's in its CP.
+    number: int
+    place: int
+    partition: int
+    partitions: int
+    pieces: tuple[Piece, ...]
+    #: None: the beginning of the log.
+    first: int | None
+    #: None: to the end.
+    end: int | None
+    #: A file with the state before `first` (S1); None: the empty world.
+    start: str | None
+    #: Snapshots at first < next_offset <= end, to be compared on the way.
+    checkpoints: tuple[Checkpoint, ...]
+    #: Where to write tables; None: replay and compare only.
+    out: str | None
+    #: Where to put the state at `end`, should the snapshot there be wrong.
+    work: str
+    world_type: type[World] = World
+
+    @property
+    def records(self) -> int:
+        """About how many records it has."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(slots=True)
+class TaskResult:
+    """What a task found."""
+
+    number: int
+    partition: int
+    next_offset: int
+    log_time: int
+    level: int
+    digest: str
+    records: int = 0
+    accepted: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    #: The level that the Upgrade asks for before which it stopped (E4).
+    required_level: int | None = None
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    #: A file with the state at the end, where a snapshot there differs from it.
+    end_state: str | None = None
+    #: Violations by kind, besides differences.
+    violations: dict[str, int] = field(default_factory=dict)
+    loose: Loose = field(default_factory=Loose)
+    files: list[str] = field(default_factory=list)
+
+
+def run_task(task: Task) -> TaskResult:
+    """Replay the segment. Raises AuditError where a file is not what it was when the audit was planned."""
+    world = _world(task)
+    tables = None if task.out is None else TableFiles(Path(task.out), f"task-{task.number:05}", task.partition)
+    observer = None if tables is None else Observer(world, tables.write)
+    result = TaskResult(task.number, task.partition, 0, 0, 0, "")
+    try:
+        with _collector_at_rest():
+            _replay(task, world, observer, result)
+        if observer is not None and tables is not None:
+            observer.finish()
+            result.violations, result.loose = observer.violations, observer.loose
+            result.files = tables.close()
+    except BaseException:
+        if tables is not None:
+            tables.drop()
+        raise
+    result.next_offset, result.log_time, result.level = world.next_offset, world.log_time, world.level
+    result.digest = world.digest()
+    result.accepted, result.rejected = world.accepted, world.rejected
+    result.records = sum(world.accepted.values()) + sum(world.rejected.values())
+    result.required_level = world.required_level
+    if any(each.checkpoint.next_offset == task.end for each in result.differences):
+        path = Path(task.work, f"state-{task.number:05}.msgpack")
+        path.write_bytes(world.snapshot())
+        result.end_state = str(path)
+    return result
+
+
+def _world(task: Task) -> World:
+    if task.start is None:
+        return task.world_type(task.partition, task.partitions)
+    return task.world_type.restore(Path(task.start).read_bytes(), task.partitions)
+
+
+def _replay(task: Task, world: World, observer: Observer | None, result: TaskResult) -> None:
+    replay = world.apply_many if observer is None else observer.replay
+    waiting = list(reversed(task.checkpoints))
+    try:
+        for offsets, stamps, values in read_pieces(task.pieces, task.first or 0, task.end):
+            at = 0
+            while waiting and waiting[-1].next_offset <= offsets[-1]:
+                until = bisect_left(offsets, waiting[-1].next_offset, at)
+                replay(zip(offsets[at:until], stamps[at:until], values[at:until], strict=True))
+                if world.required_level is not None:
+                    return
+                _compare(world, waiting.pop(), result)
+                at = until
+            replay(islice(zip(offsets, stamps, values, strict=True), at, None))
+            if world.required_level is not None:
+                return
+    except ValueError as error:  # of the world: a record out of order
+        raise AuditError(f"the log as it was read can't be replayed: {error} Nothing was concluded.") from error
+    while waiting and (task.end is not None or waiting[-1].next_offset <= world.next_offset):
+        _compare(world, waiting.pop(), result)
+
+
+def _compare(world: World, checkpoint: Checkpoint, result: TaskResult) -> None:
+    digest = world.digest()
+    result.compared += 1
+    if digest != checkpoint.digest:
+        result.differences.append(Difference(checkpoint, digest, world.log_time))
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Rows are made by the thousand and hold no cycles: looking for some would cost a tenth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
