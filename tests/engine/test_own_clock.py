@@ -388,6 +388,25 @@ def test_t5_a_beat_sent_before_the_jump_does_not_end_the_doubt() -> None:
     assert not member.can_hand_out(T0)
 
 
+def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
+    """The beat sent at the jump ends it, however busy the CP is: there is one jump, not one with each record."""
+    net, member = holding()
+    net.run(100)
+    net.stamp_shift = 3 * HI
+    net.write(Tick("x", "x", "x"), 0)
+    for cp in member.worlds:
+        member.apply(cp)
+    member.acks = "late"
+    member.settle()
+    for _ in range(5):
+        net.now += 1
+        net.write(Tick("x", "x", "x"), 0)
+        for cp in member.worlds:
+            member.apply(cp)
+    member.deliver_acks()
+    assert member.can_hand_out(T0)
+
+
 def test_t5_a_jump_within_the_margin_is_no_doubt() -> None:
     net, member = holding()
     net.run(HI)
