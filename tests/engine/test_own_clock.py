@@ -403,6 +403,7 @@ def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
         net.write(Tick("x", "x", "x"), 0)
         for cp in member.worlds:
             member.apply(cp)
+        member.settle()
     member.deliver_acks()
     assert member.can_hand_out(T0)
 
