@@ -1,0 +1,398 @@
+"""What the fenced sinks have in common: who may write, from which offset on, and all or nothing.
+
+A table ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch)`` lies beside the user's own. A
+transaction takes the rows of its partitions for itself, refuses where one has seen a newer epoch (C9), raises the
+epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
+any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
+
+__all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
+
+logger = logging.getLogger("kafka_marshal")
+
+#: The table that sinks keep beside the user's.
+TABLE = "kafka_marshal_progress"
+
+#: Its columns, in order; the first three are the primary key.
+COLUMNS = ("group_id", "topic", "partition", "last_offset", "epoch")
+
+_SET_LAST_OFFSET = (
+    "UPDATE kafka_marshal_progress SET last_offset = ? WHERE group_id = ? AND topic = ? AND partition = ?"
+)
+_SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
+
+Key = tuple[str, int]
+Connection = TypeVar("Connection")
+
+#: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".
+Stage = str
+
+_SO = {
+    "commit": (
+        "Whether this transaction was committed is not known, but it was as a whole or not at all: run it again, "
+        "last_offset() then tells"
+    ),
+}
+_NOTHING_WRITTEN = "Nothing of this transaction was written, and its offsets are not done"
+
+#: A connection is given back to be used again; more than this many idle ones are closed.
+_IDLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a sink knows of one partition."""
+
+    #: The offset up to which its rows are in the sink; -1: none.
+    last_offset: int
+    #: The newest epoch that has written, or tried to; -1: none.
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    topic: str
+    partition: int
+    epoch: int
+    last_offset: int
+
+
+class Transaction(Generic[Connection]):
+    """Inside a fenced transaction. Commit and rollback are the sink's: leave the block, or raise."""
+
+    def __init__(self, connection: Connection, stored: Mapping[Key, Progress]) -> None:
+        #: The database driver's own connection, for what ``execute`` does not do (COPY, for example).
+        self.connection = connection
+        self._stored = stored
+        self._cursor: Any = connection.cursor()  # type: ignore[attr-defined]
+
+    def last_offset(self, topic: str, partition: int) -> int:
+        """The offset up to which this partition's rows are in the sink already, -1: none. Skip what is not above it."""
+        try:
+            return self._stored[topic, partition].last_offset
+        except KeyError:
+            raise ConfigurationError(
+                f"{topic} [{partition}] is not one of this transaction's partitions, so it is not fenced for it. "
+                f"Nothing of this transaction is written; name it where the transaction begins"
+            ) from None
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+        """Run one statement; the driver's cursor, to fetch from."""
+        return self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
+        """Run one statement for each row of parameters."""
+        return self._cursor.executemany(sql, rows)
+
+
+class FencedSink(ABC, Generic[Connection]):
+    """A database that refuses a writer whose lease went to another (C9), and stores each batch once.
+
+    Any thread may use it, several at once: each transaction has a connection of its own. It can be pickled (for a
+    Spark executor) and used after a fork; connections do not go along.
+    """
+
+    #: The base of the driver's errors.
+    _driver_error: type[Exception]
+    #: How the driver marks a parameter in a statement.
+    _mark: str
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._prepared = False
+        self._closed = False
+
+    # What users call.
+
+    @contextmanager
+    def transaction(
+        self, group_id: str, claims: Iterable[tuple[str, int, int, int]]
+    ) -> Iterator[Transaction[Connection]]:
+        """One transaction over partitions that this writer holds: (topic, partition, epoch, last_offset) each.
+
+        ``epoch`` is that of the lease (or range, or batch), ``last_offset`` the last one whose rows are written here;
+        both are stored together with the rows. Offsets must be handed in ascending order in each partition: what is
+        stored says that everything up to it is in. Leaving the block commits; an exception writes nothing.
+
+        Raises:
+            StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
+            SinkError: the database can't do it; ``retry`` says whether trying again makes sense.
+        """
+        wanted = _checked(group_id, claims)
+        stage: Stage = "open"
+        connection: Connection | None = None
+        well = False
+        try:
+            connection = self._take_connection()
+            stage = "begin"
+            with self._scope(connection):
+                stage = "fence"
+                stored = self._fence(connection, group_id, wanted)
+                stage = "write"
+                yield Transaction(connection, stored)
+                stage = "store"
+                self._check_still_open(connection)
+                self._store(connection, group_id, wanted, stored)
+                stage = "commit"
+            well = True
+        except self._driver_error as error:
+            raise self._explain(error, stage) from error
+        except (StaleEpochError, ConfigurationError):
+            well = True
+            raise
+        finally:
+            if connection is not None:
+                self._give_back(connection, well)
+
+    def progress(self, group_id: str) -> dict[Key, Progress]:
+        """(topic, partition) → what is stored for this group. Raises SinkError."""
+        with self._one_shot() as connection:
+            rows = self._run(
+                connection,
+                "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?",
+                (group_id,),
+            ).fetchall()
+        return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
+
+    def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
+        """After a reposition of the group (C11): take these as last offsets (-1: from the start), back or forward.
+
+        What lies above is written again when it comes again: remove its rows yourself where they would be double.
+        Epochs stay, so old writers stay fenced. Raises SinkError.
+        """
+        with self._one_shot() as connection:
+            for (topic, partition), last_offset in sorted(positions.items()):
+                self._run(
+                    connection,
+                    _SET_LAST_OFFSET,
+                    (last_offset, group_id, topic, partition),
+                )
+
+    def forget(self, group_id: str) -> None:
+        """Drop what is stored for this group, epochs too: for a group that is gone, or a coordination topic made anew.
+
+        (Epochs compare only within one coordination topic, L2.) Raises SinkError.
+        """
+        with self._one_shot() as connection:
+            self._run(connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
+
+    def close(self) -> None:
+        """Close idle connections; transactions that run end in peace. A second call does nothing."""
+        self._check_process()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self._disconnect(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # Fencing.
+
+    def _fence(self, connection: Connection, group_id: str, wanted: Sequence[_Claim]) -> dict[Key, Progress]:
+        """Take the rows for ourselves, refuse where one has seen a newer epoch, raise the others."""
+        stored = self._lock_rows(connection, group_id, [(each.topic, each.partition) for each in wanted])
+        for each in wanted:
+            newest = stored[each.topic, each.partition].epoch
+            if newest > each.epoch:
+                raise StaleEpochError(
+                    f"{each.topic} [{each.partition}]: this sink has seen epoch {newest}, newer than ours "
+                    f"({each.epoch}): the lease went to another writer. {_NOTHING_WRITTEN} by us: the new holder goes "
+                    "on from what is stored. Stop working on this partition. (If the coordination topic was made anew, "
+                    "epochs began anew with it: sink.forget(group_id), once nobody writes.)",
+                    topic=each.topic,
+                    partition=each.partition,
+                    epoch=each.epoch,
+                    stored_epoch=newest,
+                )
+        for each in wanted:
+            if stored[each.topic, each.partition].epoch != each.epoch:
+                self._run(
+                    connection,
+                    _SET_EPOCH,
+                    (each.epoch, group_id, each.topic, each.partition),
+                )
+        return stored
+
+    def _store(
+        self, connection: Connection, group_id: str, wanted: Sequence[_Claim], stored: Mapping[Key, Progress]
+    ) -> None:
+        for each in wanted:
+            # A batch that comes again, shorter than it was, takes nothing back.
+            if each.last_offset > stored[each.topic, each.partition].last_offset:
+                self._run(
+                    connection,
+                    _SET_LAST_OFFSET,
+                    (each.last_offset, group_id, each.topic, each.partition),
+                )
+
+    def _run(self, connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        cursor: Any = connection.cursor()  # type: ignore[attr-defined]
+        return cursor.execute(sql.replace("?", self._mark), parameters)
+
+    # Connections.
+
+    def _take_connection(self) -> Connection:
+        self._check_process()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this sink is closed; nothing was written. Make a new one")
+            connection = self._idle.pop() if self._idle else None
+        # One that lay idle may have been cut meanwhile. Nothing was begun on it, so another does as well.
+        if connection is not None and not self._is_alive(connection):
+            self._disconnect(connection)
+            connection = None
+        if connection is None:
+            connection = self._connect()
+            if not self._prepared:
+                try:
+                    self._prepare(connection)
+                except BaseException:
+                    self._disconnect(connection)
+                    raise
+                self._prepared = True
+        return connection
+
+    def _give_back(self, connection: Connection, well: bool) -> None:
+        with self._lock:
+            keep = well and not self._closed and len(self._idle) < _IDLE
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            self._disconnect(connection)
+
+    def _check_process(self) -> None:
+        """In a forked child the parent's connections must be neither used nor closed: they are the parent's."""
+        if self._pid != os.getpid():
+            _PARENTS.append(self._idle)
+            self._reset()
+
+    @contextmanager
+    def _one_shot(self) -> Iterator[Connection]:
+        stage: Stage = "open"
+        connection: Connection | None = None
+        well = False
+        try:
+            connection = self._take_connection()
+            stage = "begin"
+            with self._scope(connection):
+                stage = "write"
+                yield connection
+                stage = "commit"
+            well = True
+        except self._driver_error as error:
+            raise self._explain(error, stage) from error
+        finally:
+            if connection is not None:
+                self._give_back(connection, well)
+
+    # What each database does in its own way.
+
+    @abstractmethod
+    def _connect(self) -> Connection: ...
+
+    @abstractmethod
+    def _is_alive(self, connection: Connection) -> bool: ...
+
+    @abstractmethod
+    def _disconnect(self, connection: Connection) -> None: ...
+
+    @abstractmethod
+    def _prepare(self, connection: Connection) -> None:
+        """Make the table where it is absent; SinkError where it is of another shape."""
+
+    @abstractmethod
+    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
+        """A transaction: committed at the end of the block, rolled back on an exception."""
+
+    @abstractmethod
+    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        """Take these rows (made where absent) for ourselves until the end of the transaction; what they hold."""
+
+    @abstractmethod
+    def _check_still_open(self, connection: Connection) -> None:
+        """SinkError where the user's block has ended the transaction by itself."""
+
+    @abstractmethod
+    def _why(self, error: Exception) -> tuple[str, str, bool]:
+        """(what is wrong, what to do, whether trying again makes sense)."""
+
+    @abstractmethod
+    def _name(self) -> str:
+        """What this sink is called in messages; no password in it."""
+
+    # Errors.
+
+    def _explain(self, error: Exception, stage: Stage) -> SinkError:
+        why, remedy, retry = self._why(error)
+        text = " ".join(str(error).split()) or type(error).__name__
+        return SinkError(
+            f"{self._name()}: {why} ({text}). {_SO.get(stage, _NOTHING_WRITTEN)}. {remedy}.",
+            retry=retry or stage == "commit",
+        )
+
+    def _wrong_shape(self, found: Iterable[str]) -> SinkError:
+        return SinkError(
+            f"{self._name()}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
+            f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
+            "table, or name another database."
+        )
+
+    def _ended_early(self) -> SinkError:
+        return SinkError(
+            f"{self._name()}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
+            "until then may be in the database without its offsets, and will come again: look at the rows. Leave "
+            "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
+        )
+
+
+#: Connections that belong to a parent process: held, since the garbage collector would close them under the parent.
+_PARENTS: list[Any] = []
+
+
+def _checked(group_id: str, claims: Iterable[tuple[str, int, int, int]]) -> list[_Claim]:
+    """Sorted, each partition once: the order in which rows are locked is the same for all."""
+    merged: dict[Key, _Claim] = {}
+    for topic, partition, epoch, last_offset in claims:
+        if epoch < 0 or last_offset < -1 or partition < 0:
+            raise ConfigurationError(
+                f"{topic} [{partition}]: epoch {epoch}, last offset {last_offset} are not of a lease. Nothing was "
+                "written"
+            )
+        before = merged.get((topic, partition))
+        if before is not None and before.epoch != epoch:
+            raise ConfigurationError(
+                f"{topic} [{partition}] stands in the transaction with epochs {before.epoch} and {epoch}: one of them "
+                "is over. Nothing was written; drop the ranges of the older epoch"
+            )
+        last = last_offset if before is None else max(last_offset, before.last_offset)
+        merged[topic, partition] = _Claim(topic, partition, epoch, last)
+    if not merged or not group_id:
+        raise ConfigurationError(
+            "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "
+            "nothing would refuse an older writer. Nothing was written"
+        )
+    return [merged[key] for key in sorted(merged)]

@@ -1,0 +1,217 @@
+"""The fenced sink in PostgreSQL (extra ``[postgres]``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from kafka_marshal.errors import SinkError
+from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+else:
+    Connection = Any
+
+__all__ = ["PostgresSink"]
+
+#: Unless the dsn says otherwise.
+_DEFAULTS: dict[str, str | int] = {"connect_timeout": 10, "application_name": "kafka-marshal"}
+
+#: The beginning of SQLSTATE → (what it means, what to do, whether trying again makes sense).
+_WHY = {
+    "08": ("the connection to PostgreSQL was lost", "Try again when it answers", True),
+    "23": ("a row was refused", "Mend the statement or the rows", False),
+    "25P03": (
+        "the block did nothing for too long, and PostgreSQL ended the transaction, so that it holds up nobody",
+        "Do the slow work before the transaction, or raise idle_timeout_s",
+        True,
+    ),
+    "28": ("PostgreSQL does not know this user, or the password", "Mend the dsn", False),
+    "3D": ("there is no such database", "Mend the dsn, or create the database", False),
+    "40": (
+        "the transaction got in the way of another",
+        "Try again; deadlocks end for good where all transactions write their rows in one order, sorted by key",
+        True,
+    ),
+    "42501": ("this user may not do that", "Grant it the right", False),
+    "53100": ("PostgreSQL's disk is full", "Make room, then try again", True),
+    "53": ("PostgreSQL has no room left", "Try again later, or see what uses up its connections or memory", True),
+    "55P03": (
+        "another writer keeps the rows of these partitions for too long",
+        "Try again; if it persists, see in pg_stat_activity who keeps a transaction open, or raise lock_timeout_s",
+        True,
+    ),
+    "57": ("PostgreSQL is shutting down, or somebody ended the connection", "Try again when it is back", True),
+    "58": ("PostgreSQL's own machine fails", "Look at its log", True),
+}
+
+
+class PostgresSink(FencedSink["Connection"]):
+    """Fenced writes to PostgreSQL (10 or newer).
+
+    Transactions of other partitions run side by side; those of the same partition wait for each other, up to
+    ``lock_timeout_s``. A writer that stops in the middle (paused, swapped out) loses its transaction after
+    ``idle_timeout_s`` without a statement, so that the partition's new holder can go on; one that dies, at once.
+    """
+
+    _mark = "%s"
+
+    def __init__(self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0) -> None:
+        """Nothing is opened yet. ``dsn``: as libpq takes it, an URL or ``host=… dbname=…``.
+
+        Raises SinkError where the extra is not installed.
+        """
+        super().__init__()
+        try:
+            import psycopg
+        except ImportError as error:
+            raise SinkError(
+                "writing to PostgreSQL needs psycopg, which is not installed; nothing was written. "
+                "pip install 'kafka-marshal[postgres]'"
+            ) from error
+        self._driver_error = psycopg.Error
+        self._dsn = dsn
+        self._lock_timeout_s = lock_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        #: Rows that were there once: (group, (topic, partition)).
+        self._known: set[tuple[str, Key]] = set()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _made_again, (self._dsn, self._lock_timeout_s, self._idle_timeout_s)
+
+    def _name(self) -> str:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            given = conninfo_to_dict(self._dsn)
+        except ProgrammingError:
+            return "PostgreSQL"
+        return f"PostgreSQL, database {given.get('dbname', '?')} at {given.get('host', 'the local socket')}"
+
+    def _connect(self) -> Connection:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        given = conninfo_to_dict(self._dsn)
+        ours = {name: value for name, value in _DEFAULTS.items() if name not in given}
+        connection = psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True)
+        for name, value in (
+            ("lock_timeout", f"{round(self._lock_timeout_s * 1000)}ms"),
+            ("idle_in_transaction_session_timeout", f"{round(self._idle_timeout_s * 1000)}ms"),
+            # Whatever the database's default: in a stricter level a lock that was waited for is an error.
+            ("default_transaction_isolation", "read committed"),
+        ):
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        return connection
+
+    def _is_alive(self, connection: Connection) -> bool:
+        import psycopg
+
+        try:
+            connection.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
+
+    def _disconnect(self, connection: Connection) -> None:
+        connection.close()
+
+    def _prepare(self, connection: Connection) -> None:
+        from psycopg import errors
+
+        # Who may write rows need not have the right to make tables.
+        if self._shape(connection) is None:
+            # Another may make it at the same moment, which IF NOT EXISTS does not see.
+            with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS kafka_marshal_progress (group_id text NOT NULL, topic text NOT NULL, "
+                    "partition integer NOT NULL, last_offset bigint NOT NULL, epoch bigint NOT NULL, "
+                    "PRIMARY KEY (group_id, topic, partition))"
+                )
+        found = self._shape(connection)
+        if found is None or found != (list(COLUMNS), list(COLUMNS[:3])):
+            raise self._wrong_shape(found[0] if found is not None else [])
+
+    def _shape(self, connection: Connection) -> tuple[list[str], list[str]] | None:
+        """(columns, primary key) of the table, None where it is not there."""
+        columns = connection.execute(
+            "SELECT attname, coalesce(array_position(indkey::int2[], attnum), -1) FROM pg_attribute "
+            "LEFT JOIN pg_index ON indrelid = attrelid AND indisprimary "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            (TABLE,),
+        ).fetchall()
+        if not columns:
+            return None
+        primary = sorted((place, name) for name, place in columns if place >= 0)
+        return [name for name, _ in columns], [name for _, name in primary]
+
+    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
+        return connection.transaction()
+
+    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        # Rows that are absent are made before any is locked, and committed at once: so all transactions take all
+        # their locks in one order, and there is no deadlock among them.
+        if absent := [key for key in keys if (group_id, key) not in self._known]:
+            self._make_rows(group_id, absent)
+            self._known.update((group_id, key) for key in absent)
+        stored = self._select_for_update(connection, group_id, keys)
+        if any(key not in stored for key in keys):
+            self._known.clear()
+            raise SinkError(
+                f"{self._name()}: somebody took rows out of {TABLE} (forget()?) at this moment. Nothing of this "
+                "transaction was written. Try again.",
+                retry=True,
+            )
+        return stored
+
+    def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        rows = connection.execute(
+            "SELECT p.topic, p.partition, p.last_offset, p.epoch FROM kafka_marshal_progress p "
+            "JOIN unnest(%s::text[], %s::int[]) AS wanted (topic, partition) USING (topic, partition) "
+            'WHERE p.group_id = %s ORDER BY p.topic COLLATE "C", p.partition FOR UPDATE OF p',
+            ([topic for topic, _ in keys], [partition for _, partition in keys], group_id),
+        ).fetchall()
+        return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
+
+    def _make_rows(self, group_id: str, keys: Sequence[Key]) -> None:
+        other = self._connect()
+        try:
+            for topic, partition in keys:
+                other.execute(
+                    "INSERT INTO kafka_marshal_progress VALUES (%s, %s, %s, -1, -1) ON CONFLICT DO NOTHING",
+                    (group_id, topic, partition),
+                )
+        finally:
+            other.close()
+
+    def _check_still_open(self, connection: Connection) -> None:
+        from psycopg.pq import TransactionStatus
+
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            raise self._ended_early()
+
+    def _why(self, error: Exception) -> tuple[str, str, bool]:
+        import psycopg
+
+        state = getattr(error, "sqlstate", None) or ""
+        for beginning in (state, state[:2]):
+            if beginning in _WHY:
+                return _WHY[beginning]
+        if not state and isinstance(error, psycopg.OperationalError):
+            return (
+                "PostgreSQL does not answer, or the connection to it was lost",
+                "See that it runs, then try again",
+                True,
+            )
+        if not state and isinstance(error, psycopg.ProgrammingError):
+            return "the dsn or the statement is wrong", "Mend it", False
+        return "PostgreSQL refused a statement", "See what it says, and mend the statement", False
+
+
+def _made_again(dsn: str, lock_timeout_s: float, idle_timeout_s: float) -> PostgresSink:
+    return PostgresSink(dsn, lock_timeout_s=lock_timeout_s, idle_timeout_s=idle_timeout_s)

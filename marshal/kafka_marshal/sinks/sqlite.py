@@ -1,0 +1,137 @@
+"""The fenced sink in SQLite."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kafka_marshal.sinks.base import COLUMNS, FencedSink, Key, Progress
+
+__all__ = ["SqliteSink"]
+
+#: The beginning of SQLite's error name → (what it means, what to do, whether trying again makes sense).
+_WHY = {
+    "SQLITE_BUSY": (
+        "another writer kept the database for too long",
+        "Try again; if it persists, see who keeps a transaction open, or raise busy_timeout_s",
+        True,
+    ),
+    "SQLITE_FULL": ("the disk is full", "Make room, then try again", True),
+    "SQLITE_IOERR": ("the disk fails, or its file system is full or gone", "Look at the disk, then try again", True),
+    "SQLITE_READONLY": ("the database can't be written to", "Give this process the right to write there", False),
+    "SQLITE_CANTOPEN": ("the file can't be opened", "See that its folder exists and may be written to", False),
+    "SQLITE_PERM": ("access was refused", "Give this process the right to read and write there", False),
+    "SQLITE_NOTADB": ("the file is no SQLite database", "Name another file", False),
+    "SQLITE_CORRUPT": ("the database is damaged", "Restore it from a copy, and rewind the sink to it", False),
+    "SQLITE_CONSTRAINT": ("a row was refused", "Mend the statement or the rows", False),
+    "SQLITE_AUTH": (
+        "the block tried to begin or end a transaction by itself",
+        "Leave COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back",
+        False,
+    ),
+}
+
+
+class SqliteSink(FencedSink[sqlite3.Connection]):
+    """Fenced writes to a SQLite file, made when absent.
+
+    One transaction writes at a time (SQLite's own limit), others wait for up to ``busy_timeout_s`` seconds; a process
+    that dies frees it at once. A new file gets a write-ahead log, so that readers do not wait for writers.
+    """
+
+    _driver_error = sqlite3.Error
+    _mark = "?"
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
+        """Nothing is opened yet."""
+        super().__init__()
+        self._path = Path(path)
+        self._busy_timeout_s = busy_timeout_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _made_again, (str(self._path), self._busy_timeout_s)
+
+    def _name(self) -> str:
+        return str(self._path)
+
+    def _connect(self) -> sqlite3.Connection:
+        # Transactions begin and end where the sink says so, and a thread may use what another has opened.
+        return sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
+
+    def _is_alive(self, connection: sqlite3.Connection) -> bool:
+        return True
+
+    def _disconnect(self, connection: sqlite3.Connection) -> None:
+        connection.close()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        [[empty]] = connection.execute("SELECT count(*) = 0 FROM sqlite_master")
+        if empty:
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS kafka_marshal_progress (group_id TEXT NOT NULL, topic TEXT NOT NULL, "
+            "partition INTEGER NOT NULL, last_offset INTEGER NOT NULL, epoch INTEGER NOT NULL, "
+            "PRIMARY KEY (group_id, topic, partition))"
+        )
+        connection.execute("COMMIT")
+        found = connection.execute("SELECT name, pk FROM pragma_table_info('kafka_marshal_progress')").fetchall()
+        primary = [name for name, place in sorted(found, key=lambda row: row[1]) if place]
+        if [name for name, _ in found] != list(COLUMNS) or primary != list(COLUMNS[:3]):
+            raise self._wrong_shape([name for name, _ in found])
+
+    @contextmanager
+    def _scope(self, connection: sqlite3.Connection) -> Iterator[None]:
+        # What is done is done for the log, too: it has to survive a loss of power.
+        connection.execute("PRAGMA synchronous = FULL")
+        # At once for writing: a reader that turns writer later fails where two do so.
+        connection.execute("BEGIN IMMEDIATE")
+        # executescript(), for one, commits before it begins, without a word.
+        connection.set_authorizer(_refuse_transactions)
+        try:
+            yield
+            connection.set_authorizer(None)
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.set_authorizer(None)
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        stored = {}
+        for topic, partition in keys:
+            connection.execute(
+                "INSERT INTO kafka_marshal_progress VALUES (?, ?, ?, -1, -1) ON CONFLICT DO NOTHING",
+                (group_id, topic, partition),
+            )
+            [(last_offset, epoch)] = connection.execute(
+                "SELECT last_offset, epoch FROM kafka_marshal_progress "
+                "WHERE group_id = ? AND topic = ? AND partition = ?",
+                (group_id, topic, partition),
+            )
+            stored[topic, partition] = Progress(last_offset, epoch)
+        return stored
+
+    def _check_still_open(self, connection: sqlite3.Connection) -> None:
+        if not connection.in_transaction:
+            raise self._ended_early()
+
+    def _why(self, error: Exception) -> tuple[str, str, bool]:
+        name = getattr(error, "sqlite_errorname", "")
+        for beginning, answer in _WHY.items():
+            if name.startswith(beginning):
+                return answer
+        return "the database refused a statement", "See what it says, and mend the statement", False
+
+
+def _refuse_transactions(action: int, *_about: str | None) -> int:
+    refused = (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+    return sqlite3.SQLITE_DENY if action in refused else sqlite3.SQLITE_OK
+
+
+def _made_again(path: str, busy_timeout_s: float) -> SqliteSink:
+    return SqliteSink(path, busy_timeout_s=busy_timeout_s)

@@ -1,0 +1,165 @@
+"""Both sinks, behind one interface; a PostgreSQL of our own, thrown away at the end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink
+from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.processes import Processes
+
+#: Becomes another user (PostgreSQL refuses to run as root), then the program.
+_AS_OTHER = "import os, sys; u, g = map(int, sys.argv[1:3]); os.setgroups([]); os.setgid(g); os.setuid(u); "
+_AS_OTHER += "os.execv(sys.argv[3], sys.argv[3:])"
+
+
+def binary(name: str) -> str | None:
+    """A program of PostgreSQL's server: on PATH, or where Debian keeps it."""
+    debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+    return shutil.which(name) or next((str(each) for each in debian), None)
+
+
+class Postgres:
+    """A server on a free port of 127.0.0.1, with its data in a folder of its own."""
+
+    def __init__(self, folder: Path, server: str, initdb: str) -> None:
+        self.folder = folder
+        self.prefix: list[str] = []
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            os.chown(folder, user.pw_uid, user.pw_gid)
+            self.prefix = [sys.executable, "-I", "-c", _AS_OTHER, str(user.pw_uid), str(user.pw_gid)]
+        data = folder / "data"
+        command = [initdb, "-D", str(data), "-U", "marshal", "--auth=trust", "--no-sync", "--locale=C", "-E", "UTF8"]
+        done = subprocess.run([*self.prefix, *command], capture_output=True, text=True, cwd="/", check=False)
+        if done.returncode != 0:
+            pytest.skip(f"initdb can't make a database here: {done.stderr.strip()[-300:]}")
+        [self.port] = free_ports(1)
+        self.command = [server, "-D", str(data), "-p", str(self.port), "-h", "127.0.0.1", "-k", "", "-F"]
+        self.processes = Processes(folder, keep=False)
+        self.start()
+
+    def start(self) -> None:
+        self.processes.start("postgres", [*self.prefix, *self.command], self.folder / "log")
+        import psycopg
+
+        until = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.dsn("postgres"), connect_timeout=2).close()
+            except psycopg.OperationalError:
+                log = (self.folder / "log").read_text(errors="replace")[-1000:]
+                assert self.processes.exit_status("postgres") is None and time.monotonic() < until, log
+                time.sleep(0.05)
+            else:
+                return
+
+    def dsn(self, database: str) -> str:
+        return f"host=127.0.0.1 port={self.port} user=marshal dbname={database}"
+
+    def ask(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
+        import psycopg
+
+        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    pytest.importorskip("psycopg", reason="psycopg is not installed (the extra [postgres])")
+    server, initdb = binary("postgres"), binary("initdb")
+    if server is None or initdb is None:
+        pytest.skip("no PostgreSQL server here (Debian, Ubuntu: apt-get install postgresql)")
+    # Not under pytest's own folder, which only its owner may enter.
+    running = Postgres(Path(tempfile.mkdtemp(prefix="kafka-marshal-postgres-")), server, initdb)
+    yield running
+    running.processes.end()
+
+
+@pytest.fixture
+def database(postgres: Postgres, request: pytest.FixtureRequest) -> str:
+    """A dsn of a database that nobody else uses."""
+    name = f"d{os.urandom(6).hex()}"
+    postgres.ask(f"CREATE DATABASE {name}")
+    return postgres.dsn(name)
+
+
+class Kind:
+    """How tests make sinks of one kind that share one database."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self.where = name, where
+        self.opened: list[FencedSink[Any]] = []
+
+    def sink(self, wait_s: float = 30.0) -> FencedSink[Any]:
+        """One more writer; wait_s: how long it waits for others."""
+        made: FencedSink[Any] = sink_of(self.name, self.where, wait_s)
+        self.opened.append(made)
+        return made
+
+    @property
+    def mark(self) -> str:
+        return "?" if self.name == "sqlite" else "%s"
+
+    def insert(self, rows: str = "(offset_, value)") -> str:
+        return f"INSERT INTO results {rows} VALUES ({self.mark}, {self.mark})"
+
+    def setup(self) -> None:
+        import psycopg
+
+        sql = "CREATE TABLE results (offset_ bigint, value text)"
+        if self.name == "sqlite":
+            import sqlite3
+
+            connection = sqlite3.connect(self.where)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(sql)
+            connection.close()
+        else:
+            with psycopg.connect(self.where) as other:
+                other.execute(sql)
+
+    def rows(self) -> list[tuple[int, str]]:
+        """All results, sorted, as an outsider sees them."""
+        sql = "SELECT offset_, value FROM results ORDER BY offset_, value"
+        if self.name == "sqlite":
+            import sqlite3
+
+            connection = sqlite3.connect(self.where)
+            try:
+                return connection.execute(sql).fetchall()
+            finally:
+                connection.close()
+        import psycopg
+
+        with psycopg.connect(self.where) as other:
+            return other.execute(sql).fetchall()
+
+
+def sink_of(name: str, where: str, wait_s: float = 30.0) -> FencedSink[Any]:
+    if name == "sqlite":
+        return SqliteSink(where, busy_timeout_s=wait_s)
+    return PostgresSink(where, lock_timeout_s=wait_s)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
+    """Each test runs against both."""
+    where = str(tmp_path / "results.db") if request.param == "sqlite" else request.getfixturevalue("database")
+    kind = Kind(request.param, where)
+    kind.setup()
+    yield kind
+    for each in kind.opened:
+        each.close()
