@@ -154,9 +154,16 @@ def marker(partitions: int) -> Tick:
 
 
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
-    """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2)."""
-    settings = required_settings(replicas)
-    cluster.create_topic(snapshots_topic(topic), partitions, replicas, settings, timeout_s)
+    """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2).
+
+    One that somebody else makes at the same moment is as good.
+    """
+    name = snapshots_topic(topic)
+    try:
+        cluster.create_topic(name, partitions, replicas, required_settings(replicas), timeout_s)
+    except CoordinationTopicError:
+        if name not in cluster.topic_info([name], timeout_s):
+            raise
 
 
 def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:

@@ -56,6 +56,8 @@ class Begin(Enum):
     SNAPSHOT = "snapshot"
     #: As far back as the log goes: for those who need its history.
     HISTORY = "history"
+    #: As HISTORY, and every snapshot there is is compared with the replay: for those who check.
+    CHECK = "check"
 
 
 class Replica:
@@ -97,7 +99,8 @@ class Replica:
         marks = self._marks(cps)
         #: Where each CP's log ended when asked (C15).
         self._ends = {cp: marks[cp][1] for cp in cps}
-        if self.snapshots is not None and begin is Begin.HISTORY and any(low > 0 for low, _ in marks.values()):
+        is_cut = any(low > 0 for low, _ in marks.values())
+        if self.snapshots is not None and (begin is Begin.CHECK or (begin is Begin.HISTORY and is_cut)):
             self.snapshots.read_all({cp: low for cp, (low, _) in marks.items()})
         self.starts = {cp: CpStart(cp, len(cps), *marks[cp]) for cp in cps}
         self.worlds = {cp: self._first_world(cp) for cp in cps}
@@ -149,7 +152,7 @@ class Replica:
     def _first_world(self, cp: int) -> World:
         """Where this CP's replay starts, or starts once more, further back (*blocking*)."""
         start = self.starts[cp]
-        if self._begin is Begin.HISTORY:
+        if self._begin is not Begin.SNAPSHOT:
             return start.from_oldest(self._places(cp))
         world = start.from_snapshot(self._places(cp))
         while world is None and self.snapshots is not None and self.snapshots.read_older(cp):

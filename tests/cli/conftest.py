@@ -52,7 +52,7 @@ def log_topic(kafka_bootstrap: str) -> Iterator[str]:
 
     name = f"__marshal-cli-{uuid.uuid4().hex[:8]}"
     yield name
-    Probe(kafka_bootstrap).delete_topics([name])
+    Probe(kafka_bootstrap).delete_topics([name, f"{name}_snapshots"])
 
 
 @pytest.fixture

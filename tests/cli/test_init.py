@@ -43,6 +43,10 @@ def test_it_makes_the_topic_and_may_be_run_again(kafka: Command, cluster: KafkaC
     assert config is not None
     assert config.info.partitions == 3
     assert {name: config.settings[name] for name in GOOD} == GOOD
+    snapshots = cluster.topic_config(f"{log_topic}_snapshots", 10)
+    assert snapshots is not None
+    assert snapshots.info.partitions == 3
+    assert {name: snapshots.settings[name] for name in GOOD} == GOOD
     again = kafka("init")
     assert (again.status, again.err) == (0, "")
     assert "is fit for use (3 partitions" in again.out
@@ -107,6 +111,32 @@ def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
         pass
     assert kafka("init", "--check").status == 0
     assert kafka("status").status == 0
+
+
+def test_a_log_of_snapshots_that_is_missing_is_noted_and_made(
+    kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str
+) -> None:
+    make(2)
+    ran = kafka("init", "--check")
+    assert f"note: there is no log of snapshots, '{log_topic}_snapshots'" in ran.out
+    assert cluster.topic_config(f"{log_topic}_snapshots", 10) is None
+    assert "the log of snapshots: 2 partitions" in kafka("init").out
+    assert cluster.topic_info([f"{log_topic}_snapshots"], 10)[f"{log_topic}_snapshots"].partitions == 2
+    assert "note" not in kafka("init", "--check").out
+
+
+def test_a_log_of_snapshots_made_wrongly_is_noted(kafka: Command, kafka_bootstrap: str, log_topic: str) -> None:
+    settings = {"cleanup.policy": "compact", "retention.ms": "1000"}
+    Probe(kafka_bootstrap).create_topic(f"{log_topic}_snapshots", 3, 1, settings)
+    ran = kafka("init", "--partitions", 2)
+    assert ran.status == 0, "workers can do without it"
+    notes = [line for line in ran.lines if line.startswith(f"note: '{log_topic}_snapshots'")]
+    wrong = ("cleanup.policy is compact", "retention.ms is 1000", "max.message.bytes", "partitions is 3, and must be 2")
+    assert [what for what in wrong if not any(what in note for note in notes)] == ["max.message.bytes"]
+    mends = [line for line in ran.lines if "kafka-configs.sh" in line]
+    assert all(f"--entity-name {log_topic}_snapshots" in line for line in mends)
+    assert len(mends) == 2
+    assert f"delete the topic '{log_topic}_snapshots'" in ran.out
 
 
 def test_workers_are_refused_and_status_names_the_way_out(kafka: Command, make: Callable[..., None]) -> None:
@@ -176,4 +206,4 @@ def test_json(kafka: Command, make: Callable[..., None], log_topic: str) -> None
     assert (found["topic"], found["fit"], found["existed"], found["partitions"]) == (log_topic, False, True, 1)
     assert [problem["fatal"] for problem in found["problems"]] == [True]
     assert "retention.ms" in found["problems"][0]["mend"]
-    assert len(found["done"]) == 1
+    assert len(found["done"]) == 2

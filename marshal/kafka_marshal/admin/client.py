@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
-from kafka_marshal.admin import groups
+from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target, moves_to, resolve
@@ -158,6 +158,32 @@ class Admin:
         self._check_group(group)
         with groups.caught_up(self._open_cluster(), self.topic) as replica:
             return groups.progress(replica, group)
+
+    def prune(
+        self,
+        *,
+        keep: int = prune.DEFAULT_KEEP,
+        dry_run: bool = False,
+        force: bool = False,
+        timeout: float = 30.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> prune.PrunePlan:
+        """Remove old log and old snapshots, up to a snapshot that a replay of the whole log bears out (L1, S2).
+
+        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``dry_run``: only say what
+        would go. ``force``: also remove log that shows a snapshot to be wrong; else it stays (see the plan's
+        ``differences``). ``timeout`` (seconds): how long Kafka may be silent. ``progress`` is called with (records
+        replayed, records there are).
+        Raises TopicMissingError where there are no snapshots, LogCutError, AdminError where not all could be removed.
+        """
+        cluster = self._open_cluster()
+        try:
+            plan = prune.make_plan(cluster, self.topic, timeout, keep=keep, force=force, progress=progress)
+            if not dry_run:
+                prune.carry_out(cluster, plan, timeout)
+            return plan
+        finally:
+            cluster.close()
 
     # Inside.
 

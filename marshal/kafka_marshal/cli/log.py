@@ -73,13 +73,19 @@ _OF_NO_GROUP = ("Tick", "Upgrade")
 class Teller:
     """Replays runs of records and tells of those that are wanted."""
 
-    def __init__(self, partitions: int, wanted: Wanted, skip_below: dict[int, int]) -> None:
-        """skip_below: for each CP, the offset below which nothing is told of."""
-        self.worlds: dict[int, World] = {}
+    def __init__(
+        self, partitions: int, wanted: Wanted, skip_below: dict[int, int], worlds: dict[int, World] | None = None
+    ) -> None:
+        """skip_below: for each CP, the offset below which nothing is told of. worlds: what CPs begin with."""
+        self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
         self._wanted = wanted
         self._skip_below = skip_below
-        self._seen: dict[tuple[str, str, int], Seen] = {}
+        self._seen: dict[tuple[str, str, int], Seen] = {
+            (lease.group_id, lease.topic, lease.partition): remember(lease)
+            for world in self.worlds.values()
+            for lease in world.leases()
+        }
 
     def tell(self, cp: int, entries: list[LogEntry]) -> Iterator[Told]:
         """Replay a run of one CP's records, ascending."""
@@ -203,17 +209,18 @@ def _from_kafka(
 
     cluster = stack.enter_context(connected(options))
     source = Log(cluster, options.topic, options.timeout)
-    source.refuse_if_cut()
     cps = _chosen(source.partitions, cp)
+    worlds = source.first_worlds(cps)
     ends = {cp: source.ends[cp] for cp in cps}
     unfiltered = wanted.group is None and wanted.since is None and not wanted.no_beats
     skip = {cp: max(0, end - last) for cp, end in ends.items()} if last is not None and unfiltered else {}
-    teller = Teller(source.partitions, wanted, skip)
+    begin = {cp: world.next_offset for cp, world in worlds.items()}
+    teller = Teller(source.partitions, wanted, skip, {cp: worlds[cp] for cp, first in begin.items() if first})
     # A bar would run across the lines that are printed meanwhile; it is for the search for the last ones.
     progressed = stack.enter_context(progress("reading the log")) if last is not None else None
 
     def told() -> Iterator[Told]:
-        for cp, entries in source.read(dict.fromkeys(cps, 0), progress=progressed):
+        for cp, entries in source.read(begin, progress=progressed):
             source.check_marker(cp, entries[0])
             yield from teller.tell(cp, entries)
 
@@ -223,7 +230,7 @@ def _from_kafka(
             tails[each.partition].append(each)
         printer(_last(tails, last))
     else:
-        printer(in_order(told(), ends))
+        printer(in_order(told(), {cp: end for cp, end in ends.items() if end > begin[cp]}))
     if follow:
         _follow(source.follow(ends), teller, printer)
     return teller.worlds

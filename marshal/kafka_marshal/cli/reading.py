@@ -7,23 +7,25 @@ it was made with (L2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import warnings_from_the_library
-from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.cli.output import say_warning, warnings_from_the_library
+from kafka_marshal.coordination import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.errors import (
     AuthorizationError,
-    CoordinationTopicError,
     KafkaUnavailableError,
+    LogCutError,
     TopicChangedError,
     TopicMissingError,
 )
-from rationalizer import RejectedValueError, Tick, decode
+from kafka_marshal.snapshots.reader import SnapshotReader
+from kafka_marshal.snapshots.start import CpStart
+from rationalizer import RejectedValueError, Tick, World, decode
 
 __all__ = ["Log", "connected", "marker_count"]
 
@@ -85,13 +87,36 @@ class Log:
         self.ends = {cp: high for (_, cp), (_, high) in sorted(marks.items())}
 
     def refuse_if_cut(self) -> None:
-        """Raise CoordinationTopicError where the log does not reach back to its beginning (L1)."""
+        """Raise LogCutError where the log does not reach back to its beginning (L1)."""
         cut = [cp for cp, start in self.starts.items() if start > 0]
         if cut:
-            raise CoordinationTopicError(
+            raise LogCutError(
                 f"the log of {self.topic!r} does not reach back to its beginning in partition(s) {cut}: who held what "
-                "can't be known from what is left of it (L1)."
+                "before can't be known from what is left of it (L1)."
             )
+
+    def first_worlds(self, cps: Iterable[int]) -> dict[int, World]:
+        """The state that each of these CPs begins with (*blocking*): empty, or where it was pruned a snapshot (S3).
+
+        Says so where history is gone. Raises LogCutError where no snapshot bridges the gap.
+        """
+        cut = {cp: start for cp, start in self.starts.items() if start > 0 and cp in set(cps)}
+        worlds = {cp: World(cp, self.partitions) for cp in cps}
+        if not cut:
+            return worlds
+        reader = SnapshotReader.find(self._cluster, snapshots_topic(self.topic), self._timeout_s)
+        if reader is None or len(reader.shelves) != self.partitions:
+            self.refuse_if_cut()
+        else:
+            reader.read_all(self.starts)
+            for cp, start in cut.items():
+                shelf = reader.shelves[cp]
+                worlds[cp] = CpStart(cp, self.partitions, start, self.ends[cp]).from_oldest(shelf.sorted())
+            where = ", ".join(f"{cp} before offset {worlds[cp].next_offset}" for cp in cut)
+            say_warning(
+                f"old log was removed (kafka-marshal prune): what is told begins there, in partition(s) {where}."
+            )
+        return worlds
 
     def read(
         self,

@@ -1,9 +1,9 @@
-"""`init`: the coordination topic, made or checked (protocol: L1, L2)."""
+"""`init`: the coordination topic and its log of snapshots, made or checked (protocol: L1, L2, S2)."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import click
 
@@ -17,11 +17,16 @@ from kafka_marshal.coordination import (
     DEFAULT_PARTITIONS,
     Problem,
     append_markers,
+    create_snapshots_topic,
     create_topic,
     find_problems,
+    find_snapshot_problems,
     required_settings,
+    snapshots_topic,
 )
 from kafka_marshal.errors import CoordinationTopicError
+from kafka_marshal.snapshots.reader import SnapshotReader
+from kafka_marshal.snapshots.start import CpStart
 
 __all__ = ["init"]
 
@@ -64,7 +69,7 @@ class Report:
 @click.option("--check", is_flag=True, help="Only look; change nothing.")
 @click.pass_obj
 def init(options: Options, partitions: int | None, check: bool) -> int:
-    r"""Create the coordination topic, or check the one that is there.
+    r"""Create the coordination topic with its log of snapshots, or check what is there.
 
     Says about each setting that is wrong what it does to leases, and which command of Kafka's own mends it. May be
     run again at any time.
@@ -97,7 +102,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
         config = _create(cluster, options, partitions or DEFAULT_PARTITIONS, report)
     report.partitions = config.info.partitions
     report.replication_factor = config.replication_factor
-    report.faults += [_fault(problem, options) for problem in find_problems(config)]
+    report.faults += [_fault(problem, topic, options) for problem in find_problems(config)]
     if partitions is not None and partitions != config.info.partitions:
         report.faults.append(
             Fault(
@@ -109,6 +114,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
             )
         )
     _look_at_log(cluster, options, check, report)
+    _look_at_snapshots(cluster, options, check, report, config)
     report.faults.sort(key=lambda fault: not fault.fatal)
     return report
 
@@ -134,18 +140,19 @@ def _create(cluster: Cluster, options: Options, partitions: int, report: Report)
         + ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
     )
     report.done.append(f"appended to each partition the record that fixes their number at {partitions} (L2)")
+    report.done.append(f"created {snapshots_topic(options.topic)!r}, the log of snapshots: {partitions} partitions")
     return config
 
 
 def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
     """The markers of L2, and whether the log is whole."""
     log = Log(cluster, options.topic, options.timeout)
-    cut = [cp for cp, start in log.starts.items() if start > 0]
+    cut = _not_bridged(cluster, options, log)
     if cut:
         report.faults.append(
             Fault(
-                f"the log's beginning is gone in partition(s) {_list(cut)}",
-                "who holds what can't be known from the rest (L1)",
+                f"the log's beginning is gone in partition(s) {_list(cut)}, and no two snapshots bridge the gap",
+                "who holds what can't be known from the rest (L1, S3)",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
                 "and move all members to it",
                 fatal=True,
@@ -188,6 +195,46 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         )
 
 
+def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
+    """CPs whose log does not reach back to its beginning, nor to a snapshot that a replica could start from."""
+    cut = [cp for cp, start in log.starts.items() if start > 0]
+    reader = SnapshotReader.find(cluster, snapshots_topic(options.topic), options.timeout) if cut else None
+    if reader is None or len(reader.shelves) != log.partitions:
+        return cut
+    reader.read_newest(2)
+    starts = {cp: CpStart(cp, log.partitions, log.starts[cp], log.ends[cp]) for cp in cut}
+    return [cp for cp, start in starts.items() if start.from_snapshot(reader.shelves[cp].sorted()) is None]
+
+
+def _look_at_snapshots(
+    cluster: Cluster, options: Options, check: bool, report: Report, coordination: TopicConfig
+) -> None:
+    """The log of snapshots beside the topic (S2): made where it is missing. Workers do without it."""
+    name = snapshots_topic(options.topic)
+    partitions = coordination.info.partitions
+    config = cluster.topic_config(name, options.timeout)
+    if config is None and check:
+        report.faults.append(
+            Fault(
+                f"there is no log of snapshots, {name!r}",
+                "members start from the beginning of the log, which takes longer as it grows (S2)",
+                f"kafka-marshal init{options.reach()}",
+                fatal=False,
+            )
+        )
+        return
+    if config is None:
+        create_snapshots_topic(cluster, options.topic, partitions, coordination.replication_factor, options.timeout)
+        report.done.append(f"created {name!r}, the log of snapshots: {partitions} partitions")
+        return
+    for problem in find_snapshot_problems(config, partitions):
+        fault = _fault(problem, name, options)
+        if problem.setting == "partitions":
+            mend = f"delete the topic {name!r}, then kafka-marshal init{options.reach()}: members write new snapshots"
+            fault = replace(fault, mend=mend)
+        report.faults.append(replace(fault, what=f"{name!r}: {fault.what}"))
+
+
 def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     """What the first record of each of these CPs says about their number."""
     counts: dict[int, int | None] = dict.fromkeys(partitions)
@@ -196,12 +243,12 @@ def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     return counts
 
 
-def _fault(problem: Problem, options: Options) -> Fault:
+def _fault(problem: Problem, topic: str, options: Options) -> Fault:
     """A setting that differs, with the command of Kafka's own tools that mends it."""
     value = problem.wanted.rpartition(" ")[2]
     words = ["kafka-configs.sh", "--bootstrap-server", options.bootstrap or "HOST:PORT"]
     words += ["--command-config", options.config_file] if options.config_file else []
-    words += ["--alter", "--entity-type", "topics", "--entity-name", options.topic]
+    words += ["--alter", "--entity-type", "topics", "--entity-name", topic]
     words += ["--add-config", f"{problem.setting}={value}"]
     found = f"{problem.setting} is {problem.found}, and must be {problem.wanted}"
     return Fault(found, problem.why, shlex.join(words), problem.fatal)

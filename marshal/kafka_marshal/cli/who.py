@@ -79,6 +79,15 @@ class Ownership:
     def __post_init__(self) -> None:
         self.world = World(self.cp, self.partitions)
 
+    def begin(self, world: World) -> None:
+        """The log begins with this state: whoever holds the lease in it has held it since before."""
+        self.world = world
+        lease = world.lease(*self.key)
+        if lease is not None:
+            self._note(lease, lease.epoch, None)
+            if not lease.held:
+                self.spans[-1].since_offset = world.next_offset
+
     def take(self, entries: Iterable[LogEntry]) -> None:
         """Replay records of the CP, ascending."""
         world = self.world
@@ -195,11 +204,11 @@ def _from_kafka(stack: ExitStack, options: Options, key: LeaseKey, at: int | Non
     from kafka_marshal.cli.reading import Log, connected
 
     source = Log(stack.enter_context(connected(options)), options.topic, options.timeout)
-    source.refuse_if_cut()
     owned = Ownership(key, route_lease(key[1], key[2], source.partitions), source.partitions, at, offset)
     _check_offset(offset, source.ends[owned.cp], owned.cp)
     progressed = stack.enter_context(progress("replaying the log"))
-    for cp, entries in source.read({owned.cp: 0}, progress=progressed):
+    owned.begin(source.first_worlds([owned.cp])[owned.cp])
+    for cp, entries in source.read({owned.cp: owned.world.next_offset}, progress=progressed):
         source.check_marker(cp, entries[0])
         owned.take(entries)
     owned.end()

@@ -49,8 +49,9 @@ class CpStart:
         """log_start, log_end: of the CP, asked for after its snapshots were read."""
         self.cp = cp
         self._partitions = partitions
-        self._log_start = log_start
-        self._log_end = log_end
+        #: Of the CP: the first offset that is there, and the high watermark, when asked.
+        self.log_start = log_start
+        self.log_end = log_end
         #: What is wrong with snapshots in themselves, and what differs from the replay as it was last started.
         self._unfit: dict[tuple[int, str], Difference] = {}
         self._differing: dict[tuple[int, str], Difference] = {}
@@ -73,7 +74,7 @@ class CpStart:
         usable = self._usable(places)
         newest = max((place.next_offset for place in usable), default=0)
         for place in usable:
-            if not self._log_start <= place.next_offset < newest or (place.next_offset, place.digest) in self._tried:
+            if not self.log_start <= place.next_offset < newest or (place.next_offset, place.digest) in self._tried:
                 continue
             self._tried.add((place.next_offset, place.digest))
             try:
@@ -88,10 +89,10 @@ class CpStart:
     def from_oldest(self, places: Sequence[Place]) -> World:
         """The world to start from in order to see as much of the log as there is. Raises LogCutError."""
         usable = self._usable(places)
-        if self._log_start == 0:
+        if self.log_start == 0:
             return self.from_log_start(places)
         for place in reversed(usable):
-            if place.stored is None or place.next_offset < self._log_start:
+            if place.stored is None or place.next_offset < self.log_start:
                 continue
             try:
                 world = place.restore(self._partitions)
@@ -107,11 +108,11 @@ class CpStart:
 
         SnapshotDifferenceError where it is gone and the snapshots that it still reaches contradict each other.
         """
-        if self._log_start > 0:
+        if self.log_start > 0:
             if self._differing:
                 last = list(self._differing.values())[-1]
                 raise SnapshotDifferenceError(
-                    f"partition {self.cp} of the log begins at offset {self._log_start}, and the snapshots from there "
+                    f"partition {self.cp} of the log begins at offset {self.log_start}, and the snapshots from there "
                     f"on contradict it or each other (at offset {last.next_offset}: it {last.why}). Which of them is "
                     "true can't be known, so nothing was claimed. If a member of the fleet is still at work, start "
                     "again when it has written its next snapshot; else make a new topic with kafka-marshal init "
@@ -126,7 +127,7 @@ class CpStart:
     def _cut(self, why: str) -> LogCutError:
         return LogCutError(
             f"the coordination log does not reach back to its beginning in partition(s) [{self.cp}], it starts at "
-            f"offset {self._log_start}, and {why}: who holds what can't be known, so nothing was claimed. Old log may "
+            f"offset {self.log_start}, and {why}: who holds what can't be known, so nothing was claimed. Old log may "
             "only be removed by kafka-marshal prune, which keeps what a start needs. Make a new topic: kafka-marshal "
             "init --topic NEW-NAME (L1, S3)"
         )
@@ -137,8 +138,8 @@ class CpStart:
         for place in places:
             if not place.holds:
                 self._refuse(place, "is damaged: its digest is not that of its bytes")
-            elif place.next_offset > self._log_end:
-                self._refuse(place, f"lies beyond the end of the log, {self._log_end}")
+            elif place.next_offset > self.log_end:
+                self._refuse(place, f"lies beyond the end of the log, {self.log_end}")
             else:
                 usable.append(place)
         return usable

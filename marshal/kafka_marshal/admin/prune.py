@@ -1,0 +1,185 @@
+"""Removes old log and old snapshots together, up to a snapshot that was checked, never further (L1, S2, S3).
+
+Checked means: the log was replayed to it, from its beginning or from where an earlier prune had cut it, and led to the
+same state. What is kept is enough for every start: the snapshots from the cut on, at least two, and all log behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Cluster
+from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
+from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.snapshots.reader import Place
+from kafka_marshal.snapshots.start import CpStart, Difference
+
+__all__ = ["DEFAULT_KEEP", "PrunedPartition", "PrunePlan", "carry_out", "make_plan"]
+
+#: Checked snapshots that are kept of each CP: the newest two, which a start needs (S3), and one more, so that a start
+#: can still go further back where one of those two turns out to be damaged.
+DEFAULT_KEEP = 3
+LEAST_KEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedPartition:
+    """What is, or would be, removed of one CP."""
+
+    partition: int
+    #: Of its log: first offset that is there, and high watermark, before.
+    log_start: int
+    log_end: int
+    #: Next offsets of the snapshots that a replay reached and found the same, ascending.
+    checked: tuple[int, ...]
+    #: All log below this offset goes: the next offset of a checked snapshot. None: nothing goes.
+    cut: int | None
+    #: All of the log of snapshots below this offset goes, and so many whole snapshots in it.
+    snapshots_cut: int
+    snapshots_removed: int
+    #: Snapshots that contradict the log, or are damaged.
+    differences: tuple[Difference, ...]
+    #: Why not more is removed, for people.
+    why: str
+
+    @property
+    def records_removed(self) -> int:
+        """Offsets of the log that go."""
+        return 0 if self.cut is None else self.cut - self.log_start
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What is, or would be, removed. `topic_ids`: of the log and its snapshots, by which they are known again."""
+
+    topic: str
+    snapshots_topic: str
+    topic_ids: tuple[str, str]
+    partitions: tuple[PrunedPartition, ...]
+
+    @property
+    def records_removed(self) -> int:
+        """Offsets of the log that go, in all CPs."""
+        return sum(each.records_removed for each in self.partitions)
+
+    @property
+    def snapshots_removed(self) -> int:
+        """Whole snapshots that go, in all CPs."""
+        return sum(each.snapshots_removed for each in self.partitions)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Snapshots that contradict the log, or are damaged, in all CPs."""
+        return tuple(found for each in self.partitions for found in each.differences)
+
+
+def make_plan(
+    cluster: Cluster,
+    topic: str,
+    timeout_s: float,
+    *,
+    keep: int = DEFAULT_KEEP,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> PrunePlan:
+    """Replay the whole log beside its snapshots, and say what can go; nothing is removed (*blocking*).
+
+    keep: checked snapshots of each CP that stay, at least two. force: also go past snapshots that contradict the log;
+    else the log that shows it stays. progress: called with (records replayed, records there are).
+    """
+    if keep < LEAST_KEEP:
+        raise ConfigurationError(
+            f"keep must be at least {LEAST_KEEP}, not {keep}: a replica starts from the second newest snapshot and "
+            "compares at the newest (S3). Nothing was removed"
+        )
+    replica = Replica(cluster, topic, timeout_s, Begin.CHECK)
+    try:
+        if replica.snapshots is None:
+            raise TopicMissingError(
+                f"{replica.lacks_snapshots}: without snapshots no log can be removed. Nothing was. Make it with "
+                "kafka-marshal init; members write snapshots as the log grows (S2)"
+            )
+        ids = _topic_ids(cluster, topic, replica.snapshots_topic, timeout_s)
+        replica.check(cluster.topic_info([topic], timeout_s).get(topic))
+        replica.catch_up(timeout_s, progress)
+        partitions = tuple(
+            _plan(start, replica.snapshots.shelves[cp].sorted(), keep, force)
+            for cp, start in sorted(replica.starts.items())
+        )
+        return PrunePlan(topic, replica.snapshots_topic, ids, partitions)
+    finally:
+        replica.close()
+
+
+def _plan(start: CpStart, places: list[Place], keep: int, force: bool) -> PrunedPartition:
+    checked = tuple(sorted(start.agreed))
+    # Where log was removed before, that was done up to a checked snapshot, which is the ground we stand on.
+    grounded = start.from_beginning or (start.begun_at == start.log_start and bool(checked))
+    # What lies before where the log begins now is of no interest any more.
+    doubt = min((at for found in start.differences if (at := found.next_offset) >= start.begun_at), default=None)
+    limit = None if force else doubt
+    cut = None
+    why = ""
+    if not grounded:
+        why = "its log begins at no snapshot that it bears out: what it holds is proven by nothing"
+    elif len(checked) < keep:
+        why = f"{len(checked)} checked snapshot(s), and {keep} are kept"
+    else:
+        fit = [
+            at for at in checked[: len(checked) - keep + 1] if at > start.log_start and (limit is None or at < limit)
+        ]
+        cut = fit[-1] if fit else None
+        why = "" if cut is not None else "it was pruned as far already"
+    if grounded and limit is not None and len(checked) >= keep and limit <= checked[-keep]:
+        why = f"the snapshot at offset {limit} contradicts the log, which stays from before that on, to be looked at"
+    floor = start.log_start if cut is None else cut
+    # Of snapshots the log does not reach any more nobody can make use.
+    kept = [place.first for place in places if place.next_offset >= floor]
+    gone = [place for place in places if place.next_offset < floor]
+    snapshots_cut = min(kept) if kept and grounded else 0
+    return PrunedPartition(
+        start.cp,
+        start.log_start,
+        start.log_end,
+        checked,
+        cut,
+        snapshots_cut,
+        sum(place.last < snapshots_cut for place in gone),
+        tuple(start.differences),
+        why,
+    )
+
+
+def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:
+    """Remove what the plan says (*blocking*). It may be done again where it failed half way.
+
+    Raises TopicChangedError where the topics are others by now, AdminError where less was removed than was asked for.
+    """
+    if _topic_ids(cluster, plan.topic, plan.snapshots_topic, timeout_s) != plan.topic_ids:
+        raise TopicChangedError(
+            f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and made anew since it was looked at. Nothing was "
+            "removed. Look again"
+        )
+    # The log first: snapshots that it does not reach any more do no harm, and go the next time.
+    cuts = {(plan.topic, each.partition): each.cut for each in plan.partitions if each.cut is not None}
+    starts = cluster.delete_records(cuts, timeout_s) if cuts else {}
+    behind = sorted(cp for (_, cp), cut in cuts.items() if starts.get((plan.topic, cp), 0) < cut)
+    if behind:
+        raise AdminError(
+            f"partition(s) {behind} of {plan.topic!r} were not cut as asked for; others may have been. No snapshot was "
+            "removed, and every replica can start. Do it again"
+        )
+    olds = {
+        (plan.snapshots_topic, each.partition): each.snapshots_cut for each in plan.partitions if each.snapshots_cut > 0
+    }
+    if olds:
+        cluster.delete_records(olds, timeout_s)
+
+
+def _topic_ids(cluster: Cluster, topic: str, snapshots: str, timeout_s: float) -> tuple[str, str]:
+    infos = cluster.topic_info([topic, snapshots], timeout_s)
+    missing = [name for name in (topic, snapshots) if name not in infos]
+    if missing:
+        raise TopicMissingError(f"{missing[0]!r} does not exist. Nothing was removed")
+    return infos[topic].topic_id, infos[snapshots].topic_id
