@@ -135,6 +135,7 @@ class Run:
     def __init__(self, folder: Path, **options: object) -> None:
         self.folder = folder / "demo"
         settings = {"directory": str(self.folder), "heartbeat_interval_ms": 500, "batch_size": 200, "pace": 2_000}
+        settings["plain"] = True
         self._lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps({**settings, "json": True, **options})],

@@ -91,7 +91,7 @@ def test_a_number_that_is_off_by_one_is_found(case: Case, measure: str) -> None:
     assert not verdict.equal
     [difference] = verdict.differences
     assert (difference.group, difference.measure) == (("AA", "JFK", 2), measure)
-    assert difference.in_database == (difference.in_file or 0) + 1
+    assert difference.in_database == int(difference.in_file or 0) + 1
 
 
 def test_a_group_that_is_missing_or_too_many_is_found(case: Case) -> None:

@@ -13,7 +13,7 @@ from kafka_marshal.demo import DemoError
 from kafka_marshal.demo.check import Difference, Verdict
 from kafka_marshal.demo.findings import Findings
 from kafka_marshal.demo.ownership import End, History, Tenure
-from kafka_marshal.demo.process import Crash, Kill, KillPlan, Stage, Story
+from kafka_marshal.demo.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
 from kafka_marshal.demo.report import CarrierLine, write_report
 
 EQUAL = Verdict(1_000, 12, 1_000, (), (), ())
@@ -40,7 +40,7 @@ def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
     history.progress = [(1_000, "worker-1", 400), (4_000, "worker-2", 300), (10_000, "worker-3", 300)]
     story = Story(started_ms=0, closing_ms=14_990, ended_ms=15_100)
     if not calm:
-        story.kill = Kill("worker-2", 5_000, 400, 1, 100, 199, written=True)
+        story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199),), written=True, stage=Stage.UNREPORTED)
         story.added = "worker-3", 8_000
         story.repeated = 1
     return Findings("flights", verdict, story, history, seed=4, heartbeat_interval_ms=1_000, pace=6_000)
@@ -146,6 +146,6 @@ def test_a_report_that_can_not_be_written_says_that_the_comparison_is_done(tmp_p
 def test_seeds_kill_at_different_moments_and_the_same_seed_at_the_same() -> None:
     plans = [KillPlan.drawn(seed) for seed in range(40)]
     assert plans == [KillPlan.drawn(seed) for seed in range(40)]
-    assert {plan.stage for plan in plans} == set(Stage)
+    assert {plan.stage for plan in plans} == set(WORKERS.stages)
     assert len({plan.share for plan in plans}) == 40
     assert all(0.25 <= plan.share <= 0.45 and 0.1 <= plan.into_batch <= 0.7 for plan in plans)

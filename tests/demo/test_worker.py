@@ -182,7 +182,7 @@ def test_what_the_database_refuses_because_of_its_epoch_is_neither_written_nor_d
     def is_refused() -> bool:
         event = stage.crew.next_event(1.0)
         if event is not None and event.what == "fenced":
-            refused.add(event.partition)
+            refused.update(partition for partition, _, _ in event.ranges)
         return bool(refused)
 
     eventually(is_refused, what="being refused")

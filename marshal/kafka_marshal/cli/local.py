@@ -66,7 +66,8 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
 
 @command()
 @click.option("--rows", type=click.IntRange(min=0), help="How many flights. Default: all 336,776.")
-@click.option("--workers", type=click.IntRange(1, 11), default=3, help="Worker processes at the start (3).")
+@click.option("--plain", is_flag=True, help="Worker processes in plain Python, without Spark; one is added, too.")
+@click.option("--workers", type=click.IntRange(1, 11), help="How many at the start (2 Spark drivers, 3 plain workers).")
 @click.option(
     "--dir",
     "directory",
@@ -77,14 +78,23 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
 @click.option("--keep", is_flag=True, help="Keep the topics: the broker's data, or what was made on the Kafka named.")
 @click.option("--seed", type=click.IntRange(min=0), help="Decides when whom the kill hits. Default: shown at the end.")
 @click.pass_obj
-def demo(options: Options, rows: int | None, workers: int, directory: Path, keep: bool, seed: int | None) -> int:
-    """The whole story on real flights: publish, share out, process, kill a worker, add one, check, report.
+def demo(
+    options: Options,
+    rows: int | None,
+    plain: bool,
+    workers: int | None,
+    directory: Path,
+    keep: bool,
+    seed: int | None,
+) -> int:
+    """The whole story on real flights: publish, share out, process, kill a Spark driver, check, audit, report.
 
     336,776 flights go through a real broker (one is started, unless --bootstrap names a Kafka: there topics of this
-    run's own are used, and removed). Worker processes add up delays in a database; one is killed with -9 in the middle
-    of a batch. What they found is compared with the same computed straight from the file.
+    run's own are used, and removed), and some messages that are no flights. Spark drivers claim partitions, parse, join
+    with airlines, airports and weather, and add up delays in a database; one is killed with -9 in the middle of a
+    round. What they found is compared with a plain computation on the files, and the coordination log is audited.
 
-    Exit status: 0 equal, nothing lost, nothing double; 1 not.
+    Exit status: 0 equal, nothing lost, nothing double, no violation; 1 not.
     """
     try:
         from kafka_marshal.demo import DemoOptions, run
@@ -99,6 +109,7 @@ def demo(options: Options, rows: int | None, workers: int, directory: Path, keep
     return run(
         DemoOptions(
             rows=rows,
+            plain=plain,
             workers=workers,
             directory=directory,
             keep=keep,

@@ -6,7 +6,7 @@ The file is added up in SQL, which shares nothing with what the workers run.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,10 +16,11 @@ from typing import Any, Final
 from kafka_marshal.demo.flights import COLUMNS, MISSING, read
 from kafka_marshal.demo.sink import MEASURES, explained, opened
 
-__all__ = ["Difference", "Range", "Verdict", "check", "expected", "missing_offsets"]
+__all__ = ["Difference", "Range", "Verdict", "account", "ask", "check", "differences", "expected", "missing_offsets"]
 
-#: carrier, airport, month
-Group = tuple[str, str, int]
+#: What numbers are added up by: carrier, airport, month; or carrier, origin, destination, hour.
+Group = tuple[Any, ...]
+Value = str | int | None
 #: partition, first offset, last offset (inclusive)
 Range = tuple[int, int, int]
 
@@ -40,8 +41,8 @@ class Difference:
 
     group: Group
     measure: str
-    in_database: int | None
-    in_file: int | None
+    in_database: Value
+    in_file: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ def expected(file: Path, rows: int | None) -> dict[Group, tuple[int | None, ...]
         return {(carrier, origin, month): tuple(found) for carrier, origin, month, *found in db.execute(_ADD_UP)}
 
 
-def found_in(database: Path) -> dict[Group, tuple[int | None, ...]]:
+def found_in(database: Path) -> dict[Group, tuple[Value, ...]]:
     """The measures of each group that the workers added up. Raises SinkError."""
-    rows = _ask(database, "SELECT * FROM delays")
+    rows = ask(database, "SELECT * FROM delays")
     return {(carrier, airport, month): tuple(values) for carrier, airport, month, *values in rows}
 
 
@@ -104,28 +105,47 @@ def check(database: Path, file: Path, rows: int | None, ends: Mapping[int, int])
     Raises SinkError, DataMissingError.
     """
     wanted, found = expected(file, rows), found_in(database)
-    differences = [
-        Difference(group, measure, mine, theirs)
+    lost, double = account(database, ends)
+    return Verdict(
+        rows=_flights(wanted),
+        groups=len(wanted),
+        rows_in_database=_flights(found),
+        differences=tuple(differences(MEASURES, found, wanted)),
+        lost=tuple(lost),
+        double=tuple(double),
+    )
+
+
+def _flights(groups: Mapping[Group, tuple[Value, ...]]) -> int:
+    return sum(int(values[0] or 0) for values in groups.values())
+
+
+def differences(
+    names: Sequence[str], found: Mapping[Group, tuple[Value, ...]], wanted: Mapping[Group, tuple[Value, ...]]
+) -> list[Difference]:
+    """Every value that is not the same in both, by group and name. A group that is not there has no values."""
+    nothing = (None,) * len(names)
+    return [
+        Difference(group, name, mine, theirs)
         for group in sorted(wanted.keys() | found.keys())
-        for measure, mine, theirs in zip(
-            MEASURES, found.get(group, (None,) * len(MEASURES)), wanted.get(group, (None,) * len(MEASURES)), strict=True
-        )
+        for name, mine, theirs in zip(names, found.get(group, nothing), wanted.get(group, nothing), strict=True)
         if mine != theirs
     ]
-    lost, double = _tile(_ranges(database), ends)
-    in_database = sum(values[0] or 0 for values in found.values())
-    in_file = sum(values[0] or 0 for values in wanted.values())
-    return Verdict(in_file, len(wanted), in_database, tuple(differences), tuple(lost), tuple(double))
+
+
+def account(database: Path, ends: Mapping[int, int]) -> tuple[list[Range], list[Range]]:
+    """Offsets that no transaction holds, and that more than one holds. Raises SinkError."""
+    return _tile(_ranges(database), ends)
 
 
 def missing_offsets(database: Path, ends: Mapping[int, int]) -> list[Range]:
     """Offsets that no transaction holds. Raises SinkError."""
-    return _tile(_ranges(database), ends)[0]
+    return account(database, ends)[0]
 
 
 def _ranges(database: Path) -> list[Range]:
     """What each transaction added, by partition and offset. A transaction whose rows have gaps is taken apart."""
-    found = _ask(database, "SELECT partition, first_offset, last_offset, rows FROM batches ORDER BY 1, 2, 3")
+    found = ask(database, "SELECT partition, first_offset, last_offset, rows FROM batches ORDER BY 1, 2, 3")
     ranges: list[Range] = []
     for partition, first, last, rows in found:
         # A topic without transactions or compaction has every offset: fewer rows than offsets means some were lost.
@@ -154,7 +174,8 @@ def _tile(ranges: Iterable[Range], ends: Mapping[int, int]) -> tuple[list[Range]
     return lost, double
 
 
-def _ask(database: Path, question: str) -> list[tuple[Any, ...]]:
+def ask(database: Path, question: str) -> list[tuple[Any, ...]]:
+    """Rows of the workers' database. Raises SinkError."""
     try:
         with closing(opened(database, "ro")) as db:
             return db.execute(question).fetchall()

@@ -1,61 +1,82 @@
-"""Worker processes, as their parent sees them: started, listened to, killed, ended."""
+"""Worker and driver processes, as their parent sees them: started, listened to, killed, ended.
+
+A Spark driver has a process below it, the JVM: it ends when its driver does, however that went, and this is seen to.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, Any
 
+from kafka_marshal.demo.check import Range
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.options import FAILURE, WorkerSettings
+from kafka_marshal.demo.options import FAILURE, ProcessSettings
 
 __all__ = ["Crew", "Event", "WorkerProcess"]
 
 #: How long workers may take to release their partitions and end, once asked to.
 GRACE_S = 10.0
 
+#: How long a JVM may take to notice that its driver is gone, before it is killed, too.
+JVM_GRACE_S = 15.0
+
+#: What a driver tells first: Spark is up.
+READY = "ready"
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a worker told: which batch it has in hand ("begun"), and what became of it ("written", "fenced")."""
+    """What a worker told: what it has in hand ("begun"), how far it is, and what became of it ("written", "fenced")."""
 
     client_id: str
     what: str
-    partition: int
-    first: int
-    last: int
-    #: Of a batch that was written: rows that the database had already.
+    #: What the transaction is about: one range of a worker's batch, several of a driver's round.
+    ranges: tuple[Range, ...] = ()
+    #: Of what was written: rows that the database had already.
     skipped: int = 0
+    #: All of it, as it was told.
+    said: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def batch(self) -> tuple[str, int, int, int]:
+    def batch(self) -> tuple[str, tuple[Range, ...]]:
         """Names the batch."""
-        return self.client_id, self.partition, self.first, self.last
+        return self.client_id, self.ranges
+
+    @property
+    def rows(self) -> int:
+        """Offsets in it."""
+        return sum(last - first + 1 for _, first, last in self.ranges)
 
 
 class WorkerProcess:
-    """One worker. Its errors and warnings go to a file; what it tells goes to the crew."""
+    """One worker or driver. Its errors and warnings go to a file; what it tells goes to the crew."""
 
-    def __init__(self, settings: WorkerSettings, log: Path, tell: Callable[[Event], None]) -> None:
+    def __init__(self, settings: ProcessSettings, log: Path, tell: Callable[[Event], None]) -> None:
         """Start it. Raises DemoError."""
         self.client_id = settings.client_id
         self.log = log
         #: We killed it, or asked it to end: its end is no surprise.
         self.expected_to_end = False
-        #: Why it ended by itself, "" if it did not say.
+        #: Why it ended by itself, "" if it did not say; and whether another would end so, too.
         self.failure = ""
+        self.failure_lasts = False
+        #: It has told that it is ready to work (a worker always is).
+        self.ready = False
         try:
             with log.open("wb") as errors:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "kafka_marshal.demo.worker"],
+                    [sys.executable, "-P", "-m", settings.program],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -87,10 +108,12 @@ class WorkerProcess:
                 return  # it was killed while it said this
             said: Mapping[str, Any] = json.loads(line)
             if said["event"] == FAILURE:
-                self.failure = said["why"]
-                continue
-            skipped = said.get("skipped", 0)
-            tell(Event(self.client_id, said["event"], said["partition"], said["first"], said["last"], skipped))
+                self.failure, self.failure_lasts = said["why"], said["lasts"]
+            elif said["event"] == READY:
+                self.ready = True
+            else:
+                ranges = tuple((partition, first, last) for partition, first, last in said.get("ranges", ()))
+                tell(Event(self.client_id, said["event"], ranges, said.get("skipped", 0), said))
 
     @property
     def running(self) -> bool:
@@ -98,10 +121,24 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """kill -9; returns when it is gone and everything it told has been heard."""
+        """kill -9; returns when it is gone and everything it told has been heard. Its JVM: see end_rest."""
         self.expected_to_end = True
         self.process.send_signal(signal.SIGKILL)
         self.wait(30.0)
+
+    def end_rest(self, grace_s: float = JVM_GRACE_S) -> int | None:
+        """Wait until everything below it, which has ended, is gone, too: its JVM. After how many ms it was.
+
+        None: something did not end within grace_s and was killed.
+        """
+        begun = time.monotonic()
+        while _group_runs(self.process.pid):
+            if time.monotonic() > begun + grace_s:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                return None
+            time.sleep(0.02)
+        return round((time.monotonic() - begun) * 1000)
 
     def ask_to_end(self) -> None:
         """SIGTERM: it finishes its batch and releases its partitions."""
@@ -135,7 +172,7 @@ class WorkerProcess:
 class Crew:
     """All worker processes of a run. A context manager: at its end, whatever that end is, none of them runs."""
 
-    def __init__(self, settings: Callable[[str], WorkerSettings], folder: Path) -> None:
+    def __init__(self, settings: Callable[[str], ProcessSettings], folder: Path) -> None:
         """settings: for a client_id. folder: for the workers' logs."""
         self._settings = settings
         self._folder = folder
@@ -171,6 +208,8 @@ class Crew:
         late = [name for name, worker in self.workers.items() if not worker.wait(max(0.0, until - time.monotonic()))]
         for name in late:
             self.workers[name].kill()
+        for worker in self.workers.values():
+            worker.end_rest()
         return late
 
     def __enter__(self) -> Crew:
@@ -181,3 +220,25 @@ class Crew:
         for worker in self.workers.values():
             if worker.running:
                 worker.kill()
+        for worker in self.workers.values():
+            worker.end_rest()
+
+
+def _group_runs(group: int) -> bool:
+    """Whether any process of a group runs. (One that has ended and that nobody has asked about does not.)"""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    stats = list(Path("/proc").glob("[0-9]*/stat"))
+    return not stats or any(_is_alive_in(stat, group) for stat in stats)
+
+
+def _is_alive_in(stat: Path, group: int) -> bool:
+    try:
+        state, _, found = stat.read_text().rpartition(")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False  # it ended while we looked
+    return int(found) == group and state not in "ZX"

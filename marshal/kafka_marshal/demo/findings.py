@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kafka_marshal.demo.check import Range, Verdict
 from kafka_marshal.demo.ownership import Change, History, Takeover
-from kafka_marshal.demo.process import Story
+from kafka_marshal.demo.process import Stage, Story
 from kafka_marshal.demo.timeline import Mark
 
 __all__ = ["Findings", "Row", "ranges_text"]
 
 #: (partition, from, to, when, after the last beat, after the kill)
 Row = tuple[str, str, str, str, str, str]
+
+
+_STAGES: Final = {
+    Stage.UNWRITTEN: "not yet written",
+    Stage.COMPUTED: "added up by Spark and not yet written",
+    Stage.LETTERED: "not yet written, but for its dead letters",
+    Stage.UNREPORTED: "committed to the database and not yet reported to the log",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,16 @@ class Findings:
     seed: int
     heartbeat_interval_ms: int
     pace: int
+
+    @property
+    def noun(self) -> str:
+        """What those are called who did the work."""
+        return "worker"
+
+    @property
+    def equal(self) -> bool:
+        """The run is as it should be."""
+        return self.verdict.equal
 
     @property
     def clients(self) -> list[str]:
@@ -71,11 +90,9 @@ class Findings:
         if kill is None:
             return ["Nobody was killed: the rows were done before there was a batch to do it in."]
         share = 100 * kill.rows_done / self.verdict.rows
-        rows = kill.last - kill.first + 1
-        stage = "committed to the database and not yet reported to the log" if kill.written else "not yet written"
         killed = (
-            f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of {rows:,} "
-            f"row{_s(rows)} in hand that was {stage} (seed {self.seed})."
+            f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of "
+            f"{kill.rows:,} row{_s(kill.rows)} in hand that was {_STAGES[kill.stage]} (seed {self.seed})."
         )
         if added is None:
             return [killed]
@@ -98,16 +115,16 @@ class Findings:
             f"{crash.client_id} ended by itself, which was not planned (status {crash.status}): "
             f"{crash.last_words or 'no word'}"
             for crash in self.story.crashes
-        ]
+        ] + [f"{name} was started in the place of {old}." for name, _, old in self.story.successors]
 
     def _handover_sentence(self) -> str:
         handed = self.handovers()
         vacant = sorted(each.vacant_ms or 0 for each in handed)
         if not handed:
-            return "No partition was handed over by a living worker."
+            return f"No partition was handed over by a living {self.noun}."
         first = self._joined_by_ms()
         early = sum(each.at_ms <= first for each in handed)
-        text = f"Living workers handed over {len(handed)} partition{_s(len(handed))}"
+        text = f"Living {self.noun}s handed over {len(handed)} partition{_s(len(handed))}"
         if early:
             text += f", {early} of them while the first ones joined"
         return f"{text}; each had nobody for {vacant[len(vacant) // 2]} ms (median), {vacant[-1]} ms at most."
@@ -197,6 +214,7 @@ class Findings:
         """What the picture marks."""
         kill, added = self.story.kill, self.story.added
         marks = [] if kill is None else [Mark(kill.at_ms, f"{kill.client_id} killed (-9)", death=True)]
+        marks += [Mark(at_ms, f"{name} started", death=False) for name, at_ms, _ in self.story.successors]
         return marks if added is None else [*marks, Mark(added[1], f"{added[0]} added", death=False)]
 
 

@@ -23,15 +23,15 @@ from kafka_marshal.demo.crew import Crew
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.flights import ROWS, find_file
 from kafka_marshal.demo.follow import Follower, read_log
-from kafka_marshal.demo.options import DemoOptions, WorkerSettings
-from kafka_marshal.demo.ownership import history_of, read_dump, write_dump
+from kafka_marshal.demo.options import DemoOptions, ProcessSettings, WorkerSettings
+from kafka_marshal.demo.ownership import History, history_of, read_dump, write_dump
 from kafka_marshal.demo.publish import Published, Scene, make_topics, publish
 from kafka_marshal.demo.sink import carriers, create, write_state
 from kafka_marshal.testing import open_kafka
 
 if TYPE_CHECKING:
     from kafka_marshal.demo.findings import Findings
-    from kafka_marshal.demo.process import Story
+    from kafka_marshal.demo.process import Manner, Story
     from kafka_marshal.demo.screen import Screen
 
 __all__ = ["Job", "run"]
@@ -48,7 +48,7 @@ ANSWER_S: Final = 15.0
 #: Columns of what is written to a file or a pipe.
 PLAIN_WIDTH: Final = 110
 
-_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log")
+_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log", "audit/*")
 
 #: Modules of the extra [demo] that are loaded late: looked for before anything is started.
 _NEEDED: Final = ("rich", "matplotlib")
@@ -72,16 +72,20 @@ def run(options: DemoOptions) -> int:
     from rich.console import Console
 
     from kafka_marshal.demo.screen import Screen
+    from kafka_marshal.demo.spark_job import SparkJob
 
     console = Console(highlight=False, emoji=False, markup=False, stderr=options.json)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     with _signals_as_interrupts(), Screen(console) as screen:
-        return Job(options, screen).run()
+        return (Job if options.plain else SparkJob)(options, screen).run()
 
 
 class Job:
-    """One run."""
+    """One run, with plain workers; spark_job has the one with Spark drivers."""
+
+    #: How many steps are shown.
+    STEPS = 5
 
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self.options = options
@@ -89,6 +93,8 @@ class Job:
         self.file = find_file()
         self.folder = options.directory.absolute()
         self.database = self.folder / DATABASE
+        #: How many are published.
+        self.flights = ROWS if options.rows is None else min(options.rows, ROWS)
         self.seed = SystemRandom().randrange(10_000) if options.seed is None else options.seed
 
     def run(self) -> int:
@@ -96,7 +102,7 @@ class Job:
         begun = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._own_folder())
-            create(self.database)
+            self._create()
             stack.enter_context(self._state())
             stack.enter_context(_log_to(self.folder / LOG))
             scene = self._open_kafka(stack)
@@ -105,59 +111,86 @@ class Job:
             story = self._process(cluster, scene, published)
             findings = self._check(cluster, scene, published, story)
             page = self._report(findings)
-            write_state(self.database, "equal" if findings.verdict.equal else "not equal")
+            write_state(self.database, "equal" if findings.equal else "not equal")
         seconds = time.monotonic() - begun
         self._conclude(findings, page, seconds)
         if self.options.json:
             sys.stdout.write(
                 json.dumps({**findings.summary(), "report": str(page), "seconds": round(seconds, 1)}) + "\n"
             )
-        return 0 if findings.verdict.equal else 1
+        return 0 if findings.equal else 1
+
+    def step(self, number: int, text: str, total: int | None = None) -> None:
+        """Show that a step begins."""
+        self.screen.step(number, text, total, steps=self.STEPS)
 
     # The steps.
+
+    def _create(self) -> None:
+        """An empty database."""
+        create(self.database)
 
     def _open_kafka(self, stack: ExitStack) -> Scene:
         options = self.options
         if options.bootstrap is not None:
-            self.screen.step(1, f"Kafka: the one at {options.bootstrap}; this run uses topics of its own there")
+            self.step(1, f"Kafka: the one at {options.bootstrap}; this run uses topics of its own there")
             return Scene.on_named_kafka(options.bootstrap, options.config)
-        self.screen.step(1, "Kafka: a real broker is started on this machine")
+        self.step(1, "Kafka: a real broker is started on this machine")
         kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None)
         stack.callback(kafka.stop)
         return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
 
     def _remove_topics(self, scene: Scene) -> None:
-        Probe(scene.bootstrap, scene.config).delete_topics([scene.topic, scene.coordination], timeout_s=10.0)
+        Probe(scene.bootstrap, scene.config).delete_topics(scene.topics, timeout_s=10.0)
 
     def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
+        total = self.flights
+        flights = f"{total:,} flight{'' if total == 1 else 's'}"
+        text = f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers"
+        self._make_topics(stack, cluster, scene)
+        self.step(2, text, total)
+        return publish(cluster, scene, self.file, self.options.rows, lambda done: self.screen.rows(done, total))
+
+    def _make_topics(
+        self, stack: ExitStack, cluster: KafkaCluster, scene: Scene, *, dead_letters: bool = False
+    ) -> None:
+        """Make them, and see to it that they go again where they are to."""
         brokers = cluster.broker_count(ANSWER_S)
         if self.options.bootstrap is not None and not self.options.keep:
             stack.callback(self._remove_topics, scene)
-        make_topics(cluster, scene, brokers)
-        total = ROWS if self.options.rows is None else min(self.options.rows, ROWS)
-        flights = f"{total:,} flight{'' if total == 1 else 's'}"
-        self.screen.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers", total)
-        return publish(cluster, scene, self.file, self.options.rows, lambda done: self.screen.rows(done, total))
+        make_topics(cluster, scene, brokers, dead_letters=dead_letters)
 
     def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
-        from kafka_marshal.demo.process import KillPlan, Process
+        from kafka_marshal.demo.process import WORKERS
 
         options = self.options
         pace = f", {options.pace:,} rows a second each" if options.pace else ""
-        workers = f"{options.workers} worker{'s' if options.workers > 1 else ''}"
+        workers = f"{options.crew_size} worker{'s' if options.crew_size > 1 else ''}"
         text = f"Process: {workers}{pace}; one will be killed, one added"
-        self.screen.step(3, text, published.rows)
+        self.step(3, text, published.rows)
+        return self._run_crew(cluster, scene, published, WORKERS)
+
+    def _run_crew(self, cluster: KafkaCluster, scene: Scene, published: Published, manner: Manner) -> Story:
+        from kafka_marshal.demo.process import KillPlan, Process
+
         with (
             Follower(cluster, scene.coordination, scene.group_id, scene.topic) as follower,
             Crew(lambda client_id: self._settings(scene, client_id), self.folder) as crew,
         ):
-            plan = KillPlan.drawn(self.seed)
             step = Process(
-                crew, follower, self.database, published, plan, options.pace, self.screen.working, self.screen.say
+                crew,
+                follower,
+                self.database,
+                published,
+                KillPlan.drawn(self.seed, manner),
+                self.options.pace if self.options.plain else 0,
+                self.screen.working,
+                self.screen.say,
+                manner,
             )
-            return step.run(options.workers)
+            return step.run(self.options.crew_size)
 
-    def _settings(self, scene: Scene, client_id: str) -> WorkerSettings:
+    def _settings(self, scene: Scene, client_id: str) -> ProcessSettings:
         return WorkerSettings(
             bootstrap=scene.bootstrap,
             config=scene.config,
@@ -167,26 +200,29 @@ class Job:
             client_id=client_id,
             database=str(self.database),
             heartbeat_interval_ms=self.options.heartbeat_interval_ms,
-            batch_size=self.options.batch_size,
+            batch_size=self.options.round_size,
             pace=self.options.pace,
         )
 
     def _check(self, cluster: KafkaCluster, scene: Scene, published: Published, story: Story) -> Findings:
         from kafka_marshal.demo.findings import Findings
 
-        self.screen.step(4, "Check: the file is added up by itself and compared; the coordination log is replayed")
-        write_dump(self.folder / DUMP, *read_log(cluster, scene.coordination))
-        # From the file that stays, so that anybody can conclude the same from it.
-        history = history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
+        self.step(4, "Check: the file is added up by itself and compared; the coordination log is replayed")
+        history = self._replayed(cluster, scene)
         verdict = check(self.database, self.file, self.options.rows, published.ends)
         return Findings(
             scene.topic, verdict, story, history, self.seed, self.options.heartbeat_interval_ms, self.options.pace
         )
 
+    def _replayed(self, cluster: KafkaCluster, scene: Scene) -> History:
+        """Who owned what, by the log; from the file that stays, so that anybody can conclude the same from it."""
+        write_dump(self.folder / DUMP, *read_log(cluster, scene.coordination))
+        return history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
+
     def _report(self, findings: Findings) -> Path:
         from kafka_marshal.demo.report import CarrierLine, write_report
 
-        self.screen.step(5, "Report")
+        self.step(self.STEPS, "Report")
         lines = [CarrierLine(*line) for line in carriers(self.database)]
         page, _ = write_report(findings, lines, self.folder)
         return page
@@ -198,7 +234,7 @@ class Job:
 
         show, say = self.screen.show, self.screen.say
         show("")
-        show(Text(findings.verdict_text(), style="bold green" if findings.verdict.equal else "bold red"))
+        show(Text(findings.verdict_text(), style="bold green" if findings.equal else "bold red"))
         for line in [*findings.differences(), *findings.sentences()]:
             say(line)
         takeovers = findings.rows_of(findings.takeovers())

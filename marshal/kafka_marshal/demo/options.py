@@ -1,4 +1,4 @@
-"""What can be chosen about a run of the demo, and what its workers are told."""
+"""What can be chosen about a run of the demo, and what its workers and drivers are told."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["FAILURE", "PARTITIONS", "DemoOptions", "WorkerSettings"]
+__all__ = [
+    "FAILURE",
+    "PARTITIONS",
+    "AuditorSettings",
+    "DemoOptions",
+    "DriverSettings",
+    "ProcessSettings",
+    "WorkerSettings",
+]
 
 #: Of the topic of flights.
 PARTITIONS = 12
@@ -24,8 +33,10 @@ class DemoOptions:
 
     #: How many flights, from the beginning of the file; None: all 336,776.
     rows: int | None = None
-    #: Worker processes at the start, 1 … 11. One is killed on the way, one is added.
-    workers: int = 3
+    #: Plain worker processes, without Spark: one is killed on the way, one is added.
+    plain: bool = False
+    #: Spark drivers or worker processes at the start, 1 … 11, one of which is killed. None: 2 drivers, or 3 workers.
+    workers: int | None = None
     #: Where the report, the database and the workers' logs go; files of an earlier run are replaced.
     directory: Path = Path("out/demo")
     #: Keep the topics: the local broker's data in directory/kafka, or the topics on the Kafka that was named.
@@ -40,36 +51,62 @@ class DemoOptions:
     json: bool = False
     #: HI of the workers: a silent one is replaced after twice this.
     heartbeat_interval_ms: int = 1_000
-    #: The most messages in one batch, which is one transaction.
-    batch_size: int = 1_000
-    #: Rows a second that one worker takes its time for, as if the work were harder; 0: as fast as it can.
+    #: The most messages in one transaction: a plain worker's batch, or a driver's round over all its partitions. None:
+    #: 1,000, or 12,000.
+    batch_size: int | None = None
+    #: Rows a second that one plain worker takes its time for, as if the work were harder; 0: as fast as it can.
     pace: int = 6_000
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 0:
             raise ConfigurationError(f"rows must be at least 0, not {self.rows}. Nothing was started.")
-        if not 1 <= self.workers < PARTITIONS:
+        if not 1 <= self.crew_size < PARTITIONS:
             raise ConfigurationError(
                 f"workers must be 1 … {PARTITIONS - 1}, not {self.workers}: there are {PARTITIONS} partitions to share "
-                "out, and one worker more joins on the way. Nothing was started."
+                "out, and one worker more may join on the way. Nothing was started."
             )
-        if self.batch_size < 1:
+        if self.round_size < 1:
             raise ConfigurationError(f"batch_size must be at least 1, not {self.batch_size}. Nothing was started.")
         if self.pace < 0:
             raise ConfigurationError(f"pace must be at least 0, not {self.pace}. Nothing was started.")
 
+    @property
+    def crew_size(self) -> int:
+        """Processes at the start."""
+        return (3 if self.plain else 2) if self.workers is None else self.workers
+
+    @property
+    def round_size(self) -> int:
+        """The most messages in one transaction."""
+        return (1_000 if self.plain else 12_000) if self.batch_size is None else self.batch_size
+
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What a worker is told, as one line of JSON."""
+class ProcessSettings:
+    """What every process of a run is told, as one line of JSON."""
+
+    #: The module that it runs.
+    program: ClassVar[str]
 
     bootstrap: str
     config: Mapping[str, object]
-    #: The topic of flights, the coordination topic, the group, and this worker's name in it.
+    #: The topic of flights, the coordination topic, the group, and this process's name in it.
     topic: str
     coordination: str
     group_id: str
     client_id: str
+
+    def line(self) -> bytes:
+        """For the process's standard input. (Not for its arguments: config may hold a password.)"""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings(ProcessSettings):
+    """What a plain worker is told."""
+
+    program: ClassVar[str] = "kafka_marshal.demo.worker"
+
     #: The SQLite file.
     database: str
     heartbeat_interval_ms: int
@@ -77,6 +114,29 @@ class WorkerSettings:
     #: Rows a second, at most (0: no limit).
     pace: int
 
-    def line(self) -> bytes:
-        """For the worker's standard input. (Not for its arguments: config may hold a password.)"""
-        return json.dumps(asdict(self)).encode() + b"\n"
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings(ProcessSettings):
+    """What a Spark driver is told."""
+
+    program: ClassVar[str] = "kafka_marshal.demo.driver"
+
+    #: The SQLite file.
+    database: str
+    heartbeat_interval_ms: int
+    #: The most messages in a round.
+    batch_size: int
+    #: The topic for messages that are no flights.
+    dead_letters: str
+    #: The folder with the tables that flights are joined with.
+    tables: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditorSettings(ProcessSettings):
+    """What the process that audits the log is told."""
+
+    program: ClassVar[str] = "kafka_marshal.demo.auditor"
+
+    #: The folder for its tables and its report.
+    out: str

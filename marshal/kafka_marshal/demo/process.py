@@ -1,7 +1,7 @@
-"""The second step: workers claim the partitions and process them, one is killed on the way, one is added.
+"""The second step: workers or Spark drivers claim the partitions and process them, one is killed on the way.
 
-This is the only step that another way of processing has to replace: it leaves a database behind (``sink``), and its
-claims in the coordination log.
+They leave a database behind (``sink``, ``ledger``), and their claims in the coordination log. What they are, and what
+is done to them, is their crew's :class:`Manner`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,27 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from kafka_marshal.demo.check import missing_offsets
-from kafka_marshal.demo.crew import Crew, Event
+from kafka_marshal.demo.check import Range, missing_offsets
+from kafka_marshal.demo.crew import Crew, Event, WorkerProcess
 from kafka_marshal.demo.errors import StalledError
 from kafka_marshal.demo.follow import Follower
 from kafka_marshal.demo.options import PARTITIONS
 from kafka_marshal.demo.publish import Published
 from kafka_marshal.demo.sink import explained, opened
 
-__all__ = ["Crash", "Kill", "KillPlan", "Process", "Snapshot", "Stage", "Story", "WorkerLine"]
+__all__ = [
+    "DRIVERS",
+    "WORKERS",
+    "Crash",
+    "Kill",
+    "KillPlan",
+    "Manner",
+    "Process",
+    "Snapshot",
+    "Stage",
+    "Story",
+    "WorkerLine",
+]
 
 #: Without any row done for this long something is wrong: a lease that nobody beats for falls free much sooner, and so
 #: does a broker restart.
@@ -39,13 +51,43 @@ _BREATH_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.2
 
 
+#: So many may fail one after the other, without a row done in between, before no more are started.
+_FRUITLESS: Final = 3
+
+
 class Stage(StrEnum):
-    """Where in a batch the kill hits."""
+    """Where in a batch the kill hits: after it was told that …"""
 
     #: Its rows are in hand, nothing of it is written.
     UNWRITTEN = "begun"
+    #: Spark has added it up, nothing of it is written.
+    COMPUTED = "computed"
+    #: Its dead letters are in their topic, nothing is in the database.
+    LETTERED = "lettered"
     #: Its transaction is committed; the log has not heard of it yet.
     UNREPORTED = "written"
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What a crew is made of, and what is done to it."""
+
+    #: What one of them is called; also the beginning of their names.
+    noun: str
+    #: Where the kill may hit.
+    stages: tuple[Stage, ...]
+    #: Between these shares of the rows.
+    shares: tuple[float, float] = (0.25, 0.45)
+    #: One is added some time after the kill.
+    one_added: bool = False
+    #: One that ends without having been asked to gets a successor, as it would from any supervisor.
+    replaced: bool = False
+    #: What it is at while it is not ready to work yet.
+    beginning: str = "at work"
+
+
+WORKERS: Final = Manner("worker", (Stage.UNWRITTEN, Stage.UNREPORTED), one_added=True)
+DRIVERS: Final = Manner("driver", tuple(Stage), replaced=True, beginning="starts Spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +101,10 @@ class KillPlan:
     into_batch: float
 
     @classmethod
-    def drawn(cls, seed: int) -> KillPlan:
+    def drawn(cls, seed: int, manner: Manner = WORKERS) -> KillPlan:
         """The plan that belongs to a seed."""
         random = Random(seed)
-        return cls(random.uniform(0.25, 0.45), random.choice(list(Stage)), random.uniform(0.1, 0.7))
+        return cls(random.uniform(*manner.shares), random.choice(manner.stages), random.uniform(0.1, 0.7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +116,19 @@ class Kill:
     at_ms: int
     #: Rows that the database had then, of all workers.
     rows_done: int
-    #: The batch in hand: partition, first and last offset.
-    partition: int
-    first: int
-    last: int
+    #: The batch in hand: (partition, first and last offset) of each range in it.
+    ranges: tuple[Range, ...]
     #: Whether that batch was committed.
     written: bool
+    #: How far it was.
+    stage: Stage = Stage.UNWRITTEN
+    #: After how many ms the processes below it (a driver's JVM) were gone, too; None: they had to be killed.
+    rest_ms: int | None = 0
+
+    @property
+    def rows(self) -> int:
+        """Offsets in the batch."""
+        return sum(last - first + 1 for _, first, last in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +152,8 @@ class Story:
     #: client_id of the one that was added, and when it was started.
     added: tuple[str, int] | None = None
     crashes: list[Crash] = field(default_factory=list)
+    #: Successors of those that ended without having been asked to: (client_id, when it was started, whose).
+    successors: list[tuple[str, int, str]] = field(default_factory=list)
     #: Rows that were handed out again and that the database had already.
     repeated: int = 0
     #: Batches that the database refused because of their epoch.
@@ -144,6 +195,7 @@ class Process:
         pace: int,
         show: Callable[[Snapshot], None],
         say: Callable[[str], None],
+        manner: Manner = WORKERS,
     ) -> None:
         self._crew = crew
         self._follower = follower
@@ -153,6 +205,10 @@ class Process:
         self._pace = pace
         self._show = show
         self._say = say
+        self._manner = manner
+        self._begun: dict[str, float] = {}
+        self._batch_s = 0.0
+        self._fruitless = 0
         self._rows: dict[str, int] = {}
         self._next_look = 0.0
         self._progress_at = time.monotonic()
@@ -174,7 +230,7 @@ class Process:
             KafkaUnavailableError: (and its like) the log can't be followed.
         """
         for number in range(1, workers + 1):
-            self._crew.start(f"worker-{number}")
+            self._crew.start(f"{self._manner.noun}-{number}")
         with closing(opened(self._database, "ro")) as db:
             self._look(db)
             while not self._is_over():
@@ -184,6 +240,7 @@ class Process:
                     self._kill_if_due(event)
                 self._look(db)
                 self._notice_ends()
+                self._replace_killed()
                 self._add_if_due()
             self.story.closing_ms = _now_ms()
             for late in self._crew.end():
@@ -198,7 +255,7 @@ class Process:
             return False
         if self._published.rows == 0 and len(self._follower.holders()) < PARTITIONS:
             return False  # nothing to do is shared out, too
-        if self.story.kill is None:
+        if self.story.kill is None or not self._manner.one_added:
             return True
         added = self.story.added
         if added is None:
@@ -217,10 +274,12 @@ class Process:
             raise explained(self._database, error, "What was written so far stands") from error
         rows = {str(client_id): int(count) for client_id, count in found}
         if rows != self._rows:
-            self._rows, self._progress_at = rows, time.monotonic()
+            self._rows, self._progress_at, self._fruitless = rows, time.monotonic(), 0
         self._show(self._snapshot())
         if time.monotonic() > self._progress_at + STALL_S and self.rows_done < self._published.rows:
-            raise StalledError(f"No row was done for {STALL_S:.0f} s, although workers run. {self._missing()}")
+            raise StalledError(
+                f"No row was done for {STALL_S:.0f} s, although {self._manner.noun}s run. {self._missing()}"
+            )
 
     def _snapshot(self) -> Snapshot:
         holders = self._follower.holders()
@@ -237,6 +296,8 @@ class Process:
         worker = self._crew.workers[name]
         if not worker.running:
             return "done" if worker.expected_to_end else "ended by itself"
+        if not worker.ready and not self._rows.get(name):
+            return self._manner.beginning
         return "added" if self.story.added is not None and self.story.added[0] == name else "at work"
 
     def _missing(self) -> str:
@@ -246,14 +307,17 @@ class Process:
         return (
             f"{self.rows_done:,} of {self._published.rows:,} rows are done and stay done; open are "
             f"{', '.join(ranges)}{more}. Nothing is lost: they are in the topic. "
-            "The workers' logs, beside the database, say more; start again."
+            f"The {self._manner.noun}s' logs, beside the database, say more; start again."
         )
 
     # Taking in.
 
     def _take_in(self, event: Event) -> None:
-        if event.what == "written":
+        if event.what == Stage.UNWRITTEN:
+            self._begun[event.client_id] = time.monotonic()
+        elif event.what == Stage.UNREPORTED:
             self.story.repeated += event.skipped
+            self._batch_s = time.monotonic() - self._begun.get(event.client_id, time.monotonic())
         elif event.what == "fenced":
             self.story.fenced += 1
 
@@ -272,12 +336,43 @@ class Process:
                 crash = Crash(worker.client_id, worker.process.returncode, worker.last_words())
                 self.story.crashes.append(crash)
                 self._say(f"{crash.client_id} ended by itself (status {crash.status}): {crash.last_words or 'no word'}")
-        if not self._crew.running() and (self.story.kill is None or self.story.added is not None):
+                worker.end_rest()
+                self._replace_crashed(worker)
+        killed = self.story.kill
+        replacing = killed is not None and self._manner.one_added and self.story.added is None
+        if not self._crew.running() and killed is not None and self._manner.replaced:
+            replacing = killed.client_id not in self._replaced()
+        if not self._crew.running() and not replacing:
             reasons = [crash.last_words for crash in self.story.crashes if crash.last_words]
             raise StalledError(
-                f"No worker is left: all {len(self.story.crashes)} ended by themselves. {self._missing()}"
+                f"No {self._manner.noun} is left: all {len(self.story.crashes)} ended by themselves. {self._missing()}"
                 + (f"\nThe last one said: {reasons[-1]}" if reasons else "")
             )
+
+    def _replaced(self) -> set[str]:
+        return {old for _, _, old in self.story.successors}
+
+    def _replace_crashed(self, worker: WorkerProcess) -> None:
+        if not self._manner.replaced or worker.failure_lasts:
+            return
+        # A kill says nothing about the next one; an error may come again.
+        self._fruitless += worker.process.returncode >= 0
+        if self._fruitless < _FRUITLESS:
+            self._start_successor(worker.client_id)
+
+    def _replace_killed(self) -> None:
+        """The one that we killed gets a successor only if nobody else is there to take over."""
+        kill = self.story.kill
+        if kill is None or not self._manner.replaced or self._crew.running():
+            return
+        if kill.client_id not in self._replaced():
+            self._start_successor(kill.client_id)
+
+    def _start_successor(self, old: str) -> None:
+        name = f"{self._manner.noun}-{len(self._crew.workers) + 1}"
+        self._crew.start(name)
+        self.story.successors.append((name, _now_ms(), old))
+        self._say(f"{name} was started in the place of {old}")
 
     # Kill, and add.
 
@@ -287,29 +382,29 @@ class Process:
         if self.rows_done < self._plan.share * self._published.rows:
             return
         if self._plan.stage is Stage.UNWRITTEN:
-            pause_s = self._plan.into_batch * (event.last - event.first + 1) / self._pace if self._pace else 0.0
-            until = time.monotonic() + pause_s
+            usual_s = event.rows / self._pace if self._pace else self._batch_s
+            until = time.monotonic() + self._plan.into_batch * usual_s
             while (left := until - time.monotonic()) > 0:
                 other = self._crew.next_event(left)
                 if other is not None:
                     self._take_in(other)
-                    if other.batch == event.batch:
+                    if other.batch == event.batch and other.what == Stage.UNREPORTED:
                         return  # too late: it is written. The next batch will do.
         worker = self._crew.workers[event.client_id]
         if not worker.running:
             return
         at_ms = _now_ms()
         worker.kill()
+        rest_ms = worker.end_rest()
         after = [each for each in self._drain() if each.batch == event.batch and each.what == Stage.UNREPORTED]
         written = bool(after) or self._plan.stage is Stage.UNREPORTED
-        self.story.kill = Kill(
-            event.client_id, at_ms, self.rows_done, event.partition, event.first, event.last, written
-        )
+        stage = Stage.UNREPORTED if written else self._plan.stage
+        self.story.kill = Kill(event.client_id, at_ms, self.rows_done, event.ranges, written, stage, rest_ms)
         self._say(f"{event.client_id} was killed with -9, in the middle of {_batch_text(self.story.kill)}")
 
     def _add_if_due(self) -> None:
         kill = self.story.kill
-        if kill is None or self.story.added is not None:
+        if kill is None or self.story.added is not None or not self._manner.one_added:
             return
         now = time.monotonic()
         if self._add_at is None:
@@ -321,17 +416,26 @@ class Process:
             elif _now_ms() > kill.at_ms + _JOIN_S * 1000:
                 self._add_at = now
         if self._add_at is not None and now >= self._add_at:
-            name = f"worker-{len(self._crew.workers) + 1}"
+            name = f"{self._manner.noun}-{len(self._crew.workers) + 1}"
             self._crew.start(name)
             self.story.added = name, _now_ms()
             self._added_at = now
             self._say(f"{name} was added")
 
 
+#: How far a batch was, for people.
+_SO_FAR: Final = {
+    Stage.UNWRITTEN: "nothing of it written",
+    Stage.COMPUTED: "added up by Spark, nothing of it written",
+    Stage.LETTERED: "its dead letters sent, nothing in the database",
+    Stage.UNREPORTED: "committed, not reported yet",
+}
+
+
 def _batch_text(kill: Kill) -> str:
-    rows = kill.last - kill.first + 1
-    so = "committed, not reported yet" if kill.written else "nothing of it written"
-    return f"a batch of {rows:,} row{'s' if rows != 1 else ''} of partition {kill.partition} ({so})"
+    partitions = sorted({partition for partition, _, _ in kill.ranges})
+    of = f"partition{'s' if len(partitions) > 1 else ''} {', '.join(map(str, partitions))}"
+    return f"a batch of {kill.rows:,} row{'s' if kill.rows != 1 else ''} of {of} ({_SO_FAR[kill.stage]})"
 
 
 def _now_ms() -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
-from kafka_marshal.coordination import DEFAULT_PARTITIONS, DEFAULT_TOPIC, create_topic
+from kafka_marshal.coordination import DEFAULT_PARTITIONS, DEFAULT_TOPIC, create_topic, snapshots_topic
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.flights import encode, read
 from kafka_marshal.demo.options import PARTITIONS
 
-__all__ = ["Published", "Scene", "make_topics", "publish"]
+__all__ = ["Published", "Scene", "flights_alone", "make_topics", "publish"]
 
 _TIMEOUT_S = 30.0
 
@@ -31,6 +31,16 @@ class Scene:
     topic: str
     coordination: str
     group_id: str
+
+    @property
+    def dead_letters(self) -> str:
+        """The topic for messages that are no flights."""
+        return f"{self.topic}-dead-letters"
+
+    @property
+    def topics(self) -> list[str]:
+        """All that a run may make."""
+        return [self.topic, self.coordination, snapshots_topic(self.coordination), self.dead_letters]
 
     @classmethod
     def on_own_kafka(cls, bootstrap: str, config: Mapping[str, object]) -> Scene:
@@ -49,27 +59,42 @@ class Scene:
 class Published:
     """What is in the topic now."""
 
+    #: Messages.
     rows: int
     #: Partition → the offset after its last message; they all begin at 0.
     ends: Mapping[int, int]
 
 
-def make_topics(cluster: Cluster, scene: Scene, brokers: int) -> None:
-    """Create both topics on a cluster of that many brokers. Raises CoordinationTopicError where it says no."""
+def make_topics(cluster: Cluster, scene: Scene, brokers: int, *, dead_letters: bool = False) -> None:
+    """Create the topics on a cluster of that many brokers. Raises CoordinationTopicError where it says no."""
     cluster.create_topic(scene.topic, PARTITIONS, min(3, brokers), {}, _TIMEOUT_S)
+    if dead_letters:
+        cluster.create_topic(scene.dead_letters, 1, min(3, brokers), {}, _TIMEOUT_S)
     create_topic(cluster, scene.coordination, DEFAULT_PARTITIONS, _TIMEOUT_S)
 
 
-def publish(cluster: Cluster, scene: Scene, file: Path, rows: int | None, report: Callable[[int], None]) -> Published:
+def flights_alone(rows: Iterable[Sequence[str]]) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Key and value of each row's message, and nothing else."""
+    return map(encode, rows)
+
+
+def publish(
+    cluster: Cluster,
+    scene: Scene,
+    file: Path,
+    rows: int | None,
+    report: Callable[[int], None],
+    messages: Callable[[Iterable[Sequence[str]]], Iterable[tuple[bytes | None, bytes | None]]] = flights_alone,
+) -> Published:
     """Write the first rows of the file (None: all) to the topic; all are acknowledged when it returns.
 
-    report is called with the number of rows written so far. Raises DataMissingError for the file,
-    KafkaUnavailableError (or its like) where Kafka does not take the messages, DemoError where it has another number.
+    messages: makes rows into (key, value). report is called with the number of messages written so far. Raises
+    DataMissingError for the file, KafkaUnavailableError (or its like) where Kafka does not take the messages, DemoError
+    where it has another number.
     """
     count = 0
     with KafkaDataWriter(scene.topic, scene.bootstrap, scene.config) as writer:
-        for row in read(file, rows):
-            key, value = encode(row)
+        for key, value in messages(read(file, rows)):
             writer.write(value, key)
             count += 1
             if count % _REPORT_EVERY == 0:
@@ -80,7 +105,7 @@ def publish(cluster: Cluster, scene: Scene, file: Path, rows: int | None, report
     ends = {partition: high for (_, partition), (_, high) in sorted(marks.items())}
     if sum(ends.values()) != count:
         raise DemoError(
-            f"{count} rows were written to {scene.topic!r}, and the broker says it has {sum(ends.values())}. Nothing "
-            "was processed. Did somebody else write to it? Run the demo again."
+            f"{count} messages were written to {scene.topic!r}, and the broker says it has {sum(ends.values())}. "
+            "Nothing was processed. Did somebody else write to it? Run the demo again."
         )
     return Published(count, ends)

@@ -13,7 +13,7 @@ from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.findings import Findings
 from kafka_marshal.demo.timeline import draw
 
-__all__ = ["CarrierLine", "write_report"]
+__all__ = ["WORKER_COMMANDS", "CarrierLine", "Section", "write_report"]
 
 _STYLE: Final = """
 :root { color-scheme: light }
@@ -33,18 +33,19 @@ pre { background: #f5f5f5; padding: .8rem 1rem; border-radius: .3rem; overflow-x
 figcaption, .note { color: #555; font-size: .93rem }
 """
 
-_CAPTION: Final = """<figcaption>Every bar is one worker's time with one partition and one epoch; its name stands in it.
+_CAPTION: Final = """<figcaption>Every bar is one {}'s time with one partition and one epoch; its name stands in it.
 All of it is concluded from the coordination log by replaying it; only the moments of the kill and of the addition are
 the demo's own.</figcaption>"""
 
 _SILENCE: Final = """<p class="note">A lease falls free when its holder was silent for more than 2 × {} ms, by the
 broker's clock. Times are counted from the first claim.</p>"""
 
-_SEE_FOR_YOURSELF: Final = """<h2>See for yourself</h2>
-<p>Beside this page are the coordination log as it was at the end, the workers' database, and the workers' logs:</p>
-<pre>kafka-marshal replay coordination.jsonl            # every record, with its outcome
-kafka-marshal replay --state coordination.jsonl    # the state at the end, with a digest
-sqlite3 delays.sqlite 'SELECT * FROM batches'      # every transaction: offsets, epoch, worker</pre>"""
+#: What anybody can do with the files beside the page, and what it shows.
+WORKER_COMMANDS: Final = (
+    ("kafka-marshal replay coordination.jsonl", "every record, with its outcome"),
+    ("kafka-marshal replay --state coordination.jsonl", "the state at the end, with a digest"),
+    ("sqlite3 delays.sqlite 'SELECT * FROM batches'", "every transaction: offsets, epoch, worker"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,34 @@ class CarrierLine:
     worst_delay: int | None
 
 
-def write_report(findings: Findings, carriers: Sequence[CarrierLine], folder: Path) -> tuple[Path, Path]:
-    """Write report.html and ownership.png into the folder; their paths. Raises DemoError."""
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the page."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    #: Places of the columns with numbers.
+    numbers: frozenset[int] = frozenset()
+    #: A sentence above it.
+    note: str = ""
+    #: (text, address relative to the page) below it.
+    link: tuple[str, str] | None = None
+
+
+def write_report(
+    findings: Findings,
+    carriers: Sequence[CarrierLine],
+    folder: Path,
+    sections: Sequence[Section] = (),
+    commands: Sequence[tuple[str, str]] = WORKER_COMMANDS,
+) -> tuple[Path, Path]:
+    """Write report.html and ownership.png into the folder; their paths.
+
+    sections: more tables, before the carriers'. commands: to see for oneself, each with what it shows.
+
+    Raises DemoError.
+    """
     story = findings.story
     page, picture = folder / "report.html", folder / "ownership.png"
     try:
@@ -73,7 +100,8 @@ def write_report(findings: Findings, carriers: Sequence[CarrierLine], folder: Pa
             picture,
             story.closing_ms,
         )
-        page.write_text(_page(findings, carriers, picture.read_bytes()), encoding="utf-8")
+        text = _page(findings, carriers, picture.read_bytes(), sections, commands)
+        page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DemoError(
             f"{error.filename or folder}: {error.strerror}. The comparison is done ({findings.verdict_text()}), its "
@@ -82,8 +110,15 @@ def write_report(findings: Findings, carriers: Sequence[CarrierLine], folder: Pa
     return page, picture
 
 
-def _page(findings: Findings, carriers: Sequence[CarrierLine], picture: bytes) -> str:
-    equal = findings.verdict.equal
+def _page(
+    findings: Findings,
+    carriers: Sequence[CarrierLine],
+    picture: bytes,
+    sections: Sequence[Section],
+    commands: Sequence[tuple[str, str]],
+) -> str:
+    equal, noun = findings.equal, findings.noun
+    caption = _CAPTION.format(noun)
     image = base64.b64encode(picture).decode()
     columns = ("partition", "from", "to", "when", "after its last beat", "after the kill")
     silent = findings.rows_of(findings.takeovers())
@@ -95,15 +130,16 @@ def _page(findings: Findings, carriers: Sequence[CarrierLine], picture: bytes) -
         f'<h1 class="{"equal" if equal else "differs"}">{escape(findings.verdict_text())}</h1>',
         _list(findings.differences(50)),
         "<p>" + " ".join(escape(text) for text in findings.sentences()) + "</p>",
-        f'<figure><img src="data:image/png;base64,{image}" alt="{escape(_alternative(findings))}">{_CAPTION}</figure>',
-        "<h2>Taken over from a silent worker</h2>",
+        f'<figure><img src="data:image/png;base64,{image}" alt="{escape(_alternative(findings))}">{caption}</figure>',
+        f"<h2>Taken over from a silent {noun}</h2>",
         _table(columns, silent, {3, 4, 5}) if silent else "<p>None.</p>",
         _SILENCE.format(findings.heartbeat_interval_ms),
-        "<h2>What the workers found out</h2>",
+        *map(_section, sections),
+        f"<h2>What the {noun}s found out</h2>",
         _carriers(carriers),
-        "<h2>Handed over by a living worker</h2>",
+        f"<h2>Handed over by a living {noun}</h2>",
         _table((*columns[:4], "had nobody for"), handed_rows, {3, 4}) if handed_rows else "<p>None.</p>",
-        _SEE_FOR_YOURSELF,
+        _commands(noun, commands),
     ]
     body = "\n".join(part for part in parts if part)
     return (
@@ -133,6 +169,26 @@ def _carriers(carriers: Sequence[CarrierLine]) -> str:
     ]
     columns = ("carrier", "flights", "cancelled", "arrival delay, mean", "arrival delay, worst")
     return _table(columns, rows, {1, 2, 3, 4}) if rows else "<p>No flights.</p>"
+
+
+def _section(section: Section) -> str:
+    link = section.link
+    parts = [
+        f"<h2>{escape(section.title)}</h2>",
+        f"<p>{escape(section.note)}</p>" if section.note else "",
+        _table(section.columns, section.rows, set(section.numbers)) if section.rows else "",
+        f'<p><a href="{escape(link[1])}">{escape(link[0])}</a></p>' if link is not None else "",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _commands(noun: str, commands: Sequence[tuple[str, str]]) -> str:
+    width = max(len(command) for command, _ in commands)
+    lines = "\n".join(f"{escape(command):<{width}}  # {escape(shows)}" for command, shows in commands)
+    return (
+        "<h2>See for yourself</h2>\n<p>Beside this page are the coordination log as it was at the end, the "
+        f"{noun}s' database, and the {noun}s' logs:</p>\n<pre>{lines}</pre>"
+    )
 
 
 def _list(lines: Sequence[str]) -> str:

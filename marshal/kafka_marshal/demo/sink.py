@@ -23,7 +23,7 @@ from kafka_marshal.adapters.interface import Message
 from kafka_marshal.demo.errors import FencedError, SinkError
 from kafka_marshal.demo.flights import decode
 
-__all__ = ["MEASURES", "Sink", "Transaction", "carriers", "create", "explained", "opened", "write_state"]
+__all__ = ["BATCHES", "MEASURES", "Sink", "Transaction", "carriers", "create", "explained", "opened", "write_state"]
 
 #: What is counted for each carrier, airport and month, in the order of the table's columns. Sums and maxima of delays
 #: are in minutes; a maximum of None: no flight had one.
@@ -38,7 +38,18 @@ MEASURES: Final = (
     "arrival_delay_max",
 )
 
-_SCHEMA: Final = """
+#: What every run's database has, whoever works on it.
+BATCHES: Final = """
+-- What each transaction added: from these rows it is checked that every offset was counted once.
+CREATE TABLE batches (
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, first_offset INTEGER NOT NULL, last_offset INTEGER NOT NULL,
+    rows INTEGER NOT NULL, epoch INTEGER NOT NULL, client_id TEXT NOT NULL, written_at_ms INTEGER NOT NULL
+);
+-- How the run went: one row.
+CREATE TABLE run (state TEXT NOT NULL, said_at_ms INTEGER NOT NULL);
+"""
+
+_SCHEMA: Final = f"""
 CREATE TABLE delays (
     carrier TEXT NOT NULL, airport TEXT NOT NULL, month INTEGER NOT NULL,
     flights INTEGER NOT NULL, cancelled INTEGER NOT NULL,
@@ -51,13 +62,7 @@ CREATE TABLE positions (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, epoch INTEGER NOT NULL, last_offset INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
--- What each transaction added: from these rows it is checked that every offset was counted once.
-CREATE TABLE batches (
-    topic TEXT NOT NULL, partition INTEGER NOT NULL, first_offset INTEGER NOT NULL, last_offset INTEGER NOT NULL,
-    rows INTEGER NOT NULL, epoch INTEGER NOT NULL, client_id TEXT NOT NULL, written_at_ms INTEGER NOT NULL
-);
--- How the run went: one row.
-CREATE TABLE run (state TEXT NOT NULL, said_at_ms INTEGER NOT NULL);
+{BATCHES}
 """
 
 _ADD: Final = """
@@ -212,15 +217,15 @@ def opened(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
 
 
-def create(path: Path) -> None:
-    """Make an empty database in place of one that may be there. Raises SinkError."""
+def create(path: Path, schema: str = _SCHEMA) -> None:
+    """Make a database with empty tables in place of one that may be there. Raises SinkError."""
     try:
         for each in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
             each.unlink(missing_ok=True)
         with closing(opened(path, "rwc")) as db:
             # Readers and the one writer do not wait for each other.
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            db.executescript(f"BEGIN; {schema} COMMIT;")
     except sqlite3.Error as error:
         raise explained(path, error, "Nothing was started") from error
     except OSError as error:

@@ -29,7 +29,7 @@ from kafka_marshal.testing.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_session", "connector_jars", "kafka_options", "spark_session"]
+__all__ = ["check_session", "check_setup", "connector_jars", "kafka_options", "spark_session"]
 
 #: Java 24 took away what Spark 4.0's Hadoop rests on (the security manager's Subject).
 NEWEST_JAVA = 23
@@ -59,6 +59,15 @@ def connector_jars() -> list[Path]:
         raise ConnectorMissingError(str(error)) from error
     except JavaMissingError as error:
         raise SparkJavaError(f"Spark's Kafka connector can't be downloaded without a Java. {error}") from error
+
+
+def check_setup() -> None:
+    """See that a session could be made here: PySpark, a Java, the connector's jars (downloaded once). Starts nothing.
+
+    Raises SparkSetupError as spark_session does.
+    """
+    connector_jars()
+    _choose_java()
 
 
 def spark_session(

@@ -78,7 +78,7 @@ class KafkaDataWriter:
         """How many messages the broker has acknowledged, or, while writing goes on, will have unless it fails."""
         return self._accepted - len(self._producer)
 
-    def write(self, value: bytes, key: bytes | None) -> None:
+    def write(self, value: bytes | None, key: bytes | None) -> None:
         """Queue a message; waits while the queue is full.
 
         Raises:

@@ -1,0 +1,141 @@
+"""One Spark driver: claims partitions, lets Spark add up what is in them, writes each round in one fenced transaction.
+
+``python -m kafka_marshal.demo.driver`` is started and ended as ``child`` says; its line is a DriverSettings.
+:func:`work` and :class:`Rounds` are what a user of kafka-marshal writes; what is computed stands in
+``pipeline/flights.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kafka_marshal import Marshal
+from kafka_marshal.demo.child import Tell, run_child
+from kafka_marshal.demo.crew import READY
+from kafka_marshal.demo.errors import DemoError
+from kafka_marshal.demo.ledger import Ranged, write_round
+from kafka_marshal.demo.options import DriverSettings
+from kafka_marshal.errors import ConfigurationError, SinkError, SparkSetupError, StaleEpochError
+from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
+from kafka_marshal.pipeline.flights import Tables, above, load_tables, summarize
+from kafka_marshal.pipeline.session import kafka_options, spark_session
+from kafka_marshal.sinks import SqliteSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Rounds", "main", "work"]
+
+logger = logging.getLogger("kafka_marshal.demo")
+
+#: One core and little memory each; as many tasks after a shuffle as there are cores, and no planning between stages,
+#: which pays for large tables only.
+SPARK: Final = {
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Else it warns that its plans are long.
+    "spark.sql.debug.maxToStringFields": "200",
+}
+
+#: Errors that a successor would meet as well.
+_LASTING: Final = (SinkError, DemoError, SparkSetupError, ConfigurationError)
+
+
+class Rounds:
+    """What is done with each round of claimed ranges: at most one transaction, whatever happens when."""
+
+    def __init__(self, settings: DriverSettings, tables: Tables, sink: SqliteSink, tell: Tell) -> None:
+        self._settings = settings
+        self._tables = tables
+        self._sink = sink
+        self._tell = tell
+        self._letters = {
+            **kafka_options(settings.bootstrap, settings.config),
+            "topic": settings.dead_letters,
+            "includeHeaders": "true",
+        }
+
+    def __call__(self, records: DataFrame, batch: ClaimedBatch) -> None:
+        """Add up the records of a round (claimed.ClaimedBatches calls it), and write the sums.
+
+        Raises StaleEpochError where another driver owns one of the partitions by now; nothing is written then.
+        """
+        ranges = batch.ranges
+        named = [(each.partition, each.first, each.last) for each in ranges]
+        self._tell({"event": "begun", "ranges": named})
+        try:
+            done = self._fence(ranges)
+            with summarize(above(records, done), self._tables) as found:
+                self._tell({"event": "computed", "ranges": named})
+                if found.troubles:
+                    # Before the transaction: a crash in between repeats dead letters, which can be told apart, and
+                    # loses none.
+                    found.dead.write.format("kafka").options(**self._letters).save()
+                self._tell({"event": "lettered", "ranges": named})
+                with self._sink.transaction(self._settings.group_id, batch.leases) as tx:
+                    write_round(
+                        tx,
+                        self._settings.client_id,
+                        ranges,
+                        done,
+                        found.parts,
+                        found.groups,
+                        found.quality,
+                        found.troubles,
+                    )
+        except StaleEpochError as error:
+            self._tell({"event": "fenced", "ranges": named})
+            logger.warning("%s", error)
+            raise
+        written = sum(part.rows for part in found.parts)
+        handed_out = sum(last - first + 1 for _, first, last in named)
+        self._tell({"event": "written", "ranges": named, "skipped": handed_out - written})
+
+    def _fence(self, ranges: Sequence[Ranged]) -> dict[tuple[str, int], int]:
+        """(topic, partition) → the last offset that the sink has. From here on nobody with an older epoch can move it.
+
+        A transaction of its own, before the sums are made: a predecessor that is late could otherwise still commit rows
+        while Spark adds them up again.
+        """
+        fence = [(each.topic, each.partition, each.epoch, -1) for each in ranges]
+        with self._sink.transaction(self._settings.group_id, fence) as tx:
+            return {(each.topic, each.partition): tx.last_offset(each.topic, each.partition) for each in ranges}
+
+
+def work(settings: DriverSettings, tell: Tell) -> None:
+    """Claim, compute, write: the whole driver."""
+    spark = spark_session(f"flights {settings.client_id}", master="local[1]", config=SPARK)
+    tables = load_tables(spark, Path(settings.tables))
+    sink = SqliteSink(Path(settings.database))
+    try:
+        with Marshal(
+            settings.bootstrap,
+            group_id=settings.group_id,
+            client_id=settings.client_id,
+            topic=settings.coordination,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            config=settings.config,
+        ) as marshal:
+            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # the round is finished, leases are released
+            tell({"event": READY})
+            with ClaimedBatches(spark, marshal, [settings.topic], max_records_per_batch=settings.batch_size) as batches:
+                batches.foreach_batch(Rounds(settings, tables, sink, tell))
+    finally:
+        sink.close()
+        spark.stop()
+
+
+def main() -> int:
+    """The process, from its first line to its exit status."""
+    return run_child(DriverSettings, work, _LASTING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

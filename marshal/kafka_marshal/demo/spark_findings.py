@@ -1,0 +1,74 @@
+"""All that a run with Spark drivers found out: dead letters, checks and the audit come to what every run finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_marshal.demo.findings import Findings
+from kafka_marshal.demo.letters import Letters
+
+__all__ = ["Audited", "SparkFindings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What the audit of the coordination log said."""
+
+    verdict: str
+    violations: int
+    #: Records replayed.
+    records: int
+    #: The address of its own report, relative to ours.
+    page: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFindings(Findings):
+    """A run with Spark drivers, done."""
+
+    letters: Letters
+    #: (check, flights that fail it)
+    quality: Sequence[tuple[str, int]]
+    audit: Audited
+
+    @property
+    def noun(self) -> str:
+        return "driver"
+
+    @property
+    def equal(self) -> bool:
+        """The result is the files', and the log shows no violation."""
+        return self.verdict.equal and self.audit.violations == 0
+
+    def verdict_text(self) -> str:
+        text = Findings.verdict_text(self)
+        dead = len(self.letters.found)
+        if dead and self.verdict.equal:
+            text += (
+                f" {dead:,} more message{'s' if dead > 1 else ''} were no flights: dead letters, each accounted for."
+            )
+        return f"{text} Audit: {self.audit.verdict}."
+
+    def sentences(self) -> list[str]:
+        found = Findings.sentences(self)
+        kill, repeated = self.story.kill, self.letters.repeated
+        if kill is not None:
+            after = "was killed, too" if kill.rest_ms is None else f"was gone {kill.rest_ms:,} ms after it"
+            found.insert(1, f"Its JVM {after}.")
+        if repeated:
+            found.append(
+                f"{repeated:,} dead letter{'s were' if repeated > 1 else ' was'} written again, by the one who did the "
+                "killed driver's work; their source's offset tells them apart."
+            )
+        return found
+
+    def summary(self) -> dict[str, object]:
+        return {
+            **Findings.summary(self),
+            "dead_letters": len(self.letters.found),
+            "dead_letters_written": self.letters.written,
+            "quality": dict(self.quality),
+            "violations": self.audit.violations,
+            "records_audited": self.audit.records,
+        }
