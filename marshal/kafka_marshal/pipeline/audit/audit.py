@@ -37,7 +37,7 @@ from rationalizer import World
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Audit"]
+__all__ = ["Audit", "clear_folder"]
 
 #: Says that a folder holds an audit, and what it found.
 SUMMARY = "audit.json"
@@ -97,7 +97,7 @@ class Audit:
         self._world_type = world_type
         self._timings: dict[str, float] = {}
         if out is not None:
-            _prepare(out)
+            clear_folder(out)
         self._work = Path(tempfile.mkdtemp(prefix="kafka-marshal-audit-", dir=work))
         self._out = self._work / "tables" if out is None else out
         self._opened: Opened | None = None
@@ -339,7 +339,7 @@ def _notices(claims: dict[int, Claims]) -> list[str]:
     return found
 
 
-def _prepare(out: Path) -> None:
+def clear_folder(out: Path) -> None:
     """The folder for the tables, without an earlier audit's. Raises ConfigurationError where other things are in it."""
     out.mkdir(parents=True, exist_ok=True)
     names = {path.name for path in out.iterdir()}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
@@ -138,6 +139,17 @@ class Findings:
     def table(self, name: str) -> Any:
         """A table as a pyarrow dataset: `.to_table(filter=…)`, `.to_batches()`, `.count_rows()`."""
         return _table(self.tables[name], name)
+
+    def waits(self) -> dict[str, dict[str, float]]:
+        """How long leases waited for their next holder, by how they came to it: count, median and max (ms)."""
+        takeovers = self.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"])
+        found = {}
+        for how, column in (("replaced", "silent_ms"), ("handed over", "unowned_ms"), ("restarted", "silent_ms")):
+            values = takeovers.filter(pc.field("how") == how)[column].drop_null()
+            if len(values):
+                median = pc.quantile(values, 0.5)[0].as_py()
+                found[how] = {"count": len(values), "median": median, "max": pc.max(values).as_py()}
+        return found
 
     def register(self, spark: SparkSession, prefix: str = "") -> dict[str, DataFrame]:
         """Make each table a temporary view, named as it is behind `prefix`; gives them back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,23 @@ class KafkaSource:
             snapshots = partial(records_of_parquet, self._copy(spark, stored, marks[stored], work / "snapshots"))
         starts = {cp: low for cp, (low, _) in ends.items()}
         return Opened(SourceLog(self.topic, len(ends), log, starts), snapshots)
+
+    def log_ends(self, partitions: Sequence[tuple[str, int]], times: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+        """Where the logs of these data partitions ended at these times (ms), as far as they are still there.
+
+        Raises KafkaUnavailableError. Topics that are gone are left out.
+        """
+        cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
+        try:
+            there = cluster.topic_info(sorted({topic for topic, _ in partitions}), self.timeout_s)
+            wanted = [each for each in partitions if each[0] in there and each[1] < there[each[0]].partitions]
+            found: dict[tuple[str, int], list[int]] = {each: [] for each in wanted}
+            for time_ms in times:
+                for each, offset in cluster.offsets_for_time(wanted, time_ms, self.timeout_s).items():
+                    found[each].append(offset)
+        finally:
+            cluster.close()
+        return {each: offsets for each, offsets in found.items() if len(offsets) == len(times)}
 
     def _ends(self) -> dict[int, tuple[int, int]]:
         marks = self._watermarks([self.topic])

@@ -121,12 +121,15 @@ class ParquetSource:
 
 
 def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | None = None) -> Source:
-    """The source for a file or folder, by what it holds."""
+    """The source for a file or folder, by what it holds. Raises DumpError where it is neither Parquet nor a dump."""
     if path.is_dir() or path.suffix == ".parquet":
         return ParquetSource([path], partitions, snapshots)
     with path.open("rb") as file:
         parquet = file.read(4) == b"PAR1"
-    return ParquetSource([path], partitions, snapshots) if parquet else DumpSource(path, snapshots)
+    if parquet:
+        return ParquetSource([path], partitions, snapshots)
+    header_of_dump(path)  # so that a file that is none is told at once
+    return DumpSource(path, snapshots)
 
 
 def records_of_parquet(pieces: Mapping[int, Sequence[Piece]]) -> Iterator[tuple[int, int, bytes | None]]:

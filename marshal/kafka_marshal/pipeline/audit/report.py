@@ -1,0 +1,202 @@
+"""The page that an audit leaves: the verdict first, then what it rests on. It opens without a network.
+
+It is made from the tables alone. How much of them is drawn is bounded, however long the log; what is left out is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_marshal.pipeline.audit.findings import Findings, Violation
+from kafka_marshal.pipeline.audit.page import TEMPLATE
+from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
+
+__all__ = ["LogEnds", "write_report"]
+
+_LEASE: Final = ["group", "topic", "topic_partition"]
+
+#: Leases and tenures in the picture of who held what.
+_MOST_LEASES, _MOST_BARS = 48, 4_000
+
+#: Lines in the picture of lag, and places in time at which it is looked at.
+_MOST_LINES, _TIMES = 8, 120
+
+_MOST_ROWS = 40
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: Log ends of data partitions at some times (ms): {(topic, partition): [end at each time]}. Partitions may be missing.
+LogEnds = Callable[[Sequence[tuple[str, int]], Sequence[int]], Mapping[tuple[str, int], Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    title: str
+    image: str
+    caption: str
+
+
+def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None) -> Path:
+    """Write the page; the tables of `findings` must be there. `log_ends`: where the data's log ends are known."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"lease": _lease_name, "time": time_text, "number": _number, "plain": _visible}
+    pictures = [_timeline(findings), _takeovers(findings), _lag(findings, log_ends)]
+    statistics = findings.table("statistics").to_table()
+    codes = _rows(statistics, ["rejected"], ["partition", "code", "count"])
+    waits = _rows(statistics, ["takeover_ms", "handover_ms", "restart_ms", "unowned_ms"], None)
+    churn = _rows(statistics, ["tenures"], [*_LEASE, "count"])
+    page = environment.from_string(TEMPLATE).render(
+        findings=findings,
+        pictures=[picture for picture in pictures if picture is not None],
+        rejected=codes,
+        waits=waits[:_MOST_ROWS],
+        waits_left=max(0, len(waits) - _MOST_ROWS),
+        churn=churn[:_MOST_ROWS],
+        churn_left=max(0, len(churn) - _MOST_ROWS),
+        counts={name: findings.table(name).count_rows() for name in findings.tables},
+    )
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def time_text(time_ms: int | None) -> str:
+    """UTC, to the millisecond; the bare number where no calendar reaches."""
+    if time_ms is None:
+        return "–"
+    try:
+        return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(sep=" ", timespec="milliseconds")[:23]
+    except OverflowError:
+        return f"{time_ms} ms"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _visible(text: object) -> str:
+    """With everything escaped that can't be seen or would turn the line around."""
+    written = "–" if text is None else str(text)
+    if written.isprintable():
+        return written
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in written)
+
+
+def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None) -> list[dict[str, Any]]:
+    """Rows of `statistics`, the largest counts first."""
+    found = statistics.filter(pc.field("name").isin(names))
+    found = found.sort_by([("count", "descending"), ("partition", "ascending")])
+    rows: list[dict[str, Any]] = (found if columns is None else found.select(columns)).to_pylist()
+    return rows
+
+
+def _lease_name(row: Mapping[str, Any] | Violation) -> str:
+    if isinstance(row, Violation):
+        return f"{row.group}: {row.topic}/{row.topic_partition}"
+    return f"{row['group']}: {row['topic']}/{row['topic_partition']}"
+
+
+def _timeline(findings: Findings) -> _Picture | None:
+    table = findings.table("ownership").to_table(
+        columns=[*_LEASE, "client", "from_time", "to_time"], filter=pc.field("from_time").is_valid()
+    )
+    if not table.num_rows:
+        return None
+    counted = table.group_by(_LEASE).aggregate([("client", "count")]).sort_by([("client_count", "descending")])
+    shown = counted.slice(0, _MOST_LEASES).select(_LEASE)
+    rows = table.join(shown, keys=_LEASE, join_type="inner").sort_by([(each, "ascending") for each in _LEASE])
+    end = max(each.log_time for each in findings.partitions)
+    found = [
+        Bar(_lease_name(row), row["client"], row["from_time"], max(row["from_time"], row["to_time"] or end))
+        for row in rows.slice(0, _MOST_BARS).to_pylist()
+    ]
+    caption = "Every bar is one client's time with one lease and one epoch, in log time (the broker's stamps)."
+    if counted.num_rows > _MOST_LEASES:
+        caption += f" The {_MOST_LEASES} of {counted.num_rows} leases that changed hands most often."
+    if rows.num_rows > _MOST_BARS:
+        caption += f" {_MOST_BARS:,} of {rows.num_rows:,} bars; all are in the table ownership."
+    return _Picture("Who held what", bars(found), caption)
+
+
+def _takeovers(findings: Findings) -> _Picture | None:
+    table = findings.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"])
+    groups = []
+    for how, column, name in (
+        ("replaced", "silent_ms", "taken over from a silent holder: since its last beat"),
+        ("handed over", "unowned_ms", "handed over: since the release"),
+        ("restarted", "silent_ms", "restarted: since the old instance's last beat"),
+    ):
+        values = table.filter(pc.field("how") == how)[column].drop_null().to_pylist()
+        if values:
+            groups.append((name, values))
+    if not groups:
+        return None
+    caption = "How long it took until a lease had its next holder. A silent holder keeps it for 2 × its interval."
+    return _Picture("Takeover times", histogram(groups, "time until the next holder"), caption)
+
+
+def _lag(findings: Findings, log_ends: LogEnds | None) -> _Picture | None:
+    columns = [*_LEASE, "time", "stable"]
+    progress = findings.table("progress")
+    span = progress.to_table(columns=["time"])["time"]
+    if not len(span):
+        return None
+    limits = pc.min_max(span).as_py()
+    begin, end = limits["min"], limits["max"]
+    width = max(1, -(-(end - begin + 1) // _TIMES))
+    steps: dict[tuple[str, str, int], dict[int, int]] = {}
+    for batch in progress.to_batches(columns=columns):
+        bucket = pc.divide(pc.subtract(batch.column("time"), begin), width)
+        table = pa.table({**{name: batch.column(name) for name in columns}, "bucket": bucket})
+        latest = table.group_by([*_LEASE, "bucket"], use_threads=False).aggregate([("stable", "last")])
+        for row in latest.to_pylist():
+            lease = (row["group"], row["topic"], row["topic_partition"])
+            steps.setdefault(lease, {})[row["bucket"]] = row["stable_last"]
+    times = [begin + width * (number + 1) for number in range(_TIMES)]
+    partitions = sorted({(topic, partition) for _, topic, partition in steps})
+    ends = log_ends(partitions, times) if log_ends is not None else None
+    found = _lag_of_groups(steps, times, ends)
+    if not found:
+        return None
+    largest = sorted(found, key=lambda line: -max(value for _, value in line.points))[:_MOST_LINES]
+    if ends is None:
+        title, ylabel = "Lag over log time: messages still to do", "messages still to do"
+        caption = (
+            "Per group, over all of its leases: what was done later in this log, and was not yet done then. (How far "
+            "the data's own log reached is not known to a dump.)"
+        )
+    else:
+        title, ylabel = "Lag over log time", "messages behind"
+        caption = "Per group, over all of its leases: the end of the data's log at that time, less what was done."
+    return _Picture(title, lines(largest, ylabel), caption)
+
+
+def _lag_of_groups(
+    steps: Mapping[tuple[str, str, int], Mapping[int, int]],
+    times: Sequence[int],
+    ends: Mapping[tuple[str, int], Sequence[int]] | None,
+) -> list[Line]:
+    """What was not done at each of the times, summed up for each group."""
+    groups: dict[str, list[float]] = {}
+    for (group, topic, partition), known in sorted(steps.items()):
+        if ends is None:
+            end = [max(known.values()) + 1] * len(times)
+        elif (topic, partition) in ends:
+            end = list(ends[topic, partition])
+        else:
+            continue
+        total = groups.setdefault(group, [0.0] * len(times))
+        # Before its first report a partition counts from where that report began, as far as the log tells.
+        done = known[min(known)] + 1
+        for number in range(len(times)):
+            done = known.get(number, done - 1) + 1
+            total[number] += max(0, end[number] - done)
+    return [Line(group, list(zip(times, total, strict=True))) for group, total in groups.items()]
