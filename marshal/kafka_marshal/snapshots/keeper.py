@@ -89,8 +89,8 @@ class SnapshotKeeper:
         self._told: set[tuple[int, int, str]] = set()
         self._look_at = now + LOOK_MS
         self._warned = False
+        # They stay with the reader until the first work(): a start may still have to go further back among them.
         self._take(place for shelf in reader.shelves.values() for place in shelf.sorted())
-        reader.forget()
 
     def note(self, cp: int, next_offset: int, state: bytes, now: float) -> None:
         """Our replica stands at a place where a snapshot is due, with this state. Returns at once."""

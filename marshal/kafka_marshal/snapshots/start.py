@@ -57,12 +57,14 @@ class CpStart:
         self._differing: dict[tuple[int, str], Difference] = {}
         #: Snapshots that a replay from an earlier place has reached and found the same, by next offset.
         self.agreed: dict[int, str] = {}
-        #: Places to compare at, ascending.
+        #: Places to compare at, ascending; and others of the very place that the replay starts from.
         self._ahead: list[Place] = []
+        self._beside: list[Place] = []
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
         #: Next offset of where it starts; whether that needs no proof.
         self.begun_at = 0
+        self._begun_with = ""
         self.from_beginning = False
         self._agreed_since = False
 
@@ -148,6 +150,12 @@ class CpStart:
         self.begun_at = world.next_offset
         self._agreed_since = False
         self._differing.clear()  # of a start that agreed with nothing, and proves nothing
+        self._beside = [place for place in usable if place.next_offset == self.begun_at]
+        if len(self._beside) > 1 or self.begun_at == 0:
+            self._begun_with = world.digest()
+            self._beside = [place for place in self._beside if place.digest != self._begun_with]
+        else:
+            self._beside.clear()
         self._ahead = sorted(
             (place for place in usable if place.next_offset > self.begun_at), key=lambda place: place.next_offset
         )
@@ -170,6 +178,9 @@ class CpStart:
             else:
                 self._agreed_since = True
                 self.agreed[next_offset] = digest
+                while self._beside:
+                    why = "differs from another one of the same place, which the log bears out"
+                    self._differ(self._beside.pop(), self._begun_with, why)
 
     def ended(self) -> None:
         """The replay stands at the end of the log as it was when the snapshots were read."""

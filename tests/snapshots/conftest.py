@@ -1,0 +1,144 @@
+"""A coordination log in memory with its snapshots, true ones and others, and what a replica makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.coordination import create_topic, snapshots_topic
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.replica import Begin, Replica
+from rationalizer import ClaimingPartition, Heartbeat, World, encode
+from rationalizer.snapshot_log import SnapshotParts, encode_snapshot, encode_state
+
+TOPIC = "__marshal"
+SNAPSHOTS = snapshots_topic(TOPIC)
+TIMEOUT_S = 10.0
+HI = 3_000
+WHO = ("1", "a", "g")
+
+
+class Story:
+    """One CP. `truth` is the state after all that was appended."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.broker = self.cluster.broker
+        create_topic(self.cluster, TOPIC, 1, TIMEOUT_S)
+        self.truth = World(0, 1)
+        self.members: list[Marshal] = []
+        self._taken = 0
+        #: Digests of the truth at places that were asked for.
+        self.digests: dict[int, str] = {}
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        log = self.broker.log(TOPIC, 0)
+        assert log is not None
+        for message in log.messages[self._taken :]:
+            self.truth.apply(message.offset(), message.timestamp()[1], message.value())
+        self._taken = len(log.messages)
+
+    @property
+    def end(self) -> int:
+        log = self.broker.log(TOPIC, 0)
+        assert log is not None
+        return log.end
+
+    def claim(self, partition: int = 0, who: tuple[str, str, str] = WHO) -> None:
+        self.broker.produce(TOPIC, 0, encode(ClaimingPartition(*who, "t", partition, HI)))
+        self._catch_up()
+
+    def beat(self, times: int = 1) -> None:
+        """Beats of partition 0, each with something new done."""
+        lease = self.truth.lease("g", "t", 0)
+        if lease is None:
+            self.claim()
+            lease = self.truth.lease("g", "t", 0)
+        assert lease is not None
+        for _ in range(times):
+            value = encode(Heartbeat(*WHO, "t", 0, lease.epoch, self.end))
+            self.broker.produce(TOPIC, 0, value)
+            self._catch_up()
+
+    def up_to(self, next_offset: int) -> None:
+        self.beat(next_offset - self.end)
+        self.digests[next_offset] = self.truth.digest()
+
+    # Snapshots.
+
+    def store(self, *values: bytes) -> None:
+        for value in values:
+            self.broker.produce(SNAPSHOTS, 0, value)
+
+    def snapshot(self) -> int:
+        """A true one of now; its place."""
+        self.store(*encode_snapshot(self.truth))
+        return self.end
+
+    def lie(self, next_offset: int | None = None) -> int:
+        """A snapshot that is well formed, and not true: somebody else holds another lease."""
+        place = self.end if next_offset is None else next_offset
+        lying = World(0, 1)
+        lying.apply(place - 1, 1_000, encode(ClaimingPartition("9", "liar", "g", "t", 0, HI)))
+        assert lying.next_offset == place
+        self.store(*encode_snapshot(lying))
+        return place
+
+    def damage(self) -> int:
+        """One whose bytes are not those of its digest."""
+        self.store(*encode_state(0, self.end, self.truth.snapshot()[:-1] + b"\xff", self.truth.digest()))
+        return self.end
+
+    def stored(self) -> list[tuple[int, str]]:
+        """(next offset, digest) of all whole ones, as they were written."""
+        log, parts = self.broker.log(SNAPSHOTS, 0), SnapshotParts(0)
+        assert log is not None
+        found = [whole for message in log.messages if (whole := parts.add(message.value())) is not None]
+        return [(whole.next_offset, whole.digest) for whole in found]
+
+    # Replicas.
+
+    def cut(self, before: int) -> None:
+        self.broker.delete_records(TOPIC, 0, before)
+
+    def replica(self, begin: Begin = Begin.SNAPSHOT) -> Replica:
+        """One that has caught up."""
+        replica = Replica(self.cluster, TOPIC, TIMEOUT_S, begin)
+        replica.catch_up(TIMEOUT_S)
+        replica.close()
+        self._catch_up()  # with what members have appended
+        return replica
+
+    def member(self, client_id: str) -> Marshal:
+        cluster = self.cluster.connect(client_id)
+        member = Marshal.on_cluster(cluster, group_id="g", client_id=client_id, topic=TOPIC, heartbeat_interval_ms=HI)
+        self.members.append(member)
+        return member
+
+    def close(self) -> None:
+        for member in self.members:
+            member.terminate()
+
+
+@pytest.fixture
+def story() -> Iterator[Story]:
+    told = Story()
+    yield told
+    told.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Members write without a jitter and look often."""
+    from kafka_marshal.snapshots import keeper
+
+    def now() -> None:
+        monkeypatch.setattr(keeper, "JITTER_MS", 0.0)
+        monkeypatch.setattr(keeper, "LOOK_MS", 100.0)
+        monkeypatch.setattr(keeper, "RETRY_MS", 100.0)
+
+    now()
+    return now

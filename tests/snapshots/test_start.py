@@ -1,0 +1,310 @@
+"""Where a replica starts (S3): the state is always that of the whole log, or it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
+from kafka_marshal.replica import Begin, Replica
+from rationalizer.snapshot_log import encode_snapshot
+from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
+
+
+def check(story: Story, begun_at: int, *wrong: int, begin: Begin = Begin.SNAPSHOT) -> Replica:
+    """The replica began there, holds the true state, and names these places."""
+    replica = story.replica(begin)
+    assert replica.worlds[0].snapshot() == story.truth.snapshot()
+    assert replica.starts[0].begun_at == begun_at
+    assert sorted({found.next_offset for found in replica.differences}) == sorted(wrong)
+    return replica
+
+
+def test_s3_it_starts_from_the_second_newest_and_compares_at_the_newest(story: Story) -> None:
+    for _ in range(3):
+        story.beat(10)
+        last = story.snapshot()
+    story.beat(5)
+    replica = check(story, last - 10)
+    assert replica.starts[0].agreed == {last: story.stored()[-1][1]}
+    assert replica.target_records == replica.records_read == 15
+
+
+def test_s3_newest_means_the_largest_next_offset_not_the_latest_written(story: Story) -> None:
+    story.beat(10)
+    late = encode_snapshot(story.truth)
+    story.beat(10)
+    middle = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.store(*late)
+    check(story, middle)
+
+
+def test_s3_without_snapshots_it_starts_from_the_beginning(story: Story) -> None:
+    story.beat(10)
+    check(story, 0)
+
+
+def test_s3_a_single_one_is_only_compared_with(story: Story) -> None:
+    story.beat(10)
+    place = story.snapshot()
+    story.beat(10)
+    assert check(story, 0).starts[0].agreed.keys() == {place}
+
+
+def test_s3_one_written_twice_is_one(story: Story) -> None:
+    story.beat(10)
+    story.snapshot()
+    story.snapshot()
+    check(story, 0)
+
+
+def test_s3_a_log_that_ends_at_the_newest(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    check(story, first)
+
+
+def test_s3_a_newest_that_lies_sends_it_further_back_and_is_named(story: Story) -> None:
+    places = []
+    for _ in range(3):
+        story.beat(10)
+        places.append(story.snapshot())
+    story.beat(10)
+    lie = story.lie()
+    story.beat(1)
+    check(story, places[-2], lie)
+
+
+def test_s3_a_second_newest_that_lies_is_found_by_the_newest(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    lie = story.lie()
+    story.beat(10)
+    story.snapshot()
+    check(story, first, lie)
+
+
+def test_s3_beside_a_lie_at_the_same_place_the_truth_counts(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    second = story.snapshot()
+    assert story.lie() == second
+    check(story, first, second)
+    story.beat(10)
+    story.snapshot()
+    check(story, second, second)
+
+
+def test_s3_where_all_lie_it_starts_from_the_beginning(story: Story) -> None:
+    lies = []
+    for _ in range(4):
+        story.beat(10)
+        lies.append(story.lie())
+    check(story, 0, *lies)
+
+
+def test_s3_damaged_and_half_written_ones_are_passed_over(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    damaged = story.damage()
+    story.store(b"", b"junk", b"\xc0")
+    for number in range(2_000):
+        story.claim(number, ("1", "c" * 255, "g" * 250))
+    parts = encode_snapshot(story.truth)
+    assert len(parts) == 2
+    story.store(parts[0])  # its writer was killed
+    check(story, first, damaged)
+    story.store(parts[1])  # finished by another
+    story.beat(1)
+    check(story, damaged - 10, damaged)
+
+
+def test_s3_many_records_that_are_none_are_gone_back_through(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.store(*[b"junk"] * 1_000)
+    check(story, first)
+
+
+def test_s3_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    lie = story.lie(story.end + 5)
+    check(story, first, lie)
+
+
+def test_s3_one_of_a_place_where_no_record_ends_is_a_lie(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.broker.skip(TOPIC, 0, 10)  # as a transaction's marker does
+    lie = story.lie(story.end - 5)
+    replica = story.replica()
+    assert replica.caught_up
+    assert replica.worlds[0].snapshot() == story.truth.snapshot()
+    assert [found.next_offset for found in replica.differences] == [lie]
+    assert replica.starts[0].begun_at == first
+    story.beat(10)
+    check(story, first, lie)
+
+
+def test_l1_a_log_cut_at_the_second_newest_will_do(story: Story) -> None:
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    second = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    story.cut(second)
+    check(story, second)
+    check(story, second, begin=Begin.HISTORY)
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 2])
+def test_l1_a_log_cut_too_far_is_refused(story: Story, snapshots: int) -> None:
+    for _ in range(snapshots):
+        story.beat(10)
+        last = story.snapshot()
+    story.beat(10)
+    story.cut(last if snapshots else 5)  # of two, the newest is still reached, and nothing leads to it
+    with pytest.raises(LogCutError, match=r"partition\(s\) \[0\].*nothing was claimed.*init"):
+        story.replica()
+    with pytest.raises(LogCutError):
+        story.member("worker")
+
+
+def test_s3_a_cut_log_with_a_newest_that_lies_refuses_to_guess(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    lie = story.lie()
+    story.beat(10)
+    story.cut(first)
+    with pytest.raises(SnapshotDifferenceError, match=f"offset {lie}"):
+        story.replica()
+    with pytest.raises(SnapshotDifferenceError):
+        story.member("worker")
+    story.snapshot()  # by a member that is still at work
+    check(story, first, lie)
+
+
+def test_s3_a_cut_log_with_one_more_snapshot_stands_a_lie(story: Story) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    lie = story.lie()
+    story.beat(10)
+    story.cut(first)
+    check(story, first, lie)
+
+
+def test_s2_a_log_of_snapshots_with_another_number_of_partitions_is_not_used(story: Story) -> None:
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.broker.grow_topic(SNAPSHOTS, 3)
+    replica = check(story, 0)
+    assert "3 partitions" in replica.lacks_snapshots
+
+
+def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None:
+    story.broker.delete_topic(SNAPSHOTS)
+    story.beat(10)
+    assert SNAPSHOTS in check(story, 0).lacks_snapshots
+
+
+def test_s3_history_is_read_from_the_beginning(story: Story) -> None:
+    for _ in range(3):
+        story.beat(10)
+        story.snapshot()
+    check(story, 0, begin=Begin.HISTORY)
+
+
+def test_s3_a_check_compares_with_all(story: Story) -> None:
+    story.beat(10)
+    story.snapshot()
+    story.beat(10)
+    lie = story.lie()
+    story.beat(10)
+    story.snapshot()
+    replica = check(story, 0, lie, begin=Begin.CHECK)
+    assert len(replica.starts[0].agreed) == 2
+
+
+def test_s3_many_partitions_start_each_by_itself() -> None:
+    from kafka_marshal.adapters.memory import MemoryCluster
+    from kafka_marshal.coordination import create_topic
+    from rationalizer import Tick, World, encode
+
+    cluster = MemoryCluster()
+    create_topic(cluster, TOPIC, 3, TIMEOUT_S)
+    worlds = {cp: World(cp, 3) for cp in range(3)}
+    for cp, world in worlds.items():
+        log = cluster.broker.log(TOPIC, cp)
+        assert log is not None
+        for _ in range(cp * 10):
+            cluster.broker.produce(TOPIC, cp, encode(Tick("i", "c", "g")))
+        for message in log.messages:
+            world.apply(message.offset(), message.timestamp()[1], message.value())
+            if cp > 0 and world.next_offset % 5 == 0:
+                cluster.broker.produce(SNAPSHOTS, cp, encode_snapshot(world)[0])
+    replica = Replica(cluster, TOPIC, TIMEOUT_S, Begin.SNAPSHOT)
+    replica.catch_up(TIMEOUT_S)
+    assert {cp: start.begun_at for cp, start in replica.starts.items()} == {0: 0, 1: 5, 2: 15}
+    assert {cp: world.digest() for cp, world in replica.worlds.items()} == {
+        cp: world.digest() for cp, world in worlds.items()
+    }
+
+
+@settings(max_examples=150)
+@given(
+    deeds=st.lists(st.sampled_from(["beat", "snapshot", "lie", "damage", "junk", "claim"]), min_size=1, max_size=25),
+    cut_at=st.none() | st.integers(0, 10),
+)
+def test_s3_whatever_is_there_the_state_is_true_or_the_start_is_refused(deeds: list[str], cut_at: int | None) -> None:
+    story = Story()
+    true_places, lies = [], []
+    for number, deed in enumerate(deeds):
+        story.beat()  # each in a place of its own
+        match deed:
+            case "snapshot":
+                true_places.append(story.snapshot())
+            case "lie":
+                lies.append(story.lie())
+            case "damage":
+                lies.append(story.damage())
+            case "junk":
+                story.store(b"junk")
+            case "claim":
+                story.claim(number + 1)
+            case _:
+                pass
+    if cut_at is not None and true_places:
+        cut = true_places[cut_at % len(true_places)]
+        story.cut(cut)
+        if len(true_places) - cut_at % len(true_places) < 2:
+            with pytest.raises((LogCutError, SnapshotDifferenceError)):
+                story.replica()
+            return
+    replica = story.replica()
+    assert replica.worlds[0].snapshot() == story.truth.snapshot()
+    assert {found.next_offset for found in replica.differences} <= set(lies)
