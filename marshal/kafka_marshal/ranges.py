@@ -197,13 +197,17 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     # Saying what becomes of them.
 
-    def done(self, ranges: Iterable[OffsetRange], *, flush: bool = False) -> list[OffsetRange]:
+    def done(self, ranges: Iterable[OffsetRange], *, flush: bool = False, together: bool = False) -> list[OffsetRange]:
         """These ranges are done: the next beats say so in the log (C14), with flush at once. Returns what counted.
 
-        A range whose lease has ended commits nothing, and is counted in ``ignored_done``.
+        A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
+        is done, nor counted, unless all of them are still in hand.
         """
+        ranges = list(ranges)
         with self._driver.locked() as engine:
             now = now_ms()
+            if together and not all(map(self._delivery.find, ranges)):
+                return []
             counted = [given for given in ranges if self._delivery.done_range(given, now)]
             if flush and not self._options.at_most_once:
                 for given in counted:
@@ -242,16 +246,44 @@ class RangeConsumer(Membership["RangeConsumer"]):
             )
         return {key: marks[key][1] for key in keys}
 
+    def starts(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """Where these partitions' logs begin now (*blocking*); those without a leader are left out."""
+        return {key: low for key, (low, _) in self._look_up(list(keys)).items()}
+
+    def missing_topics(self) -> list[str]:
+        """Topics asked for by name that do not exist (yet)."""
+        with self._driver.locked(step=False):
+            known = {topic for topic, _ in self._engine.subscription.partitions}
+            return sorted(self._engine.subscription.names - known)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, here or with its Marshal."""
+        return self._closed
+
+    def holds(self, given: OffsetRange) -> bool:
+        """Whether the range is in hand still: its lease is not over, as far as we know."""
+        with self._driver.locked(step=False):
+            return self._delivery.find(given) is not None
+
+    def wait_lost(self, ranges: Iterable[OffsetRange], timeout: float) -> bool:
+        """Wait until one of the ranges is not in hand any more, at most timeout seconds; whether that came."""
+        ranges = list(ranges)
+        with self._driver.condition:
+            return self._driver.wait_for(lambda: not all(map(self._delivery.find, ranges)), timeout)
+
     def is_done(self, ends: Mapping[Key, int]) -> bool:
         """Whether the log says that the group has done everything below these offsets."""
         with self._driver.locked(step=False):
             return all(self._engine.known_stable(key) >= end - 1 for key, end in ends.items())
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
-        """Wait for ``is_done``, or for something to take, at most timeout seconds; whether all is done."""
+        """Wait for ``is_done``, or for a partition to take from, at most timeout seconds; whether all is done."""
+        known = set(self._open_keys(ends) or ())
 
         def settled() -> bool:
-            return self._closed or self.is_done(ends) or any(key in ends for key in self._delivery.open(now_ms()))
+            opened = any(key in ends and key not in known for key in self._delivery.open(now_ms()))
+            return opened or self._closed or bool(self._engine.errors) or self.is_done(ends)
 
         with self._driver.condition:
             self._driver.wait_for(settled, timeout)

@@ -1,0 +1,473 @@
+"""Claimed batches: a Spark driver that claims partitions, reads them round by round, and commits through the log.
+
+A round, from top to bottom::
+
+    take      ranges of all partitions held: done + 1 … log end, capped      (ranges.py; at most once: granted first)
+    read      one DataFrame of Spark's Kafka connector over all of them      (reading.py; at most once: once.py)
+    fn        the user's function; beats go on meanwhile, the next round's log ends are looked up
+    commit    done, if every lease of the round still holds; else nothing of it is, and what still holds comes again
+
+A lease that is lost meanwhile cancels the Spark jobs of the round. What they still write a fenced sink refuses, by the
+epochs that the batch carries (C9).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.errors import (
+    AlreadyReadError,
+    ConfigurationError,
+    LeaseLostError,
+    MarshalError,
+    RangeGoneError,
+    StaleEpochError,
+    TopicAbsentError,
+)
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.membership import TopicPartition
+from kafka_marshal.pipeline.once import ALREADY_READ, Gate
+from kafka_marshal.pipeline.reading import check_options, read_ranges, without_done
+from kafka_marshal.pipeline.session import check_session, kafka_options
+from kafka_marshal.ranges import RangeConsumer, RangesCallback
+
+__all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
+
+logger = logging.getLogger("kafka_marshal")
+
+Key = tuple[str, int]
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+#: Whether the tasks of cancelled jobs are interrupted: a local property of the thread that runs them.
+_INTERRUPT = "spark.job.interruptOnCancel"
+
+#: While all is done here and others are still at it, how long one wait for them lasts.
+WAIT_S = 0.1
+
+#: A lost lease's jobs are cancelled again this often until fn returns: it may start another.
+CANCEL_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBatch:
+    """What a round's DataFrame holds, and under which leases."""
+
+    #: The same for the same ranges under the same epochs, and for nothing else: fit for names of files.
+    id: str
+    group_id: str
+    #: At most one of each partition. last is the highest offset, not the number of rows.
+    ranges: tuple[OffsetRange, ...]
+    _consumer: RangeConsumer = field(repr=False, compare=False)
+
+    @property
+    def epochs(self) -> dict[Key, int]:
+        """The fencing token of each partition (C9)."""
+        return {(given.topic, given.partition): given.epoch for given in self.ranges}
+
+    @property
+    def leases(self) -> list[tuple[str, int, int, int]]:
+        """(topic, partition, epoch, last offset) of each range, as ``sink.transaction`` takes them."""
+        return [(given.topic, given.partition, given.epoch, given.last) for given in self.ranges]
+
+    @property
+    def count(self) -> int:
+        """Offsets to be handled; rows are fewer where Kafka has none (compaction, transaction markers)."""
+        return sum(given.count for given in self.ranges)
+
+    @property
+    def valid(self) -> bool:
+        """Whether all its leases are proven at this moment, by this process's own clock (T4)."""
+        return all(self._consumer.is_valid(given) for given in self.ranges)
+
+    def require(self) -> None:
+        """Raise LeaseLostError unless ``valid``; call it before what can't be undone."""
+        lost = [given for given in self.ranges if not self._consumer.is_valid(given)]
+        if lost:
+            raise LeaseLostError(
+                f"{_name(lost[0])}: its lease (epoch {lost[0].epoch}) is lost, or can't be proven now. Nothing of this "
+                "batch is committed by this driver; the partition's next holder gets it again"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a call of ``foreach_batch`` has committed."""
+
+    batches: int = 0
+    #: Offsets, not rows: see ClaimedBatch.count.
+    records: int = 0
+
+
+#: What the user hands in: called with the round's rows, and what they are.
+BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
+
+
+class _Round:
+    """The round at work, seen from the thread that hears of lost leases."""
+
+    def __init__(self, batch: ClaimedBatch, cancel: Callable[[], None]) -> None:
+        self.batch = batch
+        self._cancel = cancel
+        self._over = threading.Event()
+        self._canceller: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.lost: set[Key] = set()
+
+    def lose(self, keys: set[Key]) -> None:
+        """Leases are over; where they are of this round, its jobs are cancelled until fn has returned."""
+        with self._lock:
+            self.lost |= keys & self.batch.epochs.keys()
+            if self.lost and self._canceller is None and not self._over.is_set():
+                self._canceller = threading.Thread(
+                    target=self._keep_cancelling, name="kafka-marshal-cancel", daemon=True
+                )
+                self._canceller.start()
+
+    def _keep_cancelling(self) -> None:
+        while not self._over.is_set():
+            self._cancel()
+            self._over.wait(CANCEL_EVERY_S)
+
+    def end(self) -> None:
+        """fn has returned: from here on nothing of this round is cancelled."""
+        with self._lock:
+            self._over.set()
+        if self._canceller is not None:
+            self._canceller.join()
+
+
+class ClaimedBatches:
+    """Claims partitions of these topics for this Spark driver and hands out their records in rounds.
+
+    ``max_records_per_batch``: offsets of one round, shared fairly over the partitions held. ``delivery``:
+    ``"at-least-once"`` (a round that failed comes again) or ``"at-most-once"`` (a round is granted by the log before
+    it is read; a failure loses it, C12). ``policy``, ``start``, ``handler_timeout`` (a round may take so many seconds,
+    else its leases go to others) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` go to Spark's
+    Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, in Spark's
+    words.
+
+    Raises SparkSetupError (no connector, versions that do not fit), TopicAbsentError, and ConfigurationError for what
+    can't work: at most once with ``spark.speculation``, or with ``spark.task.maxFailures`` above 1, among others.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        marshal: Marshal,
+        topics: Sequence[str],
+        *,
+        max_records_per_batch: int = 1_000_000,
+        delivery: str = "at-least-once",
+        policy: Policy | None = None,
+        start: str | datetime = "earliest",
+        handler_timeout: float | None = None,
+        on_assign: RangesCallback | None = None,
+        on_revoke: RangesCallback | None = None,
+        on_lost: RangesCallback | None = None,
+        options: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        if max_records_per_batch < 1:
+            raise ConfigurationError(f"max_records_per_batch must be at least 1, not {max_records_per_batch}")
+        if not marshal.bootstrap_servers:
+            raise ConfigurationError(
+                "this Marshal is not on a real Kafka, so Spark can't read there. Nothing was claimed"
+            )
+        _check_kind(spark)
+        check_options(options)
+        check_session(spark)
+        if delivery == "at-most-once":
+            _check_at_most_once(spark)
+        self._spark = spark
+        self._marshal = marshal
+        self._max_records = max_records_per_batch
+        self._at_most_once = delivery == "at-most-once"
+        self._on_lost = on_lost
+        self._round: _Round | None = None
+        self._working = threading.Lock()
+        self._options = kafka_options(marshal.bootstrap_servers, marshal.config, options)
+        self._gate = Gate(spark) if self._at_most_once else None
+        try:
+            self._consumer = marshal.ranges(
+                topics,
+                delivery=delivery,
+                policy=policy,
+                start=start,
+                handler_timeout=handler_timeout,
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                on_lost=self._lost,
+            )
+        except BaseException:
+            self._close_gate()
+            raise
+        if missing := self._consumer.missing_topics():
+            self.close()
+            raise TopicAbsentError(
+                f"the topic {missing[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
+                "was claimed. Create it first, or mend its name"
+            )
+
+    # Working.
+
+    def foreach_batch(
+        self,
+        fn: BatchFunction,
+        *,
+        available_now: bool = False,
+        until: Mapping[Key, int] | None = None,
+    ) -> Totals:
+        """Call fn(df, batch) round after round, and commit each round through the log when fn has returned.
+
+        Ends after ``marshal.stop()`` or ``close()``, and otherwise never, unless ``available_now`` (what is there at
+        this moment) or ``until`` ((topic, partition) → the first offset not wanted) say where to end. Then it returns
+        when the log says that the *group* has done everything up to there: where another driver dies with its part,
+        this one does it. ``df`` has the columns of Spark's Kafka connector, without the rows that are done already
+        (P6).
+
+        What fn raises goes to the caller. Nothing of that round is committed then, and the next call gets the same
+        ranges again (at most once: not again; they were granted). A round of which a lease was lost is no error: a
+        warning is logged, nothing of it is committed, and the ranges whose leases still hold come again.
+
+        Raises RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
+        and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
+        """
+        if not self._working.acquire(blocking=False):
+            raise ConfigurationError(
+                "foreach_batch runs already; one round at a time. Make another Marshal for another"
+            )
+        try:
+            ends = self._consumer.ends() if available_now and until is None else until
+            batches = records = 0
+            while True:
+                ranges = self._consumer.take(self._max_records, ends, timeout=None if ends is None else 0.0)
+                if ranges:
+                    if self._handle(fn, ranges):
+                        batches, records = batches + 1, records + sum(given.count for given in ranges)
+                elif ends is None or self._is_over() or self._consumer.wait_done(ends, WAIT_S):
+                    break
+            return Totals(batches, records)
+        finally:
+            self._working.release()
+
+    def _is_over(self) -> bool:
+        return self._marshal.stopping or self._consumer.closed
+
+    def _handle(self, fn: BatchFunction, ranges: list[OffsetRange]) -> bool:
+        """One round; whether it was committed."""
+        group_id = self._marshal.group_id
+        batch = ClaimedBatch(_batch_id(group_id, ranges), group_id, tuple(ranges), self._consumer)
+        called = False
+        try:
+            with self._gate.letting_in(batch.id) if self._gate else nullcontext():
+                df = self._frame(batch)
+                if not self._at_most_once:
+                    self._consumer.look_ahead()
+                called = True
+                lost = self._call(fn, df, batch)
+        except BaseException as error:
+            self._undo(ranges, called)
+            if (ours := self._explain(error, batch)) is not None:
+                raise ours from error
+            raise
+        if not lost and self._consumer.done(ranges, flush=True, together=True):
+            return True
+        self._undo(ranges, called)
+        logger.warning("batch %s: a lease of it was lost while it was at work. %s", batch.id, self._fate())
+        return False
+
+    def _frame(self, batch: ClaimedBatch) -> DataFrame:
+        df = read_ranges(self._spark, batch.ranges, self._options)
+        if self._gate is not None:
+            df = self._gate.guarded(df, batch.id)
+        return without_done(df, batch.ranges)
+
+    def _call(self, fn: BatchFunction, df: DataFrame, batch: ClaimedBatch) -> bool:
+        """Call fn under a job tag of the batch's own; whether a lease was lost meanwhile."""
+        context = self._spark.sparkContext
+        tag = f"kafka-marshal-{batch.id}"
+        at_work = _Round(batch, lambda: context.cancelJobsWithTag(tag))
+        self._round = at_work
+        at_work.lose({(given.topic, given.partition) for given in batch.ranges if not self._consumer.holds(given)})
+        interrupting = context.getLocalProperty(_INTERRUPT)
+        context.addJobTag(tag)
+        context.setInterruptOnCancel(True)
+        try:
+            fn(df, batch)
+        except Exception as error:
+            if not at_work.lost and not (isinstance(error, StaleEpochError) and self._is_lost_soon(batch)):
+                raise
+            logger.warning("batch %s: stopped with its lease: %s", batch.id, _first_line(error))
+            return True
+        except BaseException:  # Ctrl-C: Spark would work on, for nobody
+            context.cancelJobsWithTag(tag)
+            raise
+        finally:
+            self._round = None
+            at_work.end()
+            context.removeJobTag(tag)
+            context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None takes it away
+        return bool(at_work.lost)
+
+    def _is_lost_soon(self, batch: ClaimedBatch) -> bool:
+        """A sink may know of a newer epoch before our replica does. If none comes, it is an error like any other."""
+        return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval_ms / 1000)
+
+    def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
+        """on_lost, on the callback thread."""
+        at_work = self._round
+        if at_work is not None:
+            at_work.lose({(lost.topic, lost.partition) for lost in partitions})
+        if self._on_lost is not None:
+            self._on_lost(consumer, partitions)
+
+    # After a failure.
+
+    def _undo(self, ranges: list[OffsetRange], called: bool) -> None:
+        """The round is not committed. At most once, what fn was called with is out for good."""
+        if self._at_most_once and called:
+            self._consumer.done([given for given in ranges if self._consumer.holds(given)])
+        else:
+            self._consumer.give_back(ranges)
+
+    def _fate(self) -> str:
+        if self._at_most_once:
+            return "It was granted before it was read, so nobody gets it again (at most once)"
+        return "Nothing of it is committed; it comes again, here or at the partitions' next holders"
+
+    def _explain(self, error: BaseException, batch: ClaimedBatch) -> MarshalError | None:
+        """Say what an error that goes to the caller means for the data; an error of ours, where we know the cause."""
+        if isinstance(error, PySparkException | Py4JError):
+            if self._at_most_once and ALREADY_READ in str(error):
+                return AlreadyReadError(
+                    f"batch {batch.id}: {ALREADY_READ}. At most once, a row is read one time: by one action, or from a "
+                    "cache of your own (df = df.cache()). The batch was granted and is not repeated; the next call "
+                    "goes on behind it (C12)"
+                )
+            gone = self._gone(batch)
+            if gone:
+                return RangeGoneError(
+                    f"batch {batch.id}: {', '.join(_interval(*each) for each in gone)} went from the log while they "
+                    f"were read (retention, or DeleteRecords). {self._fate()}. What is gone is told in gaps then (P9); "
+                    "process faster than retention deletes, or keep the topic's records for longer",
+                    gone=gone,
+                )
+        error.add_note(f"kafka-marshal: batch {batch.id} ({batch.count} offsets) failed. {self._fate()}.")
+        return None
+
+    def _gone(self, batch: ClaimedBatch) -> list[tuple[str, int, int, int]]:
+        """What of the batch its logs do not hold any more."""
+        try:
+            starts = self._consumer.starts(batch.epochs)
+        except MarshalError as error:
+            logger.warning("batch %s: log starts not found: %s", batch.id, error)
+            return []
+        found = []
+        for given in batch.ranges:
+            start = starts.get((given.topic, given.partition), 0)
+            if start > given.first:
+                found.append((given.topic, given.partition, given.first, min(given.last, start - 1)))
+        return found
+
+    # Looking.
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this driver works on, sorted, each with the next offset to be handed out."""
+        return self._consumer.assignment()
+
+    @property
+    def gaps(self) -> list[tuple[str, int, int, int]]:
+        """What retention took before it was handled, as (topic, partition, first, last offset) (P9)."""
+        return self._consumer.gaps
+
+    @property
+    def unprocessed(self) -> list[tuple[str, int, int, int]]:
+        """At most once: granted, and no fn was called with it, as (topic, partition, first, last offset) (C13)."""
+        return self._consumer.unprocessed
+
+    # Ending.
+
+    def close(self) -> None:
+        """Release all partitions with their offsets. A round at work is not committed. Twice does nothing."""
+        self._consumer.close()
+        self._close_gate()
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _check_kind(spark: SparkSession) -> None:
+    if "connect" in type(spark).__module__:
+        raise ConfigurationError(
+            "claimed batches need a Spark session whose driver is this process: a session of Spark Connect can't "
+            "cancel the jobs of a lost lease. Nothing was claimed; make one with "
+            "kafka_marshal.pipeline.session.spark_session()"
+        )
+
+
+def _check_at_most_once(spark: SparkSession) -> None:
+    """Refuse settings under which Spark itself reads twice what it has begun."""
+    conf = spark.sparkContext.getConf()
+    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        raise ConfigurationError(
+            "at most once can't be kept with spark.speculation: it runs a task twice at the same time. Nothing was "
+            "claimed. Turn it off, or use delivery='at-least-once'"
+        )
+    failures = _task_max_failures(spark.sparkContext.master, conf.get("spark.task.maxFailures") or "4")
+    if failures > 1:
+        raise ConfigurationError(
+            f"at most once can't be kept with {failures} tries of a task (spark.task.maxFailures, 4 where it is not "
+            "set; with local[N,F] it is F): a task that fails is begun anew. Nothing was claimed. Set "
+            "spark.task.maxFailures=1, or use delivery='at-least-once'"
+        )
+
+
+def _task_max_failures(master: str, setting: str) -> int:
+    """How often Spark tries a task: inside one process it does not look at the setting."""
+    if (tries := re.fullmatch(r"local\[\s*[\d*]+\s*,\s*(\d+)\s*\]", master)) is not None:
+        return int(tries[1])
+    if re.fullmatch(r"local(\[\s*[\d*]+\s*\])?", master):
+        return 1
+    return int(setting)
+
+
+def _batch_id(group_id: str, ranges: Sequence[OffsetRange]) -> str:
+    """16 hex digits, from who reads what under which epochs."""
+    content = [group_id, *sorted((x.topic, x.partition, x.first, x.last, x.epoch, x.done) for x in ranges)]
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+
+
+def _name(given: OffsetRange) -> str:
+    return f"{given.topic} [{given.partition}]"
+
+
+def _interval(topic: str, partition: int, first: int, last: int) -> str:
+    return f"{topic} [{partition}] offsets {first} to {last}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(getattr(error, "java_exception", error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__

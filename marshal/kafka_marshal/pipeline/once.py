@@ -1,0 +1,163 @@
+"""At most once in Spark: each part of a batch is read by one task, one time.
+
+Spark reads again whenever it likes: at a second action, and, whatever ``spark.task.maxFailures`` says, where an
+executor or its shuffle files are lost. So the reading tasks themselves ask the driver, with the place of their first
+row, and the driver says yes once. A task that is told no fails the job before a row has gone on.
+
+::
+
+    executor: scan ─▶ first row of a part (topic, partition, offset) ──ask──▶ driver: Gate
+                   ◀──────────────── yes (the first time), no (ever after) ──┘
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql.pandas.functions import pandas_udf
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ALREADY_READ", "Gate"]
+
+logger = logging.getLogger("kafka_marshal")
+
+#: In the message of a refused task, by which the driver knows it again.
+ALREADY_READ = "this batch was read already"
+
+#: How long a task waits for the driver's answer.
+ANSWER_TIMEOUT_S = 30.0
+
+_SECRET_BYTES = 32
+_LENGTH = struct.Struct("!H")
+
+
+class Gate:
+    """Lets every part of a batch be read once. Listens where Spark's own driver does."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+        bind = spark.sparkContext.getConf().get("spark.driver.bindAddress") or self._host
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._lock = threading.Lock()
+        #: Parts read so far, of each batch that may be read at present.
+        self._open: dict[str, set[str]] = {}
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        self._server = _Server((bind, 0), self._answer, family)
+        threading.Thread(target=self._server.serve_forever, name="kafka-marshal-gate", daemon=True).start()
+
+    def _answer(self, request: socket.socket) -> None:
+        request.settimeout(ANSWER_TIMEOUT_S)
+        if not hmac.compare_digest(_receive(request, _SECRET_BYTES), self._secret):
+            return
+        (length,) = _LENGTH.unpack(_receive(request, _LENGTH.size))
+        batch_id, _, part = _receive(request, length).decode().partition("/")
+        request.sendall(b"1" if self.admit(batch_id, part) else b"0")
+
+    def admit(self, batch_id: str, part: str) -> bool:
+        """Whether this part of a batch may be read: once, while the batch is at work."""
+        with self._lock:
+            read = self._open.get(batch_id)
+            if read is None or part in read:
+                return False
+            read.add(part)
+            return True
+
+    @contextmanager
+    def letting_in(self, batch_id: str) -> Iterator[None]:
+        """While a batch is at work it may be read."""
+        with self._lock:
+            self._open[batch_id] = set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open[batch_id]
+
+    def guarded(self, df: DataFrame, batch_id: str) -> DataFrame:
+        """The same rows; each part of them can be read once."""
+        address = (self._host, self._server.server_address[1])
+        asking: Any = _asking(address, self._secret, batch_id)  # what kind it is Spark sees by itself
+        ask = pandas_udf(asking, "boolean").asNondeterministic()  # type: ignore[call-overload]
+        return df.where(ask(F.xxhash64("topic", "partition"), F.col("offset")))
+
+    def close(self) -> None:
+        """Listen no longer: tasks that ask fail."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Answers each task on a thread of its own."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], answer: Callable[[socket.socket], None], family: int) -> None:
+        self._answer = answer
+        self.address_family = family
+        super().__init__(address, socketserver.BaseRequestHandler)
+
+    def finish_request(self, request: object, client_address: object) -> None:
+        assert isinstance(request, socket.socket)
+        self._answer(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        logger.warning("a task's question at %s got no answer; it fails", client_address, exc_info=True)
+
+
+def _asking(
+    address: tuple[str, int], secret: bytes, batch_id: str
+) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.Series]]:
+    """What a task runs. Executors need nothing of this package for it: a nested function goes along by value."""
+    length, timeout_s, message = _LENGTH.format, ANSWER_TIMEOUT_S, ALREADY_READ
+
+    def ask(rows: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.Series]:
+        import socket
+        import struct
+
+        import pandas as pd
+
+        asked = False
+        for place, offset in rows:
+            if not asked and len(offset):
+                asked = True
+                part = f"{batch_id}/{place.iloc[0]}/{offset.iloc[0]}".encode()
+                with socket.create_connection(address, timeout_s) as driver:
+                    driver.sendall(secret + struct.pack(length, len(part)) + part)
+                    answer = driver.recv(1)
+                if answer != b"1":
+                    raise RuntimeError(
+                        f"{message}, its time is over, or Spark began anew what it had lost with an executor: at most "
+                        "once means that no row is read a second time, and nothing of this read went on. Do all in "
+                        "one action; for several, write the rows somewhere first, or cache them: df = df.cache()"
+                    )
+            yield pd.Series(True, index=offset.index)
+
+    import pandas as pd
+
+    # Spark looks at these to see what kind of function it is; as text they name what only type checkers import here.
+    ask.__annotations__ = {"rows": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.Series]}
+    return ask
+
+
+def _receive(source: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        more = source.recv(count - len(found))
+        if not more:
+            raise ConnectionError("the task hung up")
+        found += more
+    return found

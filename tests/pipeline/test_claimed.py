@@ -1,0 +1,284 @@
+"""Claimed batches: rounds, commits, cancelled jobs, failures (issue's A.1)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_marshal import ConfigurationError, Marshal
+from kafka_marshal.admin import Admin
+from kafka_marshal.errors import LeaseLostError, RangeGoneError, TopicAbsentError
+from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
+from tests.client.conftest import Scene, wait_until
+
+Place = tuple[int, int]
+
+
+class Seen:
+    """What fn got, and what was committed."""
+
+    def __init__(self) -> None:
+        self.rows: list[Place] = []
+        self.batches: list[ClaimedBatch] = []
+
+    def __call__(self, df: DataFrame, batch: ClaimedBatch) -> None:
+        self.batches.append(batch)
+        self.rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+
+
+def everything(partitions: int, messages: int) -> list[Place]:
+    return [(partition, offset) for partition in range(partitions) for offset in range(messages)]
+
+
+def stables(member: Marshal) -> list[int | None]:
+    return [lease.stable for lease in member.world.leases()]
+
+
+def evict(scene: Scene, topic: str, partition: int) -> None:
+    with Admin(scene.bootstrap, topic=scene.coordination) as admin:
+        admin.evict(scene.group, topic, partition, force=True)
+
+
+def test_rounds_read_everything_once_and_commit_through_the_log(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(3, 100)
+    member, seen = scene.member("a"), Seen()
+    with ClaimedBatches(spark, member, [topic], max_records_per_batch=90) as batches:
+        wait_until(lambda: len(batches.assignment()) == 3)
+        totals = batches.foreach_batch(seen, available_now=True)
+        assert stables(member) == [99, 99, 99]
+        assert (totals.batches, totals.records) == (len(seen.batches), 300)
+        assert sorted(seen.rows) == everything(3, 100)
+        assert all(batch.count <= 90 for batch in seen.batches)
+        first = seen.batches[0]
+        leases = {(lease.topic, lease.partition): lease.epoch for lease in member.world.leases()}
+        assert first.epochs == leases
+        assert sorted(first.leases) == [(topic, partition, leases[topic, partition], 29) for partition in range(3)]
+        assert len({batch.id for batch in seen.batches}) == len(seen.batches)
+        assert batches.foreach_batch(seen, available_now=True).batches == 0
+
+
+def test_columns_keys_values_and_options_of_the_connector(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 3)
+    found: list[tuple[str, list[str]]] = []
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        found.extend((row.topic, row.value.decode()) for row in df.collect())
+        assert "headers" in df.columns
+
+    with ClaimedBatches(spark, scene.member("a"), [topic], options={"includeHeaders": "true"}) as batches:
+        batches.foreach_batch(fn, available_now=True)
+    assert found == [(topic, "0"), (topic, "1"), (topic, "2")]
+
+
+def test_p6_rows_that_are_done_are_filtered_out(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(2, 60)
+    with scene.member("a").ranges([topic]) as consumer:
+        wait_until(lambda: len(consumer.assignment()) == 2)
+        rounds = [consumer.take(20, timeout=20) for _ in range(4)]
+        consumer.done([*rounds[1], *rounds[3]])  # 10 … 19 and 30 … 39 of both
+    seen = Seen()
+    with ClaimedBatches(spark, scene.member("b"), [topic]) as batches:
+        batches.foreach_batch(seen, available_now=True)
+    done = {(partition, offset) for partition in range(2) for offset in [*range(10, 20), *range(30, 40)]}
+    assert sorted(seen.rows) == sorted(set(everything(2, 60)) - done)
+
+
+def test_what_fn_raises_goes_to_the_caller_and_the_range_comes_again(spark: SparkSession, scene: Scene) -> None:
+    """Sink down: nothing is committed; the next call gets the same batch, under the same id."""
+    topic = scene.topic(1, 50)
+    member, seen = scene.member("a"), Seen()
+
+    def down(df: DataFrame, batch: ClaimedBatch) -> None:
+        seen(df, batch)
+        raise ConnectionRefusedError("no database here")
+
+    with ClaimedBatches(spark, member, [topic], max_records_per_batch=20) as batches:
+        with pytest.raises(ConnectionRefusedError, match="no database here") as raised:
+            batches.foreach_batch(down, available_now=True)
+        assert "Nothing of it is committed" in raised.value.__notes__[0]
+        assert stables(member) == [None]
+        batches.foreach_batch(seen, available_now=True)
+    assert [batch.id for batch in seen.batches[:2]] == [seen.batches[0].id] * 2
+    assert sorted(seen.rows) == sorted([*everything(1, 20), *everything(1, 50)])
+    assert stables(member) == [49]
+
+
+def test_stop_and_until(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(2, 50)
+    member, seen = scene.member("a"), Seen()
+    with ClaimedBatches(spark, member, [topic]) as batches:
+        batches.foreach_batch(seen, until={(topic, 0): 10, (topic, 1): 20})
+        assert sorted(seen.rows) == [*everything(1, 10), *((1, offset) for offset in range(20))]
+
+        def last(df: DataFrame, batch: ClaimedBatch) -> None:
+            seen(df, batch)
+            member.stop()
+
+        batches.foreach_batch(last)  # would never end by itself
+    assert set(seen.rows) > {(0, 49), (1, 19)} or set(seen.rows) > {(0, 9), (1, 49)}
+
+
+def test_a_lost_lease_cancels_the_job_and_nothing_of_the_round_is_committed(
+    spark: SparkSession, scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other partition's range, whose lease still holds, comes again: its rows were part of a cancelled job."""
+    topic = scene.topic(2, 40)
+    member, seen = scene.member("a"), Seen()
+    failures: list[str] = []
+    spark_errors = (PySparkException, Py4JJavaError)
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        if not failures:
+            evict(scene, topic, 0)
+            try:
+                slow(df)
+            except spark_errors as error:
+                failures.append(str(error))
+                assert not batch.valid
+                with pytest.raises(LeaseLostError, match=r"is lost"):
+                    batch.require()
+                with pytest.raises(spark_errors):  # another job of the round is cancelled just so
+                    slow(df)
+                raise
+        seen(df, batch)
+
+    with (
+        ClaimedBatches(spark, member, [topic]) as batches,
+        caplog.at_level(logging.WARNING, "kafka_marshal"),
+    ):
+        wait_until(lambda: len(batches.assignment()) == 2)
+        batches.foreach_batch(fn, available_now=True)
+    assert "cancelled" in failures[0].lower()
+    assert "a lease of it was lost while it was at work. Nothing of it is committed" in caplog.text
+    assert sorted(seen.rows) == everything(2, 40)
+    assert stables(member) == [39, 39]
+
+
+def slow(df: DataFrame) -> None:
+    """A job that lasts for a minute, unless it is cancelled."""
+
+    def sleep(rows: Iterator[object]) -> None:
+        import time
+
+        if next(iter(rows), None) is not None:
+            time.sleep(60)
+
+    df.foreachPartition(sleep)  # type: ignore[arg-type]
+
+
+def test_fn_that_overlooks_the_loss_commits_nothing_either(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 40)
+    member, seen = scene.member("a"), Seen()
+    epochs: list[int] = []
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        seen(df, batch)
+        epochs.extend(batch.epochs.values())
+        if len(epochs) == 1:
+            evict(scene, topic, 0)
+            wait_until(lambda: not batch.valid)
+
+    with ClaimedBatches(spark, member, [topic]) as batches:
+        totals = batches.foreach_batch(fn, available_now=True)
+    assert totals.records == 40
+    assert sorted(seen.rows) == sorted(everything(1, 40) * 2)
+    assert epochs[1] > epochs[0]
+
+
+def test_a_range_that_retention_takes_while_it_is_read_is_an_error_and_a_gap(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 60)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    seen = Seen()
+
+    def too_late(df: DataFrame, batch: ClaimedBatch) -> None:
+        for future in admin.delete_records([TopicPartition(topic, 0, 25)]).values():
+            future.result(10)
+        seen(df, batch)
+
+    with ClaimedBatches(spark, scene.member("a"), [topic]) as batches:
+        with pytest.raises(RangeGoneError, match="offsets 0 to 24 went from the log") as raised:
+            batches.foreach_batch(too_late, available_now=True)
+        assert raised.value.gone == ((topic, 0, 0, 24),)
+        assert isinstance(raised.value.__cause__, PySparkException | Py4JJavaError)
+        assert seen.rows == []
+        batches.foreach_batch(seen, available_now=True)
+        assert batches.gaps == [(topic, 0, 0, 24)]
+    assert seen.rows == [(0, offset) for offset in range(25, 60)]
+
+
+def test_a_topic_that_is_not_there_is_an_error_at_once(spark: SparkSession, scene: Scene) -> None:
+    with pytest.raises(TopicAbsentError, match="'nowhere' does not exist"):  # (a pattern waits for topics to come)
+        ClaimedBatches(spark, scene.member("a"), ["nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_records_per_batch": 0}, "at least 1"),
+        ({"delivery": "exactly-once"}, "at-most-once"),
+        ({"options": {"failOnDataLoss": "false"}}, "none may be skipped silently"),
+        ({"options": {"startingOffsets": "earliest"}}, "decided by the claims"),
+        ({"options": {"kafka.isolation.level": "read_committed"}}, "isolation.level"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_claimed(
+    spark: SparkSession, scene: Scene, options: dict[str, object], words: str
+) -> None:
+    topic = scene.topic(1, 1)
+    member = scene.member("a")
+    with pytest.raises(ConfigurationError, match=words):
+        ClaimedBatches(spark, member, [topic], **options)  # type: ignore[arg-type]
+    assert member.world.leases() == []
+
+
+def test_the_next_round_is_looked_up_while_this_one_computes(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 100)
+    seen = Seen()
+    asked: list[bool] = []
+
+    with ClaimedBatches(spark, scene.member("a"), [topic], max_records_per_batch=25) as batches:
+        consumer = batches._consumer
+        look_up = consumer._look_up
+
+        def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+            ahead = consumer._ahead
+            assert ahead is not None
+            ahead.result(20)
+            seen(df, batch)
+            asked.clear()
+
+        def looking(keys: list[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+            asked.append(threading.current_thread().name.startswith("kafka-marshal-ahead"))
+            return look_up(keys)
+
+        consumer._look_up = looking  # type: ignore[method-assign,assignment]
+        before: list[list[bool]] = []
+        take = consumer.take
+
+        def taking(*arguments: object, **more: object) -> object:
+            found = take(*arguments, **more)  # type: ignore[arg-type]
+            if found:
+                before.append(list(asked))
+            return found
+
+        consumer.take = taking  # type: ignore[method-assign,assignment]
+        batches.foreach_batch(fn, until={(topic, 0): 100})
+    assert before[1:4] == [[], [], []], "rounds 2 to 4 were planned while the one before was at work"
+    assert len(seen.batches) == 4
+
+
+def test_a_session_that_cannot_cancel_is_refused(scene: Scene) -> None:
+    class Remote:
+        pass
+
+    Remote.__module__ = "pyspark.sql.connect.session"
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        ClaimedBatches(Remote(), scene.member("a"), ["t"])  # type: ignore[arg-type]
