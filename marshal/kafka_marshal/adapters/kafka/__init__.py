@@ -7,6 +7,7 @@
 ``tail``            :class:`~kafka_marshal.adapters.kafka.tail.KafkaTail`: the coordination topic onwards
 ``appender``        :class:`~kafka_marshal.adapters.kafka.appender.KafkaAppender`: to the coordination topic
 ``data_reader``     :class:`~kafka_marshal.adapters.kafka.data_reader.KafkaDataReader`: the user's messages
+``range_reader``    one range of offsets, once: what Spark's executors do for the stream source
 ``cluster``         :class:`KafkaCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================
 """

@@ -1,0 +1,166 @@
+"""Reads one range of offsets, once, from its first to its last: what a Spark executor does for the stream source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, cast
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from kafka_marshal.adapters.interface import FaultKind, Message
+from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.reading import Reading
+from kafka_marshal.adapters.kafka.settings import Role
+from kafka_marshal.errors import KafkaUnavailableError, RangeGoneError
+
+__all__ = ["StoredMessage", "read_range"]
+
+#: Messages of one step: enough that a step's own cost does not matter, few enough to stay in the processor's caches.
+STEP = 10_000
+
+#: A wait for messages looks up this often.
+WAIT_S = 0.5
+
+_ERROR = KafkaMessage.error
+
+
+class StoredMessage(Message, Protocol):
+    """A message as it lies in the log."""
+
+    def timestamp(self) -> tuple[int, int]: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+
+
+def read_range(
+    bootstrap_servers: str,
+    config: Mapping[str, object],
+    topic: str,
+    partition: int,
+    first: int,
+    last: int,
+    *,
+    timeout_s: float = 60.0,
+) -> Iterator[Sequence[StoredMessage]]:
+    """Messages with offsets first … last (inclusive), in order, in lists of up to 10,000.
+
+    Fewer than there are offsets where Kafka has none (compaction, transactions). ``config``: as for a Marshal;
+    ``isolation.level`` must be the one that the range was found with. ``timeout_s``: how long nothing may come.
+
+    Raises:
+        RangeGoneError: a part of the range is not in the log (any more): nothing is skipped silently (P9).
+        KafkaUnavailableError: no broker answered in time.
+    """
+    settings.check(config)
+    troubles = Troubles()
+    extra = {
+        "enable.partition.eof": True,
+        # Nobody needs what lies beyond the range.
+        "queued.min.messages": max(1, min(last - first + 1, 100_000)),
+        "group.id": "kafka-marshal",
+        "logger": troubles,
+        "error_cb": troubles,
+    }
+    own = {name: value for name, value in config.items() if name not in ("logger", "error_cb")}
+    reading = Reading("range reader", settings.properties(Role.DATA, bootstrap_servers, own, extra), troubles)
+    try:
+        reading.consumer.assign([KafkaPartition(topic, partition, first)])
+        yield from _Span(reading, bootstrap_servers, topic, partition, first, last).steps(timeout_s)
+    except KafkaException as error:
+        raise marshal_error(error, f"reading {topic} [{partition}]", bootstrap_servers, troubles) from error
+    finally:
+        reading.close()
+
+
+class _Span:
+    """One range on its way."""
+
+    def __init__(
+        self, reading: Reading, bootstrap_servers: str, topic: str, partition: int, first: int, last: int
+    ) -> None:
+        self.reading = reading
+        self.bootstrap_servers = bootstrap_servers
+        self.topic, self.partition, self.last = topic, partition, last
+        #: The first offset that has not come yet.
+        self.next = first
+        #: Where the log was last seen to end, None: not seen.
+        self.end: int | None = None
+
+    def steps(self, timeout_s: float) -> Iterator[Sequence[StoredMessage]]:
+        deadline = time.monotonic() + timeout_s
+        while self.next <= self.last:
+            got = self.reading.read(STEP, WAIT_S)
+            messages = self._without_errors(got) if any(map(_ERROR, got)) else got
+            if messages:
+                wanted = self._wanted(messages)
+                if wanted:
+                    yield cast("Sequence[StoredMessage]", wanted)
+                # Whoever took the messages may have taken his time.
+                deadline = time.monotonic() + timeout_s
+                continue
+            for kind, text in self.reading.troubles.take_faults():
+                if kind in (FaultKind.FATAL, FaultKind.REFUSED):
+                    raise KafkaUnavailableError(self._stopped(text))
+            if time.monotonic() > deadline and self.next <= self.last:
+                raise self._too_late(timeout_s)
+
+    def _wanted(self, messages: list[KafkaMessage]) -> list[KafkaMessage]:
+        newest = messages[-1].offset()
+        assert newest is not None
+        self.next = max(self.next, newest + 1)
+        if newest <= self.last:
+            return messages
+        return [message for message in messages if (message.offset() or 0) <= self.last]
+
+    def _without_errors(self, got: list[KafkaMessage]) -> list[KafkaMessage]:
+        messages = []
+        for message in got:
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            else:
+                self._judge(error, message)
+        return messages
+
+    def _judge(self, error: KafkaError, message: KafkaMessage) -> None:
+        """The log's end settles what the rest of the range holds (markers of transactions): nothing. Others raise."""
+        if error.code() == KafkaError._PARTITION_EOF:
+            self.end = message.offset() or 0
+            if self.end > self.last:
+                self.next = self.end
+            return
+        kind = fault_kind(error)
+        if kind in (FaultKind.OUT_OF_RANGE, FaultKind.UNKNOWN_TOPIC):
+            raise self._gone(error.str())
+        if kind in (FaultKind.REFUSED, FaultKind.FATAL):
+            raise marshal_error(
+                error, f"reading {self.topic} [{self.partition}]", self.bootstrap_servers, self.reading.troubles
+            )
+
+    def _gone(self, why: str) -> RangeGoneError:
+        return RangeGoneError(
+            f"{self.topic} [{self.partition}]: offsets {self.next} to {self.last} were claimed to be read, but a part "
+            f"of them is not in the log any more ({why}). Nothing is skipped silently: nothing of this batch is "
+            "committed. See why retention (or DeleteRecords) was faster than the work; started again, reading goes on where the "
+            "log begins now, and the gap is told",
+            gone=[(self.topic, self.partition, self.next, self.last)],
+        )
+
+    def _too_late(self, timeout_s: float) -> RangeGoneError | KafkaUnavailableError:
+        if self.end is not None:
+            return self._gone(f"it ends at {self.end}, and nothing more came for {timeout_s:.0f} s")
+        reason = self.reading.troubles.recent()
+        why = f" ({reason.str()})" if reason is not None else ""
+        return KafkaUnavailableError(
+            self._stopped(f"no message from {self.bootstrap_servers} for {timeout_s:.0f} s{why}")
+        )
+
+    def _stopped(self, why: str) -> str:
+        return (
+            f"{self.topic} [{self.partition}]: reading stopped at offset {self.next} of {self.last}: {why}. Nothing of "
+            "this batch is committed; it comes again. See whether the brokers run, can be reached from this machine, "
+            "and let it in"
+        )

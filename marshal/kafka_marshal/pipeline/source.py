@@ -1,0 +1,329 @@
+"""``spark.readStream.format("kafka_marshal")``: a stream whose partitions are claimed, and whose offsets the log keeps.
+
+Spark runs the two halves in different places::
+
+    ClaimedStream   the driver's Python worker, one process for each query as long as it runs: claims, beats, ranges
+    read_piece      the executors' workers: read ranges with librdkafka, hand on Arrow batches
+
+For Spark an offset is a text that it stores in its checkpoint and hands back. Ours names a batch of this run and the
+ranges in it. Where to read is never taken from it: the coordination log says what is done.
+
+A micro-batch, from top to bottom::
+
+    latestOffset    the batch before is over, and well: done. Take ranges of what is held, and name them
+    partitions      these ranges, cut into tasks. Of a batch that another run named: what of it is still to be done
+    read            in the executors
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.errors import ConfigurationError, MarshalError
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.pipeline.source_options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["KafkaMarshalSource", "leases_of", "register"]
+
+logger = logging.getLogger("kafka_marshal")
+
+T = TypeVar("T")
+Token = dict[str, Any]
+Key = tuple[str, int]
+
+NAME = "kafka_marshal"
+
+SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, epoch bigint"
+HEADERS = ", headers array<struct<key: string, value: binary>>"
+
+#: With nothing new, latestOffset waits so long for something: Spark asks again at once.
+POLL_S = 0.2
+
+#: Before anything was taken.
+NOTHING: Mapping[str, object] = {"run": "", "batch": 0, "ranges": []}
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``spark.readStream.format("kafka_marshal")`` known to this session. Again does nothing."""
+    spark.dataSource.register(KafkaMarshalSource)
+
+
+def leases_of(df: DataFrame) -> list[tuple[str, int, int, int]]:
+    """(topic, partition, epoch, last offset) of a micro-batch's rows, as ``sink.transaction`` takes them.
+
+    For ``foreachBatch``; reads the batch's columns once (cache df where that costs). Rows of one partition always have
+    one epoch.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+
+    found = df.groupBy("topic", "partition", "epoch").agg(F.max("offset").alias("last")).collect()
+    return sorted((row["topic"], row["partition"], row["epoch"], row["last"]) for row in found)
+
+
+class KafkaMarshalSource(DataSource):
+    """The source: see SourceOptions for what it is told, docs/spark.md for what it promises."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.settings = SourceOptions.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return SCHEMA + (HEADERS if self.settings.include_headers else "")
+
+    def streamReader(self, schema: StructType) -> KafkaMarshalReader:  # noqa: N802 (Spark's name)
+        return KafkaMarshalReader(self.settings)
+
+    def reader(self, schema: StructType) -> Any:
+        raise ConfigurationError(
+            "kafka_marshal is a source of streams (spark.readStream): a batch read has nobody who keeps the claims "
+            "alive. Nothing was claimed. Use kafka_marshal.pipeline.ClaimedBatches, or format('kafka')"
+        )
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """What one task reads: offsets first … last of a partition, less the intervals that are done (P6)."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    epoch: int
+    done: tuple[tuple[int, int], ...] = ()
+
+
+class KafkaMarshalReader(DataSourceStreamReader):
+    """Spark's handle. Made in several processes; the one that is asked for offsets becomes a member of the group."""
+
+    def __init__(self, settings: SourceOptions) -> None:
+        self.settings = settings
+        self._stream: ClaimedStream | None = None
+        self._calls: ThreadPoolExecutor | None = None
+
+    def __getstate__(self) -> SourceOptions:
+        return self.settings
+
+    def __setstate__(self, settings: SourceOptions) -> None:
+        self.__init__(settings)  # type: ignore[misc]
+
+    # In the driver's worker.
+
+    def initialOffset(self) -> Token:  # noqa: N802
+        return dict(NOTHING)
+
+    def latestOffset(self) -> Token:  # noqa: N802
+        return self._ask(lambda stream: stream.latest())
+
+    def partitions(self, start: Token, end: Token) -> Sequence[Piece]:
+        """Where to read is the log's to say; of start nothing is wanted, of end which batch it is."""
+        return cut(self._ask(lambda stream: stream.plan(end)), self.settings.min_partitions)
+
+    def commit(self, end: Token) -> None:
+        self._ask(lambda stream: stream.commit(end))
+
+    def stop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        if self._calls is not None:
+            self._calls.shutdown(wait=False)
+
+    def _ask(self, question: Callable[[ClaimedStream], T]) -> T:
+        """Ask the stream, on a thread of its own: the signal that ends this process must not hit it at work."""
+        if self._calls is None:
+            _end_in_order()
+            self._calls = ThreadPoolExecutor(1, "kafka-marshal-source")
+        return self._calls.submit(self._answer, question).result()
+
+    def _answer(self, question: Callable[[ClaimedStream], T]) -> T:
+        if self._stream is None:
+            self._stream = ClaimedStream.open(self.settings)
+        return question(self._stream)
+
+    # In the executors.
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Piece)
+        return read_piece(self.settings, partition)
+
+
+def _end_in_order() -> None:
+    """Spark ends this process with SIGTERM: leave in order, so that the leases are released, not merely expire."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+class ClaimedStream:
+    """The driver's side: which batch holds which ranges, and which of them are done."""
+
+    def __init__(self, marshal: Marshal, settings: SourceOptions) -> None:
+        self._marshal = marshal
+        self._settings = settings
+        self._consumer = marshal.ranges(
+            list(settings.topics),
+            policy=settings.new_policy(),
+            start=settings.start_position(),
+            config=dict(settings.config),
+        )
+        self._number = 0
+        self._last: Token = dict(NOTHING)
+        #: What the last token names.
+        self._taken: list[OffsetRange] = []
+        #: The token of the batch that Spark works on, and its ranges.
+        self._running: tuple[Token, list[OffsetRange]] | None = None
+
+    @classmethod
+    def open(cls, settings: SourceOptions) -> ClaimedStream:
+        """Become a member of the group."""
+        marshal = Marshal(
+            settings.bootstrap_servers,
+            group_id=settings.group_id,
+            client_id=settings.client_id,
+            topic=settings.coordination_topic,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            config=dict(settings.config),
+        )
+        try:
+            return cls(marshal, settings)
+        except BaseException:
+            marshal.close()
+            raise
+
+    def latest(self) -> Token:
+        """The end of the batch to come; the end of the last one where there is nothing new.
+
+        Spark asks for the next batch only when the last one went well (a query whose batch fails, ends): so what was
+        running is done.
+        """
+        self._finish()
+        if self._taken:
+            return self._last  # named, and not yet planned: not taken twice
+        self._taken = self._consumer.take(self._settings.max_records_per_batch, timeout=POLL_S)
+        if self._taken:
+            self._number += 1
+            ranges = [[x.topic, x.partition, x.first, x.last, x.epoch] for x in self._taken]
+            self._last = {"run": self._marshal.instance_id, "batch": self._number, "ranges": ranges}
+        return self._last
+
+    def plan(self, end: Token) -> list[OffsetRange]:
+        """The ranges of the batch that ends there. Asked twice for one batch, the answer is the same."""
+        if self._running is not None and self._running[0] == end:
+            return self._running[1]
+        self._finish()
+        if end == self._last and self._taken:
+            ranges, self._taken = self._taken, []
+        elif end["run"] == self._marshal.instance_id:
+            raise MarshalError(
+                f"Spark asks again for batch {end['batch']}, which is done. Nothing was read. Restart the query: the "
+                "log knows where to go on"
+            )
+        else:
+            ranges = self._left_of(end)
+        self._running = (end, ranges)
+        return ranges
+
+    def commit(self, end: Token) -> None:
+        """Spark has written down that this batch is over."""
+        if self._running is not None and self._running[0] == end:
+            self._finish()
+
+    def _finish(self) -> None:
+        """What was running is done. Of leases that were lost meanwhile nothing is: the next holder has it to do."""
+        if self._running is None:
+            return
+        (end, ranges), self._running = self._running, None
+        counted = self._consumer.done(ranges, flush=True)
+        for lost in [x for x in ranges if x not in counted]:
+            logger.warning(
+                "%s [%d]: the lease (epoch %d) was lost while batch %s ran; its offsets %d to %d are not committed",
+                *(lost.topic, lost.partition, lost.epoch, end["batch"], lost.first, lost.last),
+            )
+
+    def _left_of(self, end: Token) -> list[OffsetRange]:
+        """A batch that an earlier run of the query has begun: what of it the log does not know to be done.
+
+        Partitions that others hold by now are theirs. To those that nobody holds yet we get within 2 · HI.
+        """
+        wanted = {(topic, partition): last + 1 for topic, partition, _, last, _ in end["ranges"]}
+        found: list[OffsetRange] = []
+        deadline = time.monotonic() + 3 * self._settings.heartbeat_interval_ms / 1000 + POLL_S
+        while wanted and time.monotonic() < deadline:
+            taken = self._consumer.take(2**62, ends=wanted, timeout=POLL_S)
+            found += taken
+            for given in taken:
+                if given.last + 1 >= wanted[given.topic, given.partition]:
+                    del wanted[given.topic, given.partition]
+            wanted = {key: stop for key, stop in wanted.items() if not self._is_settled(key, stop)}
+        return found
+
+    def _is_settled(self, key: Key, stop: int) -> bool:
+        """Nothing of this partition below stop is ours to do."""
+        if self._consumer.is_done({key: stop}):
+            return True
+        lease = self._marshal.world.lease(*key)
+        other = lease is not None and lease.client_id not in (None, self._settings.client_id)
+        return other and lease is not None and lease.freshness == "fresh"
+
+    def close(self) -> None:
+        """Release everything. What runs is not done: whether it went well nobody has said."""
+        self._marshal.close()
+
+
+def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[Piece]:
+    """One task for each range, or more: at_least in all, cut evenly."""
+    total = sum(given.last - given.first + 1 for given in ranges)
+    pieces = []
+    for given in ranges:
+        size = given.last - given.first + 1
+        count = max(1, min(size, round(at_least * size / total)))
+        bounds = [given.first + size * i // count for i in range(count + 1)]
+        for first, stop in pairwise(bounds):
+            done = tuple((a, b) for a, b in given.done if b >= first and a < stop)
+            pieces.append(Piece(given.topic, given.partition, first, stop - 1, given.epoch, done))
+    return pieces
+
+
+def read_piece(settings: SourceOptions, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The records of a piece, in Arrow batches of up to 10,000. Raises RangeGoneError, KafkaUnavailableError."""
+    from kafka_marshal.adapters.kafka.range_reader import read_range
+    from kafka_marshal.pipeline.source_rows import to_arrow
+
+    steps = read_range(
+        settings.bootstrap_servers,
+        dict(settings.config),
+        piece.topic,
+        piece.partition,
+        piece.first,
+        piece.last,
+        timeout_s=settings.read_timeout_s,
+    )
+    for messages in steps:
+        if piece.done:
+            messages = [m for m in messages if not any(a <= (m.offset() or 0) <= b for a, b in piece.done)]
+        if messages:
+            yield to_arrow(messages, piece.topic, piece.partition, piece.epoch, headers=settings.include_headers)

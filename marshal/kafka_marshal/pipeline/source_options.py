@@ -1,0 +1,128 @@
+"""What the stream source is told, checked before anything is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.config import check_ids, new_client_id
+from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.engine.policies import Balanced, Greedy, Policy
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["SourceOptions"]
+
+_POLICIES: Mapping[str, type[Policy]] = MappingProxyType({"balanced": Balanced, "greedy": Greedy})
+
+_KNOWN = (
+    *("bootstrap_servers", "group_id", "client_id", "topics", "coordination_topic", "heartbeat_interval_ms"),
+    *("max_records_per_batch", "min_partitions", "start", "policy", "include_headers", "read_timeout_s"),
+)
+
+#: What Spark itself adds to the options of every source.
+_SPARKS = ("path", "__")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of ``spark.readStream.format("kafka_marshal")``; as text, in any case."""
+
+    #: As librdkafka takes it.
+    bootstrap_servers: str
+    group_id: str
+    #: Unique in the group at a time; kept over restarts, a restarted query takes its partitions over at once (C7).
+    client_id: str
+    #: Names, or regular expressions starting with ``^``; separated by commas.
+    topics: tuple[str, ...]
+    #: librdkafka properties: the options that start with ``kafka.``, without that.
+    config: tuple[tuple[str, str], ...] = ()
+    coordination_topic: str = DEFAULT_TOPIC
+    heartbeat_interval_ms: int = 3_000
+    #: Offsets of one micro-batch, shared fairly over the partitions held.
+    max_records_per_batch: int = 1_000_000
+    #: At least so many tasks, where there are enough records: ranges are cut for it. 0: one task a partition.
+    min_partitions: int = 0
+    #: Where the group begins on partitions it never held: "earliest", "latest", or an ISO 8601 time (UTC without a zone).
+    start: str = "earliest"
+    policy: str = "balanced"
+    include_headers: bool = False
+    #: How long a task waits for a broker that sends nothing.
+    read_timeout_s: float = 60.0
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Raises ConfigurationError for what is missing, unknown or can't work."""
+        given = {name.lower(): value for name, value in options.items()}
+        config = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
+        if "bootstrap.servers" in config:
+            given.setdefault("bootstrap_servers", config.pop("bootstrap.servers"))
+        unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
+        if unknown:
+            raise ConfigurationError(
+                f"the source kafka_marshal has no option {unknown[0]!r}. It has: {', '.join(_KNOWN)}, and kafka.… for "
+                "librdkafka's properties. Nothing was claimed"
+            )
+        for name in ("bootstrap_servers", "group_id", "topics"):
+            if not given.get(name, "").strip():
+                raise ConfigurationError(f"the source kafka_marshal needs the option {name!r}. Nothing was claimed")
+        made = cls(
+            bootstrap_servers=given["bootstrap_servers"],
+            group_id=given["group_id"],
+            client_id=given.get("client_id") or new_client_id(),
+            topics=tuple(topic.strip() for topic in given["topics"].split(",") if topic.strip()),
+            config=tuple(sorted(config.items())),
+            coordination_topic=given.get("coordination_topic", DEFAULT_TOPIC),
+            heartbeat_interval_ms=_number(given, "heartbeat_interval_ms", 3_000, 100),
+            max_records_per_batch=_number(given, "max_records_per_batch", 1_000_000, 1),
+            min_partitions=_number(given, "min_partitions", 0, 0),
+            start=given.get("start", "earliest"),
+            policy=given.get("policy", "balanced").lower(),
+            include_headers=_yes(given, "include_headers"),
+            read_timeout_s=float(_number(given, "read_timeout_s", 60, 1)),
+        )
+        check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
+        settings.check(dict(made.config))
+        made.start_position()
+        if made.policy not in _POLICIES:
+            raise ConfigurationError(
+                f"policy must be one of {', '.join(_POLICIES)}, not {made.policy!r}. Nothing was claimed"
+            )
+        return made
+
+    def start_position(self) -> str | datetime:
+        """``start`` as Marshal.ranges takes it."""
+        if self.start in ("earliest", "latest"):
+            return self.start
+        try:
+            moment = datetime.fromisoformat(self.start)
+        except ValueError:
+            raise ConfigurationError(
+                f"start must be earliest, latest or a time like 2013-01-31T06:00:00Z, not {self.start!r}. Nothing was "
+                "claimed"
+            ) from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def new_policy(self) -> Policy:
+        """The policy asked for."""
+        return _POLICIES[self.policy]()
+
+
+def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = given.get(name, str(default))
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise ConfigurationError(f"{name} must be a whole number, at least {least}, not {text!r}. Nothing was claimed")
+    return number
+
+
+def _yes(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").strip().lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name} must be true or false, not {text!r}. Nothing was claimed")
+    return text == "true"

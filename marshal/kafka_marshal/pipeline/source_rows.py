@@ -1,0 +1,53 @@
+"""Messages as Arrow batches, column by column: no row is ever an object of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import methodcaller
+
+import pyarrow as pa
+
+from kafka_marshal.adapters.kafka.range_reader import StoredMessage
+
+__all__ = ["to_arrow"]
+
+_FIELDS = [
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("epoch", pa.int64()),
+]
+_HEADERS = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+
+_PLAIN = pa.schema(_FIELDS)
+_WITH_HEADERS = pa.schema([*_FIELDS, _HEADERS])
+
+_key = methodcaller("key")
+_value = methodcaller("value")
+_offset = methodcaller("offset")
+_timestamp = methodcaller("timestamp")
+
+
+def to_arrow(
+    messages: Sequence[StoredMessage], topic: str, partition: int, epoch: int, *, headers: bool
+) -> pa.RecordBatch:
+    """One batch of messages, all of one partition, in the source's columns (timestamp: null where there is none)."""
+    count = len(messages)
+    # (type, milliseconds); type 0: the message has none.
+    stamps = [stamp[1] if stamp[0] else None for stamp in map(_timestamp, messages)]
+    columns = [
+        pa.array(list(map(_key, messages)), pa.binary()),
+        pa.array(list(map(_value, messages)), pa.binary()),
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(list(map(_offset, messages)), pa.int64()),
+        pa.array(stamps, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+        pa.repeat(pa.scalar(epoch, pa.int64()), count),
+    ]
+    if not headers:
+        return pa.RecordBatch.from_arrays(columns, schema=_PLAIN)
+    columns.append(pa.array([[{"key": k, "value": v} for k, v in m.headers() or ()] for m in messages], _HEADERS.type))
+    return pa.RecordBatch.from_arrays(columns, schema=_WITH_HEADERS)
