@@ -67,7 +67,7 @@ def test_rounds_read_everything_once_and_commit_through_the_log(spark: SparkSess
 
 def test_columns_keys_values_and_options_of_the_connector(spark: SparkSession, scene: Scene) -> None:
     topic = scene.topic(1, 3)
-    found: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, str]] = []
 
     def fn(df: DataFrame, batch: ClaimedBatch) -> None:
         found.extend((row.topic, row.value.decode()) for row in df.collect())
@@ -171,7 +171,7 @@ def slow(df: DataFrame) -> None:
         if next(iter(rows), None) is not None:
             time.sleep(60)
 
-    df.foreachPartition(sleep)  # type: ignore[arg-type]
+    df.foreachPartition(sleep)
 
 
 def test_fn_that_overlooks_the_loss_commits_nothing_either(spark: SparkSession, scene: Scene) -> None:

@@ -436,7 +436,8 @@ def _check_at_most_once(spark: SparkSession) -> None:
             "at most once can't be kept with spark.speculation: it runs a task twice at the same time. Nothing was "
             "claimed. Turn it off, or use delivery='at-least-once'"
         )
-    failures = _task_max_failures(spark.sparkContext.master, conf.get("spark.task.maxFailures") or "4")
+    tries = str(conf.get("spark.task.maxFailures", "4"))
+    failures = _task_max_failures(spark.sparkContext.master, tries)
     if failures > 1:
         raise ConfigurationError(
             f"at most once can't be kept with {failures} tries of a task (spark.task.maxFailures, 4 where it is not "
