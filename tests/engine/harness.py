@@ -442,7 +442,7 @@ class Member:
 
     def is_proven(self, lease: OwnLease) -> bool:
         """As the shell asks before it hands out a granted message."""
-        return lease.held and lease.in_doubt_since is None and self.clock() < lease.valid_until
+        return self.clock() < lease.proven_until
 
     # Looking.
 

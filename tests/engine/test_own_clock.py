@@ -341,6 +341,31 @@ def test_proofs_too_old_to_prove_anything_are_forgotten() -> None:
     assert len(proofs._sent) + len(proofs._acked) + len(proofs._applied) <= 4 * 3 * 2
 
 
+@pytest.mark.parametrize("how", ["evicted", "replaced", "handed back", "closed", "clock"])
+def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_message(how: str) -> None:
+    """It looks at these two numbers only, without a lock: however a lease ends, they are 0 from then on."""
+    net, member = holding()
+    run = member.take(5, iterating=True)
+    assert run is not None
+    lease = run.assignment.lease
+    assert member.clock() < lease.hand_out_until == lease.proven_until
+    match how:
+        case "evicted":
+            net.write(ReleasingPartition(*member.engine.ids, *T0, lease.epoch, None), lease.cp)
+            net.tick()
+        case "replaced":
+            net.write(Heartbeat("a-newer", "a", "g", *T0, None, None), lease.cp)
+            net.tick()
+        case "handed back":
+            member.engine.book.release(lease, None, member.clock())
+        case "closed":
+            member.close()
+        case "clock":
+            member.deaf = True
+            net.run(ENDS)
+    assert lease.hand_out_until == lease.proven_until == 0.0
+
+
 # -- T5 -----------------------------------------------------------------------------------------------------------
 
 
