@@ -265,6 +265,22 @@ def test_c13_nothing_of_a_granted_batch_is_handed_out_while_the_lease_is_in_doub
     assert not member.is_proven(member.lease(T0))
 
 
+@pytest.mark.parametrize("counted_first", [True, False])
+def test_c13_a_lease_that_ends_between_two_messages_of_an_iteration(counted_first: bool) -> None:
+    """A thread counts a message as handed out, without a lock, and then sees the end: it is reported, once."""
+    net, member, consumer = proposing()
+    net.tick()
+    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    assert run is not None
+    consumer.delivery.granted_next = 2
+    if counted_first:
+        consumer.delivery.granted_next = 3
+    consumer.delivery.give_up(run.assignment, net.now)  # the engine, at the same time
+    consumer.delivery.granted_next = 3
+    consumer.delivery.not_handed_out(run, 2)
+    assert sorted(reported(consumer)) == ([(2, 2), (3, 4)] if counted_first else [(2, 4)])
+
+
 # -- revocation, close --------------------------------------------------------------------------------------------
 
 
