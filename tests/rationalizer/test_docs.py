@@ -58,7 +58,13 @@ def test_the_kinds_are_those_of_level_1() -> None:
 
 
 def test_every_clarification_has_a_test() -> None:
-    tests = (Path(__file__).parent / "test_clarifications.py").read_text(encoding="utf-8")
+    here = Path(__file__).parent
+    files = [
+        here / "test_clarifications.py",
+        here / "test_snapshot_log.py",
+        *sorted((ROOT / "tests/snapshots").glob("*.py")),
+    ]
+    tests = "".join(file.read_text(encoding="utf-8") for file in files)
     numbers = re.findall(r"^- \*\*Q(\d+)\*\*", PAGE, re.MULTILINE)
     assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
     for number in numbers:

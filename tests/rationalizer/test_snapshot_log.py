@@ -92,7 +92,7 @@ def test_s2_parts_may_come_in_any_order_and_from_several_writers(order: list[int
     }
 
 
-def test_s2_a_writer_killed_half_way_is_finished_by_the_next() -> None:
+def test_q26_a_writer_killed_half_way_is_finished_by_the_next() -> None:
     values = encode_state(0, 10, b"a" * 1_800_001)
     parts = SnapshotParts(0)
     assert [parts.add(value) for value in values[:2]] == [None, None]
@@ -116,7 +116,7 @@ def test_s2_what_was_never_finished_is_dropped_in_the_end() -> None:
     assert parts.junk == 0
 
 
-def test_s2_junk_and_other_cps_are_passed_over_and_counted() -> None:
+def test_q27_junk_and_other_cps_are_passed_over_and_counted() -> None:
     (good,) = encode_snapshot(held().world)
     parts = SnapshotParts(0)
     assert [parts.add(value) for value in (None, b"", b"\xc1", packb([1]), _part())] == [None] * 5
@@ -243,7 +243,7 @@ def test_s1_bytes_that_are_no_state_are_refused_though_their_digest_holds() -> N
         (0, 0, 10_000, False),
     ],
 )
-def test_s2_a_snapshot_is_due_where_a_multiple_is_first_reached(
+def test_q25_a_snapshot_is_due_where_a_multiple_is_first_reached(
     before: int, after: int, every: int, is_due: bool
 ) -> None:
     assert due(before, after, every) is is_due
@@ -252,7 +252,7 @@ def test_s2_a_snapshot_is_due_where_a_multiple_is_first_reached(
 @pytest.mark.parametrize(
     ("leases", "every"), [(0, 10_000), (10_000, 10_000), (10_001, 20_000), (20_000, 20_000), (95_000, 100_000)]
 )
-def test_s2_the_interval_is_10000_and_no_less_than_the_number_of_leases(leases: int, every: int) -> None:
+def test_q24_the_interval_is_10000_and_no_less_than_the_number_of_leases(leases: int, every: int) -> None:
     assert interval(leases) == every
     assert every % interval(0) == 0  # so that next_due passes every place
 

@@ -174,7 +174,7 @@ def test_s2_a_difference_is_found_whoever_comes_first(story: Story) -> None:
     assert not keeper.is_news(found)
 
 
-def test_s2_a_damaged_one_is_told_of(story: Story) -> None:
+def test_q27_a_damaged_one_is_told_of(story: Story) -> None:
     keeper = keeper_of(story)
     story.beat(10)
     story.damage()

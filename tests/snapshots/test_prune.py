@@ -101,7 +101,7 @@ def test_it_goes_on_from_where_it_was_cut(story: Story) -> None:
 
 
 @pytest.mark.parametrize("where", range(1, 6))
-def test_s2_never_past_a_forged_one(story: Story, where: int) -> None:
+def test_q33_never_past_a_forged_one(story: Story, where: int) -> None:
     places = []
     for number in range(6):
         story.beat(10)

@@ -47,7 +47,7 @@ def test_s3_without_snapshots_it_starts_from_the_beginning(story: Story) -> None
     check(story, 0)
 
 
-def test_s3_a_single_one_is_only_compared_with(story: Story) -> None:
+def test_q29_a_single_one_is_only_compared_with(story: Story) -> None:
     story.beat(10)
     place = story.snapshot()
     story.beat(10)
@@ -80,7 +80,7 @@ def test_s3_a_newest_that_lies_sends_it_further_back_and_is_named(story: Story) 
     check(story, places[-2], lie)
 
 
-def test_s3_a_second_newest_that_lies_is_found_by_the_newest(story: Story) -> None:
+def test_q30_a_second_newest_that_lies_is_found_by_the_newest(story: Story) -> None:
     story.beat(10)
     first = story.snapshot()
     story.beat(10)
@@ -138,7 +138,7 @@ def test_s3_many_records_that_are_none_are_gone_back_through(story: Story) -> No
     check(story, first)
 
 
-def test_s3_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
+def test_q31_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
     story.beat(10)
     first = story.snapshot()
     story.beat(10)
@@ -177,7 +177,7 @@ def test_l1_a_log_cut_at_the_second_newest_will_do(story: Story) -> None:
 
 
 @pytest.mark.parametrize("snapshots", [0, 1, 2])
-def test_l1_a_log_cut_too_far_is_refused(story: Story, snapshots: int) -> None:
+def test_q32_a_log_cut_too_far_is_refused(story: Story, snapshots: int) -> None:
     for _ in range(snapshots):
         story.beat(10)
         last = story.snapshot()
@@ -216,7 +216,7 @@ def test_s3_a_cut_log_with_one_more_snapshot_stands_a_lie(story: Story) -> None:
     check(story, first, lie)
 
 
-def test_s2_a_log_of_snapshots_with_another_number_of_partitions_is_not_used(story: Story) -> None:
+def test_q28_a_log_of_snapshots_with_another_number_of_partitions_is_not_used(story: Story) -> None:
     story.beat(10)
     story.snapshot()
     story.beat(10)
