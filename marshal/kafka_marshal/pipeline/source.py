@@ -143,6 +143,8 @@ class KafkaMarshalReader(DataSourceStreamReader):
         self._ask(lambda stream: stream.commit(end))
 
     def stop(self) -> None:
+        # The signal may come while we are at it already, since Spark closes the connection too.
+        _set_handler(signal.SIG_IGN)
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -152,7 +154,8 @@ class KafkaMarshalReader(DataSourceStreamReader):
     def _ask(self, question: Callable[[ClaimedStream], T]) -> T:
         """Ask the stream, on a thread of its own: the signal that ends this process must not hit it at work."""
         if self._calls is None:
-            _end_in_order()
+            # Spark ends this process with SIGTERM: leave in order, so that the leases are released, not merely expire.
+            _set_handler(_leave)
             self._calls = ThreadPoolExecutor(1, "kafka-marshal-source")
         return self._calls.submit(self._answer, question).result()
 
@@ -168,13 +171,14 @@ class KafkaMarshalReader(DataSourceStreamReader):
         return read_piece(self.settings, partition)
 
 
-def _end_in_order() -> None:
-    """Spark ends this process with SIGTERM: leave in order, so that the leases are released, not merely expire."""
+def _set_handler(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Only a main thread may; elsewhere (a test) nobody ends us this way."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
+    _set_handler(signal.SIG_IGN)
     raise SystemExit(0)
 
 

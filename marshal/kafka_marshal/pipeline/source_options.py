@@ -45,7 +45,7 @@ class SourceOptions:
     max_records_per_batch: int = 1_000_000
     #: At least so many tasks, where there are enough records: ranges are cut for it. 0: one task a partition.
     min_partitions: int = 0
-    #: Where the group begins on partitions it never held: "earliest", "latest", or an ISO 8601 time (UTC without a zone).
+    #: Where the group begins on partitions it never held: "earliest", "latest", or an ISO 8601 time (no zone: UTC).
     start: str = "earliest"
     policy: str = "balanced"
     include_headers: bool = False

@@ -144,8 +144,8 @@ class _Span:
         return RangeGoneError(
             f"{self.topic} [{self.partition}]: offsets {self.next} to {self.last} were claimed to be read, but a part "
             f"of them is not in the log any more ({why}). Nothing is skipped silently: nothing of this batch is "
-            "committed. See why retention (or DeleteRecords) was faster than the work; started again, reading goes on where the "
-            "log begins now, and the gap is told",
+            "committed. See why retention (or DeleteRecords) was faster than the work; started again, reading goes on "
+            "where the log begins now, and the gap is told",
             gone=[(self.topic, self.partition, self.next, self.last)],
         )
 

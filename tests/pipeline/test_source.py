@@ -1,0 +1,333 @@
+"""The stream source: claims decide which partitions, the log decides where (issue's A.3)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kafka_marshal.admin import Admin
+from kafka_marshal.errors import StaleEpochError
+from kafka_marshal.pipeline.source import leases_of, register
+from kafka_marshal.sinks import SqliteSink
+from tests.broker.helpers import children_of
+from tests.client.conftest import HI, Scene, wait_until
+
+Place = tuple[int, int]
+
+
+class Stream:
+    """Queries on one group, and what they saw."""
+
+    def __init__(self, spark: SparkSession, scene: Scene, topic: str, folder: Path) -> None:
+        register(spark)
+        self.spark, self.scene, self.topic, self.folder = spark, scene, topic, folder
+        self.rows: list[Place] = []
+        self.batches: list[list[Place]] = []
+        self.queries: list[StreamingQuery] = []
+        self.watcher = scene.member("watcher")
+
+    def frame(self, **options: object) -> DataFrame:
+        settings = {
+            "bootstrap_servers": self.scene.bootstrap,
+            "group_id": self.scene.group,
+            "client_id": "query",
+            "topics": self.topic,
+            "coordination_topic": self.scene.coordination,
+            "heartbeat_interval_ms": HI,
+            **options,
+        }
+        made: DataFrame = (
+            self.spark.readStream.format("kafka_marshal").options(**{k: str(v) for k, v in settings.items()}).load()
+        )
+        return made
+
+    def start(
+        self, each: Callable[[DataFrame, int], None] | None = None, checkpoint: str = "checkpoint", **options: object
+    ) -> StreamingQuery:
+        writer = self.frame(**options).writeStream.option("checkpointLocation", str(self.folder / checkpoint))
+        query = writer.foreachBatch(each or self.see).start()
+        self.queries.append(query)
+        return query
+
+    def see(self, df: DataFrame, number: int) -> None:
+        rows = [(row.partition, row.offset) for row in df.select("partition", "offset").collect()]
+        self.batches.append(sorted(rows))
+        self.rows.extend(rows)
+
+    def stables(self) -> dict[int, int | None]:
+        return {lease.partition: lease.stable for lease in self.watcher.world.leases()}
+
+    def holders(self) -> dict[int, str | None]:
+        return {lease.partition: lease.client_id for lease in self.watcher.world.leases()}
+
+    def wait_stable(self, last: int, partitions: int, query: StreamingQuery | None = None) -> None:
+        """Until the log says that all is done up to last."""
+
+        def reached() -> bool:
+            assert query is None or query.exception() is None, query.exception()
+            return self.stables() == dict.fromkeys(range(partitions), last)
+
+        wait_until(reached, 60, f"{self.stables()}")
+
+
+def everything(partitions: int, messages: int, first: int = 0) -> list[Place]:
+    return [(partition, offset) for partition in range(partitions) for offset in range(first, messages)]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, scene: Scene, tmp_path: Path) -> Iterator[Callable[[str], Stream]]:
+    made: list[Stream] = []
+
+    def make(topic: str) -> Stream:
+        made.append(Stream(spark, scene, topic, tmp_path))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for query in each.queries:
+            query.stop()
+
+
+def test_everything_is_read_once_and_committed_through_the_log(scene: Scene, stream: Any) -> None:
+    topic = scene.topic(3, 100)
+    s = stream(topic)
+    query = s.start(max_records_per_batch=120)
+    s.wait_stable(99, 3, query)
+    assert sorted(s.rows) == everything(3, 100)
+    assert all(len(batch) <= 120 for batch in s.batches)
+    scene.publish(topic, 3, 10)
+    s.wait_stable(109, 3, query)
+    assert sorted(s.rows) == everything(3, 110)
+    query.stop()
+    wait_until(lambda: set(s.holders().values()) == {None}, 20, "the query's leases are released when it ends")
+
+
+def test_columns_headers_and_transactions(scene: Scene, stream: Any, spark: SparkSession) -> None:
+    topic = scene.topic(1)
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": scene.group})
+    producer.init_transactions()
+    for commit, value in ((True, b"kept"), (False, b"aborted"), (True, None)):
+        producer.begin_transaction()
+        producer.produce(topic, value, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_356_998_400_123)
+        producer.flush(20)
+        (producer.commit_transaction if commit else producer.abort_transaction)()
+    rows: list[Any] = []
+    s = stream(topic)
+
+    def keep(df: DataFrame, number: int) -> None:
+        rows.extend(df.collect())
+        assert leases_of(df) == [(topic, 0, rows[0].epoch, 4)]
+        assert df.rdd.getNumPartitions() == 3
+
+    query = s.start(keep, include_headers="true", min_partitions=3)
+    s.wait_stable(5, 1, query)
+    assert [(row.offset, row.key, row.value) for row in rows] == [(0, b"k", b"kept"), (4, b"k", None)]
+    [epoch] = {lease.epoch for lease in s.watcher.world.leases()}
+    row = rows[0]
+    assert (row.topic, row.partition, row.epoch) == (topic, 0, epoch)
+    assert row.timestamp.timestamp() == 1_356_998_400.123
+    assert [(h.key, h.value) for h in row.headers] == [("h", b"1"), ("h", None)]
+    assert dict(s.frame(include_headers="true").dtypes)["timestamp"] == "timestamp"
+
+
+def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any, tmp_path: Path) -> None:
+    topic = scene.topic(2, 50)
+    s = stream(topic)
+    query = s.start()
+    s.wait_stable(49, 2, query)
+    query.stop()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "stale")
+
+    # No checkpoint at all: on from where the log says.
+    s.rows.clear()
+    scene.publish(topic, 2, 50)
+    query = s.start(checkpoint="none")
+    s.wait_stable(99, 2, query)
+    query.stop()
+    assert sorted(s.rows) == everything(2, 100, 50)
+
+    # One from before: nothing comes twice.
+    s.rows.clear()
+    scene.publish(topic, 2, 20)
+    query = s.start(checkpoint="stale")
+    s.wait_stable(119, 2, query)
+    query.stop()
+    assert sorted(s.rows) == everything(2, 120, 100)
+
+    # One that is ahead, since the group was set back: it comes again.
+    s.rows.clear()
+    with Admin(scene.bootstrap, topic=scene.coordination).pause(scene.group, expires_in=60) as pause:
+        pause.wait_released(timeout=30)
+        pause.reposition({(topic, 0): 110, (topic, 1): 115})
+    wait_until(lambda: s.stables() == {0: 109, 1: 114}, 20, "the group is set back")
+    query = s.start(checkpoint="stale")
+    s.wait_stable(119, 2, query)
+    assert sorted(s.rows) == [(0, offset) for offset in range(110, 120)] + [(1, offset) for offset in range(115, 120)]
+
+
+def test_a_batch_that_failed_comes_again_whole(scene: Scene, stream: Any) -> None:
+    """Restarted with its checkpoint, Spark asks for the very batch it had written down: its rows are the same."""
+    topic = scene.topic(2, 40)
+    s = stream(topic)
+
+    def fail(df: DataFrame, number: int) -> None:
+        s.see(df, number)
+        raise ZeroDivisionError("as planned")
+
+    query = s.start(fail, max_records_per_batch=60)
+    with pytest.raises(StreamingQueryException, match="as planned"):
+        query.awaitTermination(60)
+    assert set(s.stables().values()) <= {-1, None}, "nothing is done"
+    seen, s.batches, s.rows = s.batches, [], []
+    scene.publish(topic, 2, 10)
+    query = s.start(max_records_per_batch=60)
+    s.wait_stable(49, 2, query)
+    assert s.batches[0] == seen[0]
+    assert sorted(s.rows) == everything(2, 50)
+
+
+def test_two_queries_share_the_partitions_and_one_takes_over(scene: Scene, stream: Any) -> None:
+    topic = scene.topic(4, 20)
+    s = stream(topic)
+    before = source_workers()
+    one = s.start(checkpoint="one", client_id="one")
+    wait_until(lambda: "one" in s.holders().values(), 60, "the first query holds partitions")
+    [worker] = source_workers() - before
+    two = s.start(checkpoint="two", client_id="two")
+    wait_until(lambda: sorted(map(str, s.holders().values())) == ["one"] * 2 + ["two"] * 2, 60, "two each")
+    scene.publish(topic, 4, 20)
+    s.wait_stable(39, 4, one)
+    # Spark's worker for this query: killed, as the kernel would when memory runs out.
+    os.kill(worker, signal.SIGKILL)
+    scene.publish(topic, 4, 20)
+    s.wait_stable(59, 4, two)
+    assert set(s.holders().values()) == {"two"}
+    assert sorted(set(s.rows)) == everything(4, 60)
+    wait_until(lambda: one.exception() is not None, 30, "the query whose worker is gone says so")
+
+
+def source_workers() -> set[int]:
+    """Processes that Spark's JVM, a child of ours, has started for sources of streams."""
+    while True:
+        with suppress(OSError):  # a thread ended while we looked
+            children = {pid for jvm in children_of(os.getpid()) for pid in children_of(jvm)}
+            return {pid for pid in children if b"streaming_source_runner" in command_of(pid)}
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_lease_lost_during_a_batch_is_refused_by_the_sink_and_not_committed(
+    scene: Scene, stream: Any, tmp_path: Path
+) -> None:
+    topic = scene.topic(1, 10)
+    sink = SqliteSink(tmp_path / "results.db")
+    reached, go_on = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+    s = stream(topic)
+
+    def slow(df: DataFrame, number: int) -> None:
+        leases = leases_of(df)
+        reached.set()
+        go_on.wait(60)
+        try:
+            with sink.transaction(scene.group, leases):
+                pass
+        except StaleEpochError as error:
+            errors.append(error)
+            raise
+
+    before = source_workers()
+    query = s.start(slow)
+    assert reached.wait(60)
+    # The member stands still for longer than its lease lasts, as in a swapped out machine; the batch runs on.
+    [worker] = source_workers() - before
+    os.kill(worker, signal.SIGSTOP)
+    lease = scene.member("other").claim(topic, 0, timeout=20)
+    with sink.transaction(scene.group, [(topic, 0, lease.epoch, 4)]) as tx:
+        assert tx.last_offset(topic, 0) == -1
+    os.kill(worker, signal.SIGCONT)
+    go_on.set()
+    with pytest.raises(StreamingQueryException, match="newer than ours"):
+        query.awaitTermination(60)
+    assert len(errors) == 1
+    assert sink.progress(scene.group)[topic, 0].last_offset == 4
+    assert s.stables() == {0: -1}, "the batch is not committed"
+    sink.close()
+
+
+def test_offsets_that_retention_took_are_not_skipped_silently(scene: Scene, stream: Any) -> None:
+    topic = scene.topic(1, 30)
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    s = stream(topic)
+
+    def late(df: DataFrame, number: int) -> None:
+        [future] = admin.delete_records([TopicPartition(topic, 0, 10)]).values()
+        future.result(20)
+        s.see(df, number)
+
+    query = s.start(late)
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(60)
+    assert "not in the log any more" in str(caught.value)
+    assert s.rows == []
+    assert set(s.stables().values()) <= {-1, None}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("topics", "", "needs the option 'topics'"),
+        ("max_records_per_batch", "many", "must be a whole number, at least 1"),
+        ("start", "yesterday", "must be earliest, latest or a time"),
+        ("startingOffsets", "earliest", "has no option 'startingoffsets'"),
+        ("kafka.auto.offset.reset", "earliest", "config may not set 'auto.offset.reset'"),
+        ("policy", "mine", "policy must be one of balanced, greedy"),
+        ("include_headers", "perhaps", "must be true or false"),
+    ],
+)
+def test_options_that_cannot_work_are_named(scene: Scene, stream: Any, option: str, value: str, says: str) -> None:
+    with pytest.raises(PySparkException, match=says):
+        stream("flights").frame(**{option: value}).isStreaming  # noqa: B018
+
+
+def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene: Scene, stream: Any) -> None:
+    """Without a sink that could refuse: what the query wrote stands, but the log does not count it."""
+    topic = scene.topic(1, 10)
+    reached, go_on = threading.Event(), threading.Event()
+    s = stream(topic)
+
+    def slow(df: DataFrame, number: int) -> None:
+        s.see(df, number)
+        reached.set()
+        go_on.wait(60)
+
+    before = source_workers()
+    query = s.start(slow)
+    assert reached.wait(60)
+    [worker] = source_workers() - before
+    os.kill(worker, signal.SIGSTOP)
+    lease = scene.member("other").claim(topic, 0, timeout=20)
+    os.kill(worker, signal.SIGCONT)
+    go_on.set()
+    wait_until(lambda: query.lastProgress is not None, 60, "Spark's batch is over")
+    lease.release(3)
+    s.wait_stable(9, 1, query)
+    assert s.rows == everything(1, 10) + everything(1, 10, 4)
