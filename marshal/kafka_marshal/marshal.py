@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -29,6 +30,8 @@ from kafka_marshal.errors import (
 from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.watchdog import Watchdog
+from kafka_marshal.watchdog.properties import producer_properties
 from kafka_marshal.world import WorldView, lease_info
 from rationalizer import ClaimingPartition, InvalidRecordError, codes
 
@@ -46,6 +49,8 @@ class Marshal:
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
     group at a time; keep it over restarts and a restarted process takes its partitions over at once (C7). Without
     one, a unique one is made. ``heartbeat_interval_ms`` (HI, 100 … 600,000): a silent member is replaced after 2 · HI.
+    ``watchdog`` (Linux): a small process beside this one releases what it holds as soon as it dies without a goodbye
+    (kill -9, a segfault, out of memory), so that others need not wait for 2 · HI; see docs/watchdog.md.
 
     Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
     where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
@@ -60,6 +65,7 @@ class Marshal:
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
+        watchdog: bool = False,
     ) -> None:
         # Imported here so that what needs no Kafka (replaying a dump) does not load librdkafka.
         from kafka_marshal.adapters.kafka import KafkaCluster
@@ -69,7 +75,7 @@ class Marshal:
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = dict(config or {})
-        self._start(KafkaCluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms)
+        self._start(KafkaCluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms, watchdog=watchdog)
 
     @classmethod
     def on_cluster(
@@ -91,7 +97,7 @@ class Marshal:
         marshal._start(cluster, topic, heartbeat_interval_ms)
         return marshal
 
-    def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int) -> None:
+    def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int, *, watchdog: bool = False) -> None:
         self.instance_id = new_instance_id()
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.topic = topic
@@ -100,7 +106,11 @@ class Marshal:
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False
+        #: The process that speaks for this one should it die; None: there is none.
+        self.watchdog: Watchdog | None = None
         try:
+            if watchdog:
+                self.watchdog = self._start_watchdog()
             self._driver = Driver(
                 cluster,
                 topic,
@@ -110,10 +120,26 @@ class Marshal:
                 keep_snapshots=True,
             )
         except BaseException:
+            if self.watchdog is not None:
+                self.watchdog.close()
             cluster.close()
             raise
+        if self.watchdog is not None:
+            self.watchdog.watch(self._driver)
         #: What the log says about this group, read-only.
         self.world = WorldView(self._driver)
+
+    def _start_watchdog(self) -> Watchdog:
+        """It starts while the log is read."""
+        watchdog = Watchdog(
+            f"worker {self.client_id!r} of group {self.group_id!r} (process {os.getpid()})",
+            self.topic,
+            (self.instance_id, self.client_id, self.group_id),
+            producer_properties(self.bootstrap_servers, self.config, self.heartbeat_interval_ms),
+            self.heartbeat_interval_ms,
+        )
+        watchdog.start()
+        return watchdog
 
     # Work.
 
@@ -289,6 +315,7 @@ class Marshal:
             if release:
                 self._release_all()
             else:
+                self._call_off_watchdog()  # what it would release is to be kept
                 for consumer in self._consumers:
                     consumer.abandon()
                 with self._driver.locked() as engine:
@@ -298,6 +325,11 @@ class Marshal:
             for consumer in self._consumers:
                 consumer.free()
             self._driver.shut_down()
+            self._call_off_watchdog()
+
+    def _call_off_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.close()
 
     def _release_all(self) -> None:
         for consumer in list(self._consumers):

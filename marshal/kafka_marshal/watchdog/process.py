@@ -1,0 +1,284 @@
+"""The watchdog's own process: waits for a worker's death, then lets go of what it held.
+
+A program of its own, started by :mod:`kafka_marshal.watchdog.keeper` as a file: importing the package, or all of
+confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration: the
+worker tells it over a pipe what to append, ready encoded, should it die (its will), and with which properties.
+
+    worker ──config, will, goodbye──▶ watchdog          one packet each: never half written, whoever is killed when
+    worker ◀──hello, ready, trouble── watchdog
+
+It speaks only when the pipe is at its end *and* the kernel says that the process is gone. The pipe is closed as well
+by an exec, or by a daemon that closes all it has: the process lives. A process may be gone while children that it
+forked handle messages on: they hold the pipe. Where only one of the two is so, it waits for as long as the worker's
+leases can last without a beat, 2 · HI, and ends without a word (C6: what it could say would change nothing then).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+__all__ = ["CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "WILL", "Watch", "pack_config", "pack_lease"]
+
+#: Of the packets. A worker that runs on while it is upgraded may start a newer program.
+FORMAT = 1
+
+#: A packet's first byte says what it is.
+CONFIG, WILL, GOODBYE = b"C", b"W", b"G"
+
+#: Packets of a will are kept below this; a pipe takes more than a hundred of them before its reader must have read.
+MAX_PACKET_BYTES = 16_384
+
+#: Room for the largest packet there can be: a configuration, with certificates in it.
+READ_BYTES = 262_144
+
+#: number of the lease, CP, HI (ms), length of the release, which follows; length 0: the lease is over.
+_LEASE = struct.Struct("!IIIH")
+
+#: Waits between two looks whether the producer has met the cluster: doubled from the first to the last.
+FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
+
+#: Without a cluster for so long, the worker is told why.
+TROUBLE_AFTER_S = 5.0
+
+#: librdkafka's callbacks are served this often while nothing else happens.
+SERVE_S = 30.0
+
+#: Beyond the producer's own timeout, until its last report must be there.
+GRACE_S = 2.0
+
+
+def pack_config(config: dict[str, object]) -> bytes:
+    """A packet with everything the program has to know."""
+    return CONFIG + json.dumps({"format": FORMAT, **config}).encode()
+
+
+def pack_lease(number: int, cp: int, heartbeat_interval_ms: int, release: bytes) -> bytes:
+    """One lease of a will: what to append to which CP; b"": the lease of this number is over."""
+    return _LEASE.pack(number, cp, heartbeat_interval_ms, len(release)) + release
+
+
+class Voice:
+    """A producer, connected before it is needed."""
+
+    def __init__(self, topic: str, folder: str, properties: dict[str, Any]) -> None:
+        """Start to connect; folder is where confluent_kafka is installed."""
+        # Its C module alone: the package around it would bring a hundred modules that are not needed here.
+        package = ModuleType("confluent_kafka")
+        package.__path__ = [folder]
+        sys.modules["confluent_kafka"] = package
+        from confluent_kafka.cimpl import KafkaException, Producer
+
+        self._topic = topic
+        self._kafka_error = KafkaException
+        self._timeout_s = properties["message.timeout.ms"] / 1000 + GRACE_S
+        self._released = 0
+        self.trouble = ""
+        self._producer = Producer({**properties, "error_cb": self._failed})
+
+    def _failed(self, error: object) -> None:
+        self.trouble = str(error)
+
+    def serve(self) -> None:
+        """Let librdkafka tell what there is."""
+        self._producer.poll(0)
+
+    def has_met_cluster(self) -> bool:
+        """Whether a broker has answered (waits for some milliseconds)."""
+        self.serve()
+        try:
+            return bool(self._producer.cluster_id(0.05))
+        except self._kafka_error as error:
+            self._failed(error)
+            return False
+
+    def append(self, will: list[tuple[int, bytes]]) -> int:
+        """Append all, wait for the answers; how many were written. ``trouble`` says why others were not."""
+        until = time.monotonic() + self._timeout_s
+        for cp, value in will:
+            while not self._produce(cp, value) and time.monotonic() < until:
+                self._producer.poll(0.1)
+        while len(self._producer) > 0 and time.monotonic() < until:
+            self._producer.poll(0.1)
+        return self._released
+
+    def _produce(self, cp: int, value: bytes) -> bool:
+        """False: librdkafka's queue is full."""
+        try:
+            self._producer.produce(self._topic, value, b"", cp, self._answered)
+        except BufferError:
+            return False
+        except self._kafka_error as error:
+            self._failed(error)
+        return True
+
+    def _answered(self, error: object | None, _: object) -> None:
+        if error is None:
+            self._released += 1
+        else:
+            self._failed(error)
+
+
+class Watch:
+    """Waits for the end of one worker."""
+
+    def __init__(self, pipe: int, worker: int) -> None:
+        """pipe: our end of the connection; worker: the worker's pidfd."""
+        self._pipe = pipe
+        self._worker = worker
+        self._poller = select.poll()
+        os.set_blocking(pipe, False)
+        self._poller.register(pipe, select.POLLIN)
+        self._poller.register(worker, select.POLLIN)
+        self._config: dict[str, Any] = {}
+        #: By number: CP, HI, release.
+        self._will: dict[int, tuple[int, int, bytes]] = {}
+        self._at_end = False
+        self._is_gone = False
+        self._said_goodbye = False
+        #: When nothing can be left to be released: set once one of the two signs is there.
+        self._until = float("inf")
+        self._voice: Voice | None = None
+        self._is_ready = False
+        self._look_s = FIRST_LOOK_S
+        self._trouble_at = float("inf")
+
+    def run(self) -> None:
+        """Until the worker says goodbye or is gone, or its leases have run out."""
+        self._tell({"hello": os.getpid()})
+        while not self._said_goodbye:
+            self._wait()
+            if self._at_end and self._is_gone:
+                self._speak()
+                return
+            if self._at_end or self._is_gone:
+                now = time.monotonic()
+                longest_ms = max((hi for _, hi, _ in self._will.values()), default=0)
+                self._until = min(self._until, now + 2 * longest_ms / 1000)
+                if now >= self._until:
+                    return
+            elif self._voice is None and self._config:
+                self._open()
+
+    def _wait(self) -> None:
+        timeout_s = min(self._until - time.monotonic(), SERVE_S)
+        if self._voice is not None and not self._is_ready:
+            timeout_s = min(timeout_s, self._look_s)
+        for fd, _ in self._poller.poll(max(0.0, timeout_s) * 1000):
+            if fd == self._worker:
+                self._is_gone = True
+                self._poller.unregister(fd)
+        # Always, so that what a dead worker said last is heard before it is judged.
+        self._read()
+        if self._voice is not None:
+            self._look(self._voice)
+
+    def _look(self, voice: Voice) -> None:
+        if self._is_ready or self._is_gone:
+            voice.serve()
+            return
+        self._look_s = min(2 * self._look_s, LAST_LOOK_S)
+        if voice.has_met_cluster():
+            self._is_ready = True
+            self._tell({"ready": True})
+        elif time.monotonic() >= self._trouble_at:
+            self._trouble_at = float("inf")
+            self._tell({"trouble": voice.trouble or "no broker has answered"})
+
+    def _open(self) -> None:
+        try:
+            if self._config["format"] != FORMAT:
+                raise ValueError(f"the worker runs another release (format {self._config['format']}, ours is {FORMAT})")
+            self._voice = Voice(self._config["topic"], self._config["folder"], self._config["properties"])
+        except Exception as error:
+            # Without a producer there is nothing to live for. The worker hears why, and tells its log.
+            self._tell({"trouble": f"{type(error).__name__}: {error}"})
+            raise
+        self._trouble_at = time.monotonic() + TROUBLE_AFTER_S
+
+    # The pipe.
+
+    def _read(self) -> None:
+        while not self._at_end and not self._said_goodbye:
+            try:
+                packet = os.read(self._pipe, READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # said once where the worker died without reading what we told it; the rest comes all the same
+            if not packet:
+                self._at_end = True
+                self._poller.unregister(self._pipe)
+            elif packet[:1] == CONFIG:
+                self._config = json.loads(packet[1:])
+            elif packet[:1] == WILL:
+                self._take(packet)
+            elif packet[:1] == GOODBYE:
+                self._said_goodbye = True
+
+    def _take(self, packet: bytes) -> None:
+        at = len(WILL)
+        while at < len(packet):
+            number, cp, heartbeat_interval_ms, length = _LEASE.unpack_from(packet, at)
+            at += _LEASE.size
+            if length:
+                self._will[number] = (cp, heartbeat_interval_ms, packet[at : at + length])
+            else:
+                self._will.pop(number, None)
+            at += length
+
+    def _tell(self, message: dict[str, object]) -> None:
+        try:
+            os.write(self._pipe, json.dumps(message).encode())
+        except OSError:
+            return  # the worker is gone, or has not read for long: nobody to tell
+
+    # The end.
+
+    def _speak(self) -> None:
+        if not self._will or not self._config:
+            return
+        if self._voice is None:
+            self._open()
+        assert self._voice is not None
+        released = self._voice.append([(cp, release) for cp, _, release in self._will.values()])
+        why = f" ({self._voice.trouble}); the others fall free by themselves" if released < len(self._will) else ""
+        say(f"{self._config['name']} died without a goodbye: {released} of {len(self._will)} leases released{why}")
+
+
+def say(text: str) -> None:
+    """One line for people, where the worker's own went."""
+    try:
+        os.write(2, f"kafka-marshal watchdog: {text}\n".encode())
+    except OSError:
+        return  # nobody reads it any more
+
+
+def report(kind: type[BaseException], error: BaseException, _: object) -> None:
+    """What ends the program, in one line."""
+    say(f"ends: {kind.__name__}: {error}. The leases of a worker that dies now fall free after 2 heartbeat intervals")
+
+
+def main(pipe: int, worker: int) -> None:
+    """Leave the worker's family, then watch."""
+    # A grandchild: the worker never has to reap us, nor does our end disturb what it knows of its children.
+    if os.fork() > 0:
+        os._exit(0)
+    # Who stops a service sends this to all of its processes; we end when the worker has.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.excepthook = report
+    Watch(pipe, worker).run()
+    # Without Python's and librdkafka's leisurely ends: everything is answered for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[-2]), int(sys.argv[-1]))
