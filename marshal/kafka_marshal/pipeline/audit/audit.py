@@ -25,7 +25,7 @@ from kafka_marshal.pipeline.audit.files import TableFiles
 from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
 from kafka_marshal.pipeline.audit.invariants import Kind
 from kafka_marshal.pipeline.audit.job import InProcess, OnSpark, Runner
-from kafka_marshal.pipeline.audit.plan import CutLog, Segment, cut
+from kafka_marshal.pipeline.audit.plan import CutLog, Segment, SourceLog, cut
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.snapshots import Claims, claims_of, extract
 from kafka_marshal.pipeline.audit.sources import Opened, Source
@@ -39,8 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "clear_folder"]
 
+#: What replays. A seam for tests, as Audit(world_type=…) is.
+DEFAULT_WORLD: type[World] = World
+
 #: Says that a folder holds an audit, and what it found.
 SUMMARY = "audit.json"
+
+#: Snapshots that are tried to find out whether a log is whole.
+_TRIED = 3
 
 #: Violations that are told one by one.
 EXAMPLES = 20
@@ -87,14 +93,14 @@ class Audit:
         work: Path | None = None,
         tables: bool = True,
         records_per_task: int | None = None,
-        world_type: type[World] = World,
+        world_type: type[World] | None = None,
     ) -> None:
         self._source = source
         self._spark = spark
         self._runner: Runner = InProcess() if spark is None else OnSpark(spark)
         self._tables = tables
         self._records_per_task = records_per_task
-        self._world_type = world_type
+        self._world_type = world_type or DEFAULT_WORLD
         self._timings: dict[str, float] = {}
         if out is not None:
             clear_folder(out)
@@ -146,8 +152,9 @@ class Audit:
 
     def _cut(self, opened: Opened) -> tuple[dict[int, Claims], CutLog, dict[tuple[int, Checkpoint], str]]:
         """Segments, and the files with the states that they start from."""
-        log, records = opened.log, opened.snapshots
-        claims = {} if records is None else claims_of(records, log.partitions)
+        records = opened.snapshots
+        claims = {} if records is None else claims_of(records, opened.log.partitions)
+        log = self._with_starts(opened.log, claims)
         states: dict[tuple[int, Checkpoint], str] = {}
         unusable: frozenset[tuple[int, Checkpoint]] = frozenset()
         while True:
@@ -163,6 +170,23 @@ class Audit:
                 return claims, plan, states
             unusable |= missing  # each time fewer are left to cut at
 
+    def _with_starts(self, log: SourceLog, claims: dict[int, Claims]) -> SourceLog:
+        """A log that begins above offset 0 has a gap there, if a replay from nothing comes to what a snapshot says."""
+        starts = dict(log.starts)
+        for cp, claimed in claims.items():
+            pieces = tuple(log.pieces.get(cp, ()))
+            if not pieces or pieces[0].first == 0 or cp in starts:
+                continue
+            first = tuple(each for each in claimed.checkpoints if each.next_offset > pieces[0].first)[:_TRIED]
+            if not first:
+                continue
+            end = first[-1].next_offset
+            whole = Segment(cp, tuple(each for each in pieces if each.first < end), None, end, first)
+            tried = run_task(replace(self._task(log, whole, 0, 0, None), out=None))
+            if len(tried.differences) < tried.compared:
+                starts[cp] = 0
+        return replace(log, starts=starts)
+
     # -- replaying ----------------------------------------------------------------------------------------------------
 
     def _replay(self, opened: Opened, plan: CutLog, states: dict[tuple[int, Checkpoint], str]) -> dict[int, _Chain]:
@@ -171,7 +195,7 @@ class Audit:
         for chain in chains.values():
             for place, segment in enumerate(chain.segments):
                 start = None if segment.start is None else states[segment.partition, segment.start]
-                chain.tasks[place] = self._task(opened, segment, len(tasks), place, start)
+                chain.tasks[place] = self._task(opened.log, segment, len(tasks), place, start)
                 tasks.append(chain.tasks[place])
         number = 0
         while tasks:
@@ -181,12 +205,12 @@ class Audit:
             tasks = [replace(task, number=number + place) for place, task in enumerate(corrected)]
         return chains
 
-    def _task(self, opened: Opened, segment: Segment, number: int, place: int, start: str | None) -> Task:
+    def _task(self, log: SourceLog, segment: Segment, number: int, place: int, start: str | None) -> Task:
         return Task(
             number=number,
             place=place,
             partition=segment.partition,
-            partitions=opened.log.partitions,
+            partitions=log.partitions,
             pieces=segment.pieces,
             first=segment.first,
             end=segment.end,
@@ -244,7 +268,7 @@ class Audit:
             records=sum(result.records for result in results),
             violations=kinds,
             partitions=[_partition_findings(cp, chains.get(cp), claims.get(cp)) for cp in range(opened.log.partitions)],
-            notices=[*plan.notices, *_notices(claims)],
+            notices=[*plan.notices, *_notices(claims), *_notices_of_records(results)],
             tables={name: self._out / name for name in TABLES} if self._tables else {},
             out=self._out if self._tables else None,
             examples=lies[:EXAMPLES],
@@ -298,6 +322,8 @@ def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violatio
         for result in chain.so_far():
             for difference in result.differences:
                 why = f"it says {difference.checkpoint.digest}; the log replayed to there is {difference.digest}"
+                if (start := chain.segments[0].start) is not None:
+                    why += f" (from the snapshot at {start.next_offset} on, which nothing that is left can prove)"
                 found.append(_lie(cp, difference.checkpoint, difference.log_time, why))
     return sorted(found, key=lambda lie: (lie.partition, lie.offset, lie.detail))
 
@@ -337,6 +363,12 @@ def _notices(claims: dict[int, Claims]) -> list[str]:
         if claimed.unfinished:
             found.append(f"partition {cp} of the log of snapshots: {claimed.unfinished} snapshot(s) lack a part")
     return found
+
+
+def _notices_of_records(results: Sequence[TaskResult]) -> list[str]:
+    if any(result.records for result in results) and not any(result.accepted for result in results):
+        return ["none of the records was accepted: is this a coordination log, and are its partitions all there?"]
+    return []
 
 
 def clear_folder(out: Path) -> None:

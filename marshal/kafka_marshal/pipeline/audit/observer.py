@@ -12,7 +12,7 @@ from rationalizer import Lease, World, codes
 from rationalizer.codec import Message
 from rationalizer.limits import HEAD_FIELDS
 
-__all__ = ["Ended", "Holding", "Loose", "Observer"]
+__all__ = ["Ended", "Freed", "Holding", "Loose", "Observer"]
 
 #: Rows that are kept before they are written.
 KEPT_ROWS: Final = 16_384
@@ -63,6 +63,15 @@ class Holding:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A lease was let go: at which log time, and by whom."""
+
+    time: int
+    client: str | None
+    instance: str | None
+
+
 @dataclass(slots=True)
 class Loose:
     """What one segment can't know alone; its neighbours make it whole (stitch.py). Bounded by the number of leases."""
@@ -71,9 +80,9 @@ class Loose:
     ended: list[Holding] = field(default_factory=list)
     #: Held at the segment's end.
     open: list[Holding] = field(default_factory=list)
-    #: Free at the segment's end: log time since when, None where that was before the segment.
-    free: dict[LeaseKey, int | None] = field(default_factory=dict)
-    #: Rows of `takeovers` that lack unowned_ms, the lease having fallen free before the segment.
+    #: Free at the segment's end: since when (log time) and by whom; None where that was before the segment.
+    free: dict[LeaseKey, Freed | None] = field(default_factory=dict)
+    #: Rows of `takeovers` that don't say from whom and after how long, the lease having been freed before the segment.
     takeovers: list[Row] = field(default_factory=list)
 
 
@@ -149,7 +158,7 @@ class Observer:
         """The segment ends here: the last rows, and what is loose."""
         for watched in self._watched.values():
             if watched.client is None:
-                self.loose.free[watched.key] = watched.freed_at
+                self.loose.free[watched.key] = _freed(watched)
             else:
                 self.loose.open.append(_holding(watched))
         self._flush()
@@ -381,6 +390,7 @@ class Observer:
         named = f"{lease.client_id}/{lease.instance_id}, epoch {lease.epoch}" if lease.held else "nobody"
         self._violation(Kind.TWO_OWNERS, watched, f"the state names {named} as the holder; no record made it so")
         self._end(watched, Ended.REPLACED)
+        watched.former = (watched.client, watched.instance)
         watched.adopt(lease)
         watched.from_time = self._log_time if lease.held else None
         watched.freed_at = None if lease.held else self._log_time
@@ -415,6 +425,10 @@ class Observer:
                 detail,
             )
         )
+
+
+def _freed(watched: Watched) -> Freed | None:
+    return None if watched.freed_at is None else Freed(watched.freed_at, *watched.former)
 
 
 def _holding(

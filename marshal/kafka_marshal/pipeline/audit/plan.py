@@ -32,7 +32,8 @@ class SourceLog:
     partitions: int
     #: By CP, ascending; CPs without records may be missing.
     pieces: Mapping[int, Sequence[Piece]]
-    #: Log start of each CP, where the source knows it: what lies below is gone for good. A dump does not know.
+    #: Log start of each CP, where it is known: what lies below is gone for good. A dump that begins above 0 may have a
+    #: gap there, or lack what was before.
     starts: Mapping[int, int] = field(default_factory=dict)
 
     @property

@@ -19,6 +19,9 @@ _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e
 
 _LONGEST_NAME = 38
 
+#: Below it there is Latin, without marks that stand on other characters.
+_FIRST_FOREIGN: Final = "\u0250"
+
 #: Seconds, and what a span that is not longer than 200 of them is called.
 _UNITS: Final = ((1.0, "s"), (60.0, "min"), (3600.0, "h"), (86_400.0, "d"))
 
@@ -137,8 +140,8 @@ def _legend(axes: Axes, entries: int) -> None:
 
 
 def _plain(name: str) -> str:
-    """Characters that every font has: anything else is escaped, so that nothing is hidden or missing."""
-    plain = "".join(c if " " <= c <= "~" else c.encode("unicode_escape").decode() for c in name)
+    """Characters that the font has and that run from left to right; others are escaped, so that nothing is hidden."""
+    plain = "".join(c if c.isprintable() and c < _FIRST_FOREIGN else c.encode("unicode_escape").decode() for c in name)
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 3]}..."
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kafka_marshal.pipeline.audit.invariants import LeaseKey
-from kafka_marshal.pipeline.audit.observer import Holding
+from kafka_marshal.pipeline.audit.observer import Freed, Holding
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.task import TaskResult
 
 __all__ = ["Stitched", "stitch"]
 
 _TAKEOVERS = [name for name in TABLES["takeovers"].names if name != "partition"]
-_TIME, _UNOWNED = _TAKEOVERS.index("time"), _TAKEOVERS.index("unowned_ms")
+_TIME, _FROM, _UNOWNED = (_TAKEOVERS.index(name) for name in ("time", "from_client", "unowned_ms"))
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
     """Put the segments of one CP together, which come in order."""
     found = Stitched()
     open_since: dict[tuple[LeaseKey, int], Holding] = {}
-    free_since: dict[LeaseKey, int | None] = {}
+    freed: dict[LeaseKey, Freed | None] = {}
     log_time = 0
     for result in results:
         log_time = result.log_time
@@ -38,18 +38,15 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
             before = open_since.pop((holding.key, holding.epoch), None)
             found.ownership.append(_since(holding, before).row())
         for row in result.loose.takeovers:
-            freed_at = free_since.get((row[0], row[1], row[2]))  # type: ignore[arg-type]
-            found.takeovers.append(_unowned(row, freed_at))
+            found.takeovers.append(_from(row, freed.get((row[0], row[1], row[2]))))  # type: ignore[arg-type]
         held = {}
         for holding in result.loose.open:
             name = (holding.key, holding.epoch)
             held[name] = _since(holding, open_since.get(name))
         open_since = held
-        free_since = {
-            key: free_since.get(key) if freed_at is None else freed_at for key, freed_at in result.loose.free.items()
-        }
+        freed = {key: freed.get(key) if each is None else each for key, each in result.loose.free.items()}
     found.ownership += [holding.row() for holding in open_since.values()]
-    found.unowned = {key: log_time - since for key, since in free_since.items() if since is not None}
+    found.unowned = {key: log_time - each.time for key, each in freed.items() if each is not None}
     return found
 
 
@@ -60,9 +57,13 @@ def _since(holding: Holding, before: Holding | None) -> Holding:
     return replace(holding, from_time=before.from_time)
 
 
-def _unowned(row: Row, freed_at: int | None) -> Row:
-    if freed_at is None:
+def _from(row: Row, freed: Freed | None) -> Row:
+    """With what an earlier segment knows of the lease's last holder."""
+    if freed is None:
         return row
+    told = list(row)
     time = row[_TIME]
     assert isinstance(time, int)
-    return (*row[:_UNOWNED], time - freed_at, *row[_UNOWNED + 1 :])
+    told[_FROM : _FROM + 2] = freed.client, freed.instance
+    told[_UNOWNED] = time - freed.time
+    return tuple(told)
