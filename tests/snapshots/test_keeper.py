@@ -136,6 +136,20 @@ def test_s2_jitters_of_different_members_differ(story: Story) -> None:
     assert max(waits) - min(waits) > JITTER_MS / 2
 
 
+def test_s2_they_are_written_in_the_order_of_their_places(story: Story) -> None:
+    for seed in range(20):
+        keeper = keeper_of(story)
+        keeper._chance = Random(seed)
+        places = []
+        for _ in range(2):
+            story.beat(10)
+            places.append(story.end)
+            keeper.note(0, story.end, story.truth.snapshot(), 0.0)
+        while keeper.due_at() <= JITTER_MS:
+            keeper.work(keeper.due_at())
+        assert [place for place, _ in story.stored()][-2:] == places
+
+
 @pytest.mark.parametrize("seen_at_start", [True, False])
 def test_s2_a_writer_skips_one_that_is_there_already(story: Story, seen_at_start: bool) -> None:
     story.beat(10)

@@ -98,7 +98,9 @@ class SnapshotKeeper:
         with self._lock:
             self._ours[cp].add(next_offset, digest)
             waiting = self._pending.setdefault(cp, [])
-            waiting.append(_Pending(next_offset, state, now + self._chance.uniform(0, JITTER_MS)))
+            # In the order of their places: whoever looks for the newest ones finds them at the end.
+            at = max([now + self._chance.uniform(0, JITTER_MS), *(one.at for one in waiting)])
+            waiting.append(_Pending(next_offset, state, at))
             # A start needs the newest two (S3). What is older is not worth its memory.
             del waiting[:-2]
 
