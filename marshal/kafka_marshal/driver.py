@@ -131,7 +131,7 @@ class Driver:
         if keep_snapshots and self._keeper is None:
             logger.warning(
                 "%s: members start from the beginning of the log, which takes longer as it grows, and do not compare "
-                "what they hold. Mend it with kafka-marshal init%s (S2)",
+                "what they hold. kafka-marshal init%s makes it, and says what is wrong with one that is there (S2)",
                 self.replica.lacks_snapshots,
                 topic_option(topic),
             )
@@ -297,7 +297,11 @@ class Driver:
     def _find_snapshots(self) -> None:
         """The topic may have been made since (on a look-up thread)."""
         if self._keep_snapshots and self._keeper is None and self.replica.snapshots is None:
-            reader = SnapshotReader.find(self.cluster, self.replica.snapshots_topic, LOOKUP_TIMEOUT_S)
+            try:
+                reader = SnapshotReader.find(self.cluster, self.replica.snapshots_topic, LOOKUP_TIMEOUT_S)
+            except MarshalError as error:  # was said at start; work goes on without
+                logger.debug("no snapshots: %s", error)
+                return
             if reader is not None and len(reader.shelves) == len(self.replica.worlds):
                 self.replica.snapshots = reader
                 self._keeper = self._new_keeper(reader)

@@ -19,6 +19,7 @@ from kafka_marshal.coordination import check_topic, snapshots_topic
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
+    LogCutError,
     TopicChangedError,
 )
 from kafka_marshal.snapshots.reader import Place, SnapshotReader
@@ -83,6 +84,8 @@ class Replica:
         self._timeout_s = timeout_s
         self._begin = begin
         self._due = due
+        #: Why the log of snapshots could not be read, though there may be one.
+        self._unreadable: AuthorizationError | None = None
         # The two do not wait for each other: a start is short.
         with ThreadPoolExecutor(1, "kafka-marshal-start") as aside:
             reading = aside.submit(self._read_snapshots)
@@ -122,14 +125,16 @@ class Replica:
             if reader is not None and self._begin is Begin.SNAPSHOT:
                 reader.read_newest(2)
         except AuthorizationError as error:
-            # Snapshots are a short cut. Without the right to read them the log itself is read.
-            logger.warning("no snapshots are read: %s", error)
+            # Snapshots are a short cut. Without the right to read them the log itself is read, where it is whole.
+            self._unreadable = error
             return None
         return reader
 
     def _look_at_snapshots(self) -> str:
+        if self._unreadable is not None:
+            return f"{self.snapshots_topic!r} is not used ({self._unreadable})"
         if self.snapshots is None:
-            return f"there is no topic {self.snapshots_topic!r} that could be read"
+            return f"there is no topic {self.snapshots_topic!r} "
         found = len(self.snapshots.shelves)
         if found != self.info.partitions:
             self.snapshots = None
@@ -151,6 +156,20 @@ class Replica:
 
     def _first_world(self, cp: int) -> World:
         """Where this CP's replay starts, or starts once more, further back (*blocking*)."""
+        try:
+            return self._find_start(cp)
+        except LogCutError as error:
+            if self._unreadable is not None:
+                raise self._unreadable from error
+            if self.snapshots is not None and cp in self.snapshots.leaderless:
+                raise KafkaUnavailableError(
+                    f"partition {cp} of {self.snapshots_topic!r} has no leader at the moment, and since old log was "
+                    "removed, a start needs its snapshots. Nothing was claimed. Try again when the brokers that hold it "
+                    "are back"
+                ) from error
+            raise
+
+    def _find_start(self, cp: int) -> World:
         start = self.starts[cp]
         if self._begin is not Begin.SNAPSHOT:
             return start.from_oldest(self._places(cp))

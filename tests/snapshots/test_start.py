@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
+from kafka_marshal.adapters.interface import TopicInfo
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, LogCutError, SnapshotDifferenceError
+from kafka_marshal.marshal import Marshal
 from kafka_marshal.replica import Begin, Replica
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
@@ -232,6 +238,57 @@ def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None
     assert SNAPSHOTS in check(story, 0).lacks_snapshots
 
 
+class Closed(MemoryCluster):
+    """Nobody may look at the log of snapshots."""
+
+    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        names = list(names)
+        if SNAPSHOTS in names:
+            raise AuthorizationError(f"{SNAPSHOTS!r} must not be looked at")
+        return super().topic_info(names, timeout_s)
+
+
+def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
+    story: Story, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_marshal.driver.METADATA_INTERVAL_MS", 20.0)
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    cluster = Closed(broker=story.broker, client="closed")
+    with caplog.at_level(logging.WARNING):
+        member = Marshal.on_cluster(cluster, group_id="g", client_id="x", topic=TOPIC)
+        story.members.append(member)
+        assert member._driver.replica.starts[0].begun_at == 0
+        assert member.world.wait_for(lambda _: member._driver._next_metadata > 0, 10)
+        before = member._driver._next_metadata
+        assert member.world.wait_for(lambda _: member._driver._next_metadata > before, 10)
+        assert member.claim("u", 0).valid
+    assert [SNAPSHOTS in record.getMessage() for record in caplog.records] == [True], "said once"
+    story.cut(first)
+    with pytest.raises(AuthorizationError):
+        Replica(Closed(broker=story.broker, client="late"), TOPIC, TIMEOUT_S, Begin.SNAPSHOT)
+
+
+def test_s3_a_cut_log_whose_snapshots_have_no_leader_is_no_reason_for_a_new_topic(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story.beat(10)
+    first = story.snapshot()
+    story.beat(10)
+    story.snapshot()
+    story.cut(first)
+    ask = story.cluster.watermarks
+    monkeypatch.setattr(
+        story.cluster,
+        "watermarks",
+        lambda keys, timeout_s: ask([key for key in keys if key[0] != SNAPSHOTS], timeout_s),
+    )
+    with pytest.raises(KafkaUnavailableError, match="no leader at the moment"):
+        story.replica()
+
+
 def test_s3_history_is_read_from_the_beginning(story: Story) -> None:
     for _ in range(3):
         story.beat(10)
@@ -251,7 +308,6 @@ def test_s3_a_check_compares_with_all(story: Story) -> None:
 
 
 def test_s3_many_partitions_start_each_by_itself() -> None:
-    from kafka_marshal.adapters.memory import MemoryCluster
     from kafka_marshal.coordination import create_topic
     from rationalizer import Tick, World, encode
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kafka_marshal.adapters.interface import Ack, Cluster
-from kafka_marshal.errors import AuthorizationError, MarshalError
+from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
 from kafka_marshal.snapshots.reader import Place, SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError
@@ -38,7 +38,7 @@ LOOK_MS = 30_000.0
 RETRY_MS = 10_000.0
 
 #: How long a snapshot may take to be written before it is left to the next one.
-WRITE_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 10.0
 
 #: Places of each CP whose digests are kept for comparing: good for 2.5 million records; nobody writes as late as that.
 KEPT_PLACES = 256
@@ -125,6 +125,8 @@ class SnapshotKeeper:
             self._reader.forget()
             found = self._compare()
             self._write(now)
+        except ClosedError:  # so was the member, meanwhile
+            return []
         except MarshalError as error:
             self._put_off(now + RETRY_MS)
             self._warn(error)

@@ -121,7 +121,8 @@ class SnapshotReader:
         self._timeout_s = timeout_s
         self.shelves = {cp: Shelf(cp) for cp in range(partitions)}
         marks = cluster.watermarks([(topic, cp) for cp in self.shelves], timeout_s)
-        # A partition without a leader has no snapshots for now: its replay starts further back.
+        #: CPs whose snapshots have no leader at the moment: as if there were none, for now.
+        self.leaderless = {cp for cp in self.shelves if (topic, cp) not in marks}
         self.starts = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.shelves}
         self.ends = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.shelves}
         #: Read down to here.
