@@ -175,8 +175,14 @@ def _progress(named: str, pieces: object, ranges: object, granted: object) -> Pr
     assert isinstance(pieces, tuple)
     assert isinstance(ranges, tuple)
     assert isinstance(granted, int)
-    _want(len(ranges) <= MAX_INTERVALS, f"{named} has more than {MAX_INTERVALS:,} ranges")
     progress = Progress()
+    if not ranges and len(pieces) == 1 and pieces[0][:2] == (0, MAX_KEY_HASH):
+        # Nearly all are that simple, and in their one form. Without this, restoring takes a third longer.
+        progress.stable = pieces[0][2]
+        _want(granted <= progress.stable, f"granted of {named} is above stable")
+        progress.granted = granted
+        return progress
+    _want(len(ranges) <= MAX_INTERVALS, f"{named} has more than {MAX_INTERVALS:,} ranges")
     _restore_pieces(named, progress, pieces)
     _want(granted <= progress.stable, f"granted of {named} is above stable")
     progress.granted = granted
