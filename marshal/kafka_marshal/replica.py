@@ -164,8 +164,8 @@ class Replica:
             if self.snapshots is not None and cp in self.snapshots.leaderless:
                 raise KafkaUnavailableError(
                     f"partition {cp} of {self.snapshots_topic!r} has no leader at the moment, and since old log was "
-                    "removed, a start needs its snapshots. Nothing was claimed. Try again when the brokers that hold it "
-                    "are back"
+                    "removed, a start needs its snapshots. Nothing was claimed. Try again when the brokers that hold "
+                    "it are back"
                 ) from error
             raise
 
