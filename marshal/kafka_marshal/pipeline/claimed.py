@@ -437,7 +437,7 @@ def _check_at_most_once(spark: SparkSession) -> None:
             "claimed. Turn it off, or use delivery='at-least-once'"
         )
     tries = str(conf.get("spark.task.maxFailures", "4"))
-    failures = _task_max_failures(spark.sparkContext.master, tries)
+    failures = _task_max_failures(spark.sparkContext.master or "", tries)
     if failures > 1:
         raise ConfigurationError(
             f"at most once can't be kept with {failures} tries of a task (spark.task.maxFailures, 4 where it is not "
