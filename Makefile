@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick check lint format types layers bench demo dist clean distclean
+.PHONY: help setup jars test test-quick check lint format types layers bench demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,8 +72,11 @@ bench: jars ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
 	@mkdir -p out
 	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json out/$$name.json $(ARGS); done
 
-demo: setup ## the whole story on 336,776 real flights, with a killed worker
+demo: jars ## the whole story on 336,776 real flights, with a killed Spark driver; ARGS='--rows 50000' shortens it
 	$(BIN)/kafka-marshal demo $(ARGS)
+
+demo-plain: jars ## the same with worker processes in plain Python: one killed, one added
+	$(BIN)/kafka-marshal demo --plain $(ARGS)
 
 dist: setup ## wheel and source package in dist/
 	rm -rf build dist

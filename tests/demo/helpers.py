@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AdminClient
+
 from kafka_marshal.demo.flights import COLUMNS, encode
 
 #: The demo with options that the command does not have: faster, and with shorter leases.
@@ -129,13 +131,49 @@ def is_worker(pid: int) -> bool:
         return False
 
 
+def is_driver(pid: int) -> bool:
+    """Whether a process is one of the demo's Spark drivers (not its JVM)."""
+    try:
+        return b"kafka_marshal.demo.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def is_spark(pid: int) -> bool:
+    """Whether a process is a JVM that runs Spark."""
+    try:
+        return b"org.apache.spark.deploy.SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def topics_of(bootstrap: str) -> set[str]:
+    """Topics that runs of the demo have made there."""
+    names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=20).topics
+    return {name for name in names if name.startswith("kafka-marshal-demo-")}
+
+
+def demo_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """kafka-marshal demo …, to its end; without a named Kafka unless variables name one."""
+    environment = {key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"}
+    program = "import sys; from kafka_marshal.cli import main; sys.exit(main(['demo', *sys.argv[1:]]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**environment, **variables},
+    )
+
+
 class Run:
     """The demo as a process."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.folder = folder / "demo"
-        settings = {"directory": str(self.folder), "heartbeat_interval_ms": 500, "batch_size": 200, "pace": 2_000}
-        settings["plain"] = True
+        plain = {"plain": True, "heartbeat_interval_ms": 500, "batch_size": 200, "pace": 2_000}
+        settings = {"directory": str(self.folder), **({} if options.get("plain") is False else plain)}
         self._lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps({**settings, "json": True, **options})],
@@ -187,6 +225,10 @@ class Run:
     def workers(self) -> list[int]:
         """Process ids of the workers that run."""
         return [pid for pid in descendants(self.process.pid) if is_worker(pid) and alive(pid)]
+
+    def drivers(self) -> list[int]:
+        """Process ids of the Spark drivers that run."""
+        return [pid for pid in descendants(self.process.pid) if is_driver(pid) and alive(pid)]
 
     def close(self) -> None:
         """End it, if a test failed and left it."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.demo.ownership import history_of, read_dump
 from kafka_marshal.testing import LocalBroker
-from tests.demo.helpers import Run, alive, ask, descendants, eventually, rows_done, state_of
+from tests.demo.helpers import Run, alive, ask, demo_command, descendants, eventually, rows_done, state_of, topics_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +24,6 @@ Demo = Callable[..., Run]
 #: Enough to be killed in the middle.
 ROWS = 12_000
 HI = 500
-
-
-def topics_of(bootstrap: str) -> set[str]:
-    names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=20).topics
-    return {name for name in names if name.startswith("kafka-marshal-demo-")}
 
 
 # -- good days ----------------------------------------------------------------------------------------------------
@@ -102,16 +96,7 @@ def test_as_fast_as_they_can(demo: Demo, kafka_bootstrap: str) -> None:
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """kafka-marshal demo --plain …; without a named Kafka unless variables name one."""
-    environment = {key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"}
-    program = "import sys; from kafka_marshal.cli import main; sys.exit(main(['demo', '--plain', *sys.argv[1:]]))"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**environment, **variables},
-    )
+    return demo_command("--plain", *arguments, **variables)
 
 
 def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> None:
@@ -218,20 +203,6 @@ def test_a_broker_that_dies_midway_and_comes_back_costs_nothing_but_time(demo: D
         found = run.result()
     assert (found["equal"], found["rows"]) == (True, 20_000)
     assert found["ended_by_themselves"] == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system with hardly any room."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if done.returncode != 0:
-        pytest.skip("file systems can't be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_bootstrap: str, small_disk: Path) -> None:

@@ -48,7 +48,7 @@ ANSWER_S: Final = 15.0
 #: Columns of what is written to a file or a pipe.
 PLAIN_WIDTH: Final = 110
 
-_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log", "audit/*")
+_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log")
 
 #: Modules of the extra [demo] that are loaded late: looked for before anything is started.
 _NEEDED: Final = ("rich", "matplotlib")

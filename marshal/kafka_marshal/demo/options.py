@@ -27,6 +27,10 @@ PARTITIONS = 12
 FAILURE = "failed"
 
 
+#: So many rounds there should be at least.
+_ROUNDS = 24
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """A run of the demo. ConfigurationError, with nothing done, for what can't work."""
@@ -52,7 +56,7 @@ class DemoOptions:
     #: HI of the workers: a silent one is replaced after twice this.
     heartbeat_interval_ms: int = 1_000
     #: The most messages in one transaction: a plain worker's batch, or a driver's round over all its partitions. None:
-    #: 1,000, or 12,000.
+    #: 1,000, or 12,000 (less of a few rows, so that there are some rounds to be killed in).
     batch_size: int | None = None
     #: Rows a second that one plain worker takes its time for, as if the work were harder; 0: as fast as it can.
     pace: int = 6_000
@@ -78,7 +82,9 @@ class DemoOptions:
     @property
     def round_size(self) -> int:
         """The most messages in one transaction."""
-        return (1_000 if self.plain else 12_000) if self.batch_size is None else self.batch_size
+        if self.batch_size is not None:
+            return self.batch_size
+        return 1_000 if self.plain else min(12_000, max(500, (self.rows or 12_000 * _ROUNDS) // _ROUNDS))
 
 
 @dataclass(frozen=True, slots=True)

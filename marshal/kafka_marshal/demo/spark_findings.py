@@ -16,6 +16,8 @@ class Audited:
     """What the audit of the coordination log said."""
 
     verdict: str
+    #: No violation, and all of it was replayed.
+    clean: bool
     violations: int
     #: Records replayed.
     records: int
@@ -39,7 +41,7 @@ class SparkFindings(Findings):
     @property
     def equal(self) -> bool:
         """The result is the files', and the log shows no violation."""
-        return self.verdict.equal and self.audit.violations == 0
+        return self.verdict.equal and self.audit.clean
 
     def verdict_text(self) -> str:
         text = Findings.verdict_text(self)
@@ -66,6 +68,8 @@ class SparkFindings(Findings):
     def summary(self) -> dict[str, object]:
         return {
             **Findings.summary(self),
+            "jvm_gone_ms": None if self.story.kill is None else self.story.kill.rest_ms,
+            "successors": [name for name, _, _ in self.story.successors],
             "dead_letters": len(self.letters.found),
             "dead_letters_written": self.letters.written,
             "quality": dict(self.quality),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.demo import ledger, planted
 from kafka_marshal.demo.check import ask
-from kafka_marshal.demo.crew import WorkerProcess
+from kafka_marshal.demo.crew import Event, WorkerProcess
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.flights import read
 from kafka_marshal.demo.job import Job
@@ -59,6 +60,8 @@ class SparkJob(Job):
 
     def _create(self) -> None:
         ledger.create(self.database)
+        if (self.folder / AUDIT / "audit.json").is_file():  # an earlier run's; nothing else is removed
+            shutil.rmtree(self.folder / AUDIT)
 
     def _open_kafka(self, stack: ExitStack) -> Scene:
         from kafka_marshal.pipeline.session import check_setup
@@ -141,24 +144,21 @@ class SparkJob(Job):
             client_id="audit",
             out=str(self.folder / AUDIT),
         )
-        found: list[Audited] = []
-
-        def hear(said: dict[str, object]) -> None:
-            found.append(Audited(str(said["verdict"]), int(str(said["violations"])), int(str(said["records"])), AUDIT))
-
-        process = WorkerProcess(settings, self.folder / "audit.log", lambda event: hear(dict(event.said)))
+        told: list[Event] = []
+        process = WorkerProcess(settings, self.folder / "audit.log", told.append)
         try:
             ended = process.wait(_AUDIT_S)
         finally:
             if process.running:
                 process.kill()
             process.end_rest()
-        if not ended or not found:
+        if not ended or not told:
             raise DemoError(
                 f"The log could not be audited: {process.last_words() or f'no end after {_AUDIT_S:.0f} s'}. The result "
                 f"is compared, and stands; {self.folder / 'audit.log'} says more."
             )
-        return found[0]
+        said = told[0].said
+        return Audited(said["verdict"], said["clean"], said["violations"], said["records"], AUDIT)
 
     def _report(self, findings: Findings) -> Path:
         from kafka_marshal.demo.report import CarrierLine, write_report
@@ -186,7 +186,7 @@ class SparkJob(Job):
                 "Audit of the coordination log",
                 (),
                 (),
-                note=f"{audit.verdict}. {audit.records:,} records were replayed by Spark, each with its outcome.",
+                note=f"{audit.verdict}, replayed by Spark out of the topic, each with its outcome.",
                 link=("The audit's own report", f"{audit.page}/report.html"),
             ),
             Section(

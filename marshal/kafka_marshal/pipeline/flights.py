@@ -78,6 +78,12 @@ _FIELDS: Final = (
     *("carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour"),
 )
 
+#: What enrich and delays look at.
+_USED: Final = (
+    *("carrier", "origin", "dest", "hour", "time_hour", "tailnum"),
+    *("dep_time", "sched_dep_time", "dep_delay", "arr_delay"),
+)
+
 #: Where Spark puts the text of what is not of the schema.
 _CORRUPT: Final = "_corrupt"
 
@@ -293,7 +299,10 @@ def summarize(records: DataFrame, tables: Tables) -> Iterator[Round]:
 
     Two Spark jobs: what came of which partition, and the groups. Raises what Spark raises.
     """
-    parsed = parse(records).persist()
+    dead = F.col("trouble").isNotNull()
+    # What is kept until both jobs are done: the text of what goes to the dead letters only, and no column in vain.
+    original = [F.when(dead, F.col(name)).alias(name) for name in ("key", "value")]
+    parsed = parse(records).select("topic", "partition", "offset", *original, "trouble", *_USED).persist()
     try:
         offset = F.col("offset")
         counted = parsed.groupBy("topic", "partition", "trouble").agg(
@@ -302,12 +311,12 @@ def summarize(records: DataFrame, tables: Tables) -> Iterator[Round]:
         parts: dict[tuple[str, int], Part] = {}
         troubles: dict[str, int] = {}
         for topic, partition, trouble, rows, first, last in counted.collect():
-            dead = 0 if trouble is None else rows
+            letters = 0 if trouble is None else rows
             if trouble is not None:
                 troubles[trouble] = troubles.get(trouble, 0) + rows
             old = parts.get((topic, partition), Part(topic, partition, first, last, 0, 0))
             parts[topic, partition] = Part(
-                topic, partition, min(old.first, first), max(old.last, last), old.rows + rows, old.dead + dead
+                topic, partition, min(old.first, first), max(old.last, last), old.rows + rows, old.dead + letters
             )
         found = delays(enrich(parsed, tables)).collect()
         width = len(GROUP) + len(NAMES) + len(MEASURES)
