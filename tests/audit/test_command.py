@@ -268,6 +268,10 @@ def test_a_topic_with_its_snapshots(
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
     assert sum(each["snapshots"] for each in ran.json["partitions"]) == len(stored)
     assert "<h2>Lag over log time</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert kafka("dump", "--snapshots", "--output", tmp_path / "snapshots.jsonl").status == 0
+    ran = kafka("audit", dump, "--snapshots", tmp_path / "snapshots.jsonl", "--json")
+    assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
+    assert sum(each["snapshots"] for each in ran.json["partitions"]) == len(stored)
     cp = max(worlds, key=lambda each: worlds[each].next_offset)
     append(cluster, snapshots_topic(log_topic), {cp: forged(worlds[cp])})
     ran = kafka("audit", "--from-kafka")

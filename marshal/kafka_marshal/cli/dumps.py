@@ -15,6 +15,7 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
+from kafka_marshal.coordination import snapshots_topic
 from kafka_marshal.errors import MarshalError
 from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, json_of_outcome, json_of_state, record_line
 from rationalizer.limits import SUPPORTED_LEVEL
@@ -114,13 +115,20 @@ def _stopped(levels: dict[int, int]) -> int:
     is_flag=True,
     help="Dump also what is left of a log whose beginning is gone; replaying it does not give the true state.",
 )
+@click.option(
+    "--snapshots",
+    is_flag=True,
+    help="Dump the log of snapshots that belongs to it instead, for `audit --snapshots`; what prune took is left out.",
+)
 @click.pass_obj
-def dump(options: Options, output: Path | None, allow_cut: bool) -> int:
-    r"""Write the whole coordination log as JSON Lines, for `replay`, `who --from-dump` and other programs.
+def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool) -> int:
+    r"""Write the whole coordination log as JSON Lines, for `replay`, `who --from-dump`, `audit` and other programs.
 
     It reaches up to where the log ended when the command began. Partitions follow each other, so two dumps of the
     same log are equal byte for byte.
     """
+    if snapshots:
+        options.topic, allow_cut = snapshots_topic(options.topic), True
     options.if_interrupted = "The dump is not complete: do not use it."
     if output is None:
         _dump(options, sys.stdout.buffer, allow_cut)

@@ -272,6 +272,7 @@ class Audit:
             tables={name: self._out / name for name in TABLES} if self._tables else {},
             out=self._out if self._tables else None,
             examples=lies[:EXAMPLES],
+            peak_memory=max((result.peak_memory for result in results), default=0),
             timings=self._timings,
         )
         if self._tables:

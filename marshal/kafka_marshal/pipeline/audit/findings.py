@@ -90,6 +90,8 @@ class Findings:
     out: Path | None
     #: The first violations, in the log's order.
     examples: list[Violation] = field(default_factory=list)
+    #: The most that the process of one task ever held, in bytes.
+    peak_memory: int = 0
     #: Seconds of each stage.
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -173,6 +175,7 @@ class Findings:
             "partitions": [asdict(each) for each in self.partitions],
             "notices": self.notices,
             "tables": {name: str(path) for name, path in self.tables.items()},
+            "task_memory_bytes": self.peak_memory,
             "seconds": {name: round(seconds, 3) for name, seconds in self.timings.items()},
         }
 

@@ -7,6 +7,8 @@ it reads from files, what it finds it writes to files, and it holds a batch of r
 from __future__ import annotations
 
 import gc
+import resource
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +97,8 @@ class TaskResult:
     violations: dict[str, int] = field(default_factory=dict)
     loose: Loose = field(default_factory=Loose)
     files: list[str] = field(default_factory=list)
+    #: The most that its process ever held (it may have carried out other tasks before), in bytes.
+    peak_memory: int = 0
 
 
 def run_task(task: Task) -> TaskResult:
@@ -119,6 +123,7 @@ def run_task(task: Task) -> TaskResult:
     result.accepted, result.rejected = world.accepted, world.rejected
     result.records = sum(world.accepted.values()) + sum(world.rejected.values())
     result.required_level = world.required_level
+    result.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if any(each.checkpoint.next_offset == task.end for each in result.differences):
         path = Path(task.work, f"state-{task.number:05}.msgpack")
         path.write_bytes(world.snapshot())
