@@ -1,0 +1,271 @@
+"""What is concluded from a run with Spark drivers: every kind of difference is found, and said."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.demo import DemoError, ledger, reference, tables
+from kafka_marshal.demo.check import Verdict
+from kafka_marshal.demo.findings import Findings
+from kafka_marshal.demo.letters import Letters, collect
+from kafka_marshal.demo.options import DemoOptions
+from kafka_marshal.demo.planted import Planted
+from kafka_marshal.demo.process import DRIVERS, Kill, KillPlan, Stage
+from kafka_marshal.demo.reference import Expected
+from kafka_marshal.demo.report import Section, write_report
+from kafka_marshal.demo.spark_check import check_drivers
+from kafka_marshal.demo.spark_findings import Audited, SparkFindings
+from tests.demo.helpers import row
+from tests.demo.test_report import UNEQUAL, findings
+
+TABLES = tables.PlainTables(
+    {"UA": "United"}, {"IAH": "Houston"}, {("EWR", "2013-01-01T10:00:00Z"): True, ("JFK", "2013-01-01T10:00:00Z"): None}
+)
+
+ROWS = [
+    row(hour="5", dep_time="517", sched_dep_time="515", dep_delay="2", arr_delay="-3"),
+    row(hour="5", dep_time="2355", sched_dep_time="5", dep_delay="-10", arr_delay="NA"),
+    row(hour="5", dep_time="NA", dep_delay="NA", arr_delay="NA", tailnum="NA"),
+    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="0", arr_delay="0", origin="JFK", carrier="ZZ"),
+    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="5", arr_delay="0", dest="XXX", origin="LGA"),
+]
+
+
+# -- the plain computation ----------------------------------------------------------------------------------------
+
+
+def test_the_plain_computation_on_rows_that_one_can_add_up_in_the_head() -> None:
+    found = reference.compute(ROWS, TABLES)
+    assert found.rows == 5
+    assert found.groups == {
+        ("UA", "EWR", "IAH", 5): ("United", "Houston", 3, 1, 2, -8, 2, 1, -3, -3, 2, -8),
+        ("ZZ", "JFK", "IAH", 7): (None, "Houston", 1, 0, 1, 0, 0, 1, 0, 0, 0, 0),
+        ("UA", "LGA", "XXX", 7): ("United", None, 1, 0, 1, 5, 5, 1, 0, 0, 0, 0),
+    }
+    assert found.quality == {
+        "no tail number": 1,
+        "departed, no arrival": 1,
+        "delay contradicts times": 1,  # on time, 5 minutes late
+        "carrier unknown": 1,
+        "destination unknown": 1,
+        "no weather": 2,
+    }
+
+
+def test_the_whole_year_by_figures_that_anybody_gets_from_it() -> None:
+    from kafka_marshal.demo.flights import find_file, read
+
+    found = reference.compute(read(find_file()), tables.read_tables(tables.find_folder()))
+    assert (found.rows, len(found.groups)) == (336_776, 2_893)
+    assert found.quality == {
+        "no tail number": 2_512,
+        "departed, no arrival": 1_175,
+        "delay contradicts times": 0,
+        "carrier unknown": 0,
+        "destination unknown": 7_602,  # four airports outside the mainland
+        "no weather": 1_556,
+    }
+    sums = [sum(int(values[place] or 0) for values in found.groups.values()) for place in (2, 3, 4)]
+    assert sums == [336_776, 8_255, 336_776 - 8_255]
+
+
+def test_a_table_that_would_count_flights_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "airlines.csv").write_text("carrier,name\nUA,United\nUA,Again\n")
+    with pytest.raises(DemoError, match="UA twice"):
+        tables.read_tables(tmp_path)
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "airlines.csv").write_text("code,name\nUA,United\n")
+    with pytest.raises(DemoError, match="other columns"):
+        tables.read_tables(tmp_path)
+
+
+# -- the comparison -----------------------------------------------------------------------------------------------
+
+PLANTED: Counter[Planted] = Counter({(b"x", "no JSON object"): 1, (None, "no value"): 2})
+FOUND: Mapping[tuple[str, int, int], Planted] = {
+    ("flights", 0, 5): (b"x", "no JSON object"),
+    ("flights", 0, 6): (None, "no value"),
+    ("flights", 0, 7): (None, "no value"),
+}
+LETTERS = Letters(4, FOUND)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """One that says what the rows say."""
+    path = tmp_path / "delays.sqlite"
+    ledger.create(path)
+    wanted = reference.compute(ROWS, TABLES)
+    with closing(sqlite3.connect(path)) as db:
+        marks = ", ".join("?" * 16)
+        db.executemany(
+            f"INSERT INTO delays VALUES ({marks})", [(*key, *values) for key, values in wanted.groups.items()]
+        )
+        db.executemany("INSERT INTO quality VALUES (?, ?)", wanted.quality.items())
+        db.executemany("INSERT INTO dead_letters VALUES (?, ?)", [("no JSON object", 1), ("no value", 2)])
+        db.execute("INSERT INTO batches VALUES ('flights', 0, 0, 7, 8, 1, 'driver-1', 0)")
+        db.commit()
+    return path
+
+
+def judged(database: Path, letters: Letters = LETTERS, wanted: Expected | None = None) -> Verdict:
+    return check_drivers(database, wanted or reference.compute(ROWS, TABLES), PLANTED, letters, {0: 8})
+
+
+def test_what_is_equal_is_found_equal(database: Path) -> None:
+    verdict = judged(database)
+    assert verdict.equal, verdict
+    assert (verdict.rows, verdict.groups, verdict.rows_in_database) == (5, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("statement", "group", "measure"),
+    [
+        ("UPDATE delays SET wet_departures = 3 WHERE hour = 5", ("UA", "EWR", "IAH", 5), "wet_departures"),
+        ("UPDATE delays SET destination = 'Dallas' WHERE carrier = 'ZZ'", ("ZZ", "JFK", "IAH", 7), "destination"),
+        ("UPDATE delays SET carrier_name = NULL WHERE origin = 'LGA'", ("UA", "LGA", "XXX", 7), "carrier_name"),
+        ("UPDATE quality SET flights = 3 WHERE failed = 'no weather'", ("quality",), "no weather"),
+        ("DELETE FROM quality WHERE failed = 'no weather'", ("quality",), "no weather"),
+        ("UPDATE dead_letters SET messages = 1 WHERE trouble = 'no value'", ("dead letters",), "no value"),
+        ("INSERT INTO dead_letters VALUES ('other', 1)", ("dead letters",), "other"),
+    ],
+)
+def test_a_value_that_is_off_is_found(database: Path, statement: str, group: tuple[object, ...], measure: str) -> None:
+    with closing(sqlite3.connect(database)) as db:
+        assert db.execute(statement).rowcount == 1
+        db.commit()
+    verdict = judged(database)
+    assert not verdict.equal
+    [difference] = verdict.differences
+    assert (difference.group, difference.measure) == (group, measure)
+
+
+def test_letters_that_are_missing_other_or_too_many_are_found(database: Path) -> None:
+    fewer = dict(FOUND)
+    del fewer["flights", 0, 7]
+    [difference] = judged(database, Letters(2, fewer)).differences
+    assert (difference.group[0], difference.measure) == ("dead-letter topic", "no value")
+    assert (difference.in_database, difference.in_file) == (0, 1)
+    more = {**FOUND, ("flights", 1, 0): (b"y", "no JSON object")}
+    [difference] = judged(database, Letters(4, more)).differences
+    assert (difference.in_database, difference.in_file) == (1, 0)
+    other = {**FOUND, ("flights", 0, 5): (b"x", "not UTF-8")}
+    assert len(judged(database, Letters(3, other)).differences) == 2
+
+
+def test_offsets_that_no_transaction_holds_are_lost(database: Path) -> None:
+    assert check_drivers(database, reference.compute(ROWS, TABLES), PLANTED, LETTERS, {0: 9}).lost == ((0, 8, 8),)
+
+
+# -- letters ------------------------------------------------------------------------------------------------------
+
+
+class Message:
+    def __init__(self, value: bytes | None, **headers: str) -> None:
+        self._value = value
+        self._headers = [(name.replace("_", "."), text.encode()) for name, text in headers.items()]
+
+    def offset(self) -> int:
+        return 11
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._headers
+
+
+def letter(value: bytes | None, offset: int) -> Message:
+    return Message(value, source_topic="flights", source_partition="3", source_offset=str(offset), trouble="t")
+
+
+def test_letters_of_one_source_are_one() -> None:
+    found = collect([letter(b"a", 1), letter(None, 2), letter(b"a", 1), letter(b"a", 4)])
+    assert (found.written, len(found.found), found.repeated) == (4, 3, 1)
+    assert found.troubles == {"t": 3}
+
+
+def test_letters_that_do_not_say_whence_they_come_are_an_error() -> None:
+    with pytest.raises(DemoError, match=r"offset 11 does not say whence"):
+        collect([Message(b"a", trouble="t")])
+    with pytest.raises(DemoError, match=r"flights \[3\] @ 1 differ"):
+        collect([letter(b"a", 1), letter(b"b", 1)])
+
+
+# -- what is said -------------------------------------------------------------------------------------------------
+
+AUDITED = Audited("0 violations in 905 records", True, 0, 905, "audit")
+
+
+def spark_findings(
+    verdict: Verdict | None = None, audit: Audited = AUDITED, letters: Letters = LETTERS
+) -> SparkFindings:
+    plain = findings() if verdict is None else findings(verdict)
+    plain.story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199), (4, 0, 9)), False, Stage.LETTERED, 420)
+    plain.story.added = None
+    return SparkFindings(
+        plain.topic, plain.verdict, plain.story, plain.history, 4, 1_000, 0, letters, [("no weather", 2)], audit
+    )
+
+
+def test_the_story_of_drivers_is_told() -> None:
+    found = spark_findings()
+    assert found.equal
+    assert found.verdict_text() == (
+        "EQUAL: 1,000 flights in 12 groups, compared number by number with the file: 0 lost, 0 double. 3 more messages "
+        "were no flights: dead letters, each accounted for. Audit: 0 violations in 905 records."
+    )
+    text = " ".join(found.sentences())
+    assert "with a batch of 110 rows in hand that was not yet written, but for its dead letters" in text
+    assert "Its JVM was gone 420 ms after it." in text
+    assert "1 dead letter was written again" in text
+    assert "Living drivers handed over 1 partition" in text
+    assert found.summary()["dead_letters"] == 3
+
+
+def test_successors_are_told_of_and_marked() -> None:
+    found = spark_findings()
+    found.story.successors.append(("driver-3", 6_000, "driver-1"))
+    assert "driver-3 was started in the place of driver-1." in found.sentences()
+    assert [mark.text for mark in found.marks()] == ["worker-2 killed (-9)", "driver-3 started"]
+
+
+def test_a_violation_or_a_difference_makes_it_unequal() -> None:
+    assert not spark_findings(audit=replace(AUDITED, clean=False, violations=1)).equal
+    assert not spark_findings(UNEQUAL).equal
+    assert isinstance(spark_findings(), Findings)
+
+
+def test_sections_stand_on_the_page_and_are_escaped(tmp_path: Path) -> None:
+    section = Section("Of <b>", ("name", "count"), [("<i>", "3")], frozenset({1}), "note & more", ("there", "a/b.html"))
+    page, _ = write_report(spark_findings(), [], tmp_path, [section], [("audit 'x'", "the log")])
+    text = page.read_text()
+    assert "<h2>Of &lt;b&gt;</h2>" in text and "<td>&lt;i&gt;</td><td class=number>3</td>" in text
+    assert "note &amp; more" in text and '<a href="a/b.html">there</a>' in text
+    assert "audit &#x27;x&#x27;  # the log" in text
+    assert "Taken over from a silent driver" in text
+
+
+def test_kills_of_drivers_come_at_every_stage() -> None:
+    assert {KillPlan.drawn(seed, DRIVERS).stage for seed in range(40)} == set(Stage)
+
+
+def test_rounds_are_small_where_rows_are_few() -> None:
+    assert [DemoOptions(rows=rows).round_size for rows in (None, 0, 1_000, 120_000, 300_000)] == [
+        12_000,
+        12_000,
+        500,
+        5_000,
+        12_000,
+    ]
+    assert DemoOptions(batch_size=7).round_size == 7
+    assert (DemoOptions().crew_size, DemoOptions(plain=True).crew_size, DemoOptions(workers=5).crew_size) == (2, 3, 5)
