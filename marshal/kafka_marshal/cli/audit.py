@@ -146,14 +146,13 @@ def _source(
 
 
 def _run(source: Source, stack: ExitStack, out: Path | None, work: Path | None, master: str | None) -> Findings:
-    from pyspark.sql import SparkSession
-
     from kafka_marshal.pipeline.audit.audit import Audit, clear_folder
+    from kafka_marshal.pipeline.audit.job import is_spark_running
     from kafka_marshal.pipeline.session import spark_session
 
     if out is not None:
         clear_folder(out)  # before Spark takes its seconds
-    is_ours = SparkSession.getActiveSession() is None
+    is_ours = not is_spark_running()
     _tell_on_terminal("Starting Spark (some seconds) …")
     settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     spark = spark_session("kafka-marshal audit", master=master, config=settings)

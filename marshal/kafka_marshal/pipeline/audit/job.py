@@ -14,7 +14,7 @@ from kafka_marshal.errors import AuditError, MarshalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["InProcess", "OnSpark", "Runner"]
+__all__ = ["InProcess", "OnSpark", "Runner", "is_spark_running"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -31,6 +31,13 @@ class Runner(Protocol):
 
         Raises AuditError where it could not be done; errors of ours as they are.
         """
+
+
+def is_spark_running() -> bool:
+    """Whether this process has a session already, which is then not ours to stop."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
 
 
 class InProcess:
