@@ -34,7 +34,7 @@ ROWS = [
     row(hour="5", dep_time="2355", sched_dep_time="5", dep_delay="-10", arr_delay="NA"),
     row(hour="5", dep_time="NA", dep_delay="NA", arr_delay="NA", tailnum="NA"),
     row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="0", arr_delay="0", origin="JFK", carrier="ZZ"),
-    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="5", arr_delay="0", dest="XXX", origin="LGA"),
+    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="5", arr_delay="0", dest="QQQ", origin="LGA"),
 ]
 
 
@@ -47,7 +47,7 @@ def test_the_plain_computation_on_rows_that_one_can_add_up_in_the_head() -> None
     assert found.groups == {
         ("UA", "EWR", "IAH", 5): ("United", "Houston", 3, 1, 2, -8, 2, 1, -3, -3, 2, -8),
         ("ZZ", "JFK", "IAH", 7): (None, "Houston", 1, 0, 1, 0, 0, 1, 0, 0, 0, 0),
-        ("UA", "LGA", "XXX", 7): ("United", None, 1, 0, 1, 5, 5, 1, 0, 0, 0, 0),
+        ("UA", "LGA", "QQQ", 7): ("United", None, 1, 0, 1, 5, 5, 1, 0, 0, 0, 0),
     }
     assert found.quality == {
         "no tail number": 1,
@@ -132,7 +132,7 @@ def test_what_is_equal_is_found_equal(database: Path) -> None:
     [
         ("UPDATE delays SET wet_departures = 3 WHERE hour = 5", ("UA", "EWR", "IAH", 5), "wet_departures"),
         ("UPDATE delays SET destination = 'Dallas' WHERE carrier = 'ZZ'", ("ZZ", "JFK", "IAH", 7), "destination"),
-        ("UPDATE delays SET carrier_name = NULL WHERE origin = 'LGA'", ("UA", "LGA", "XXX", 7), "carrier_name"),
+        ("UPDATE delays SET carrier_name = NULL WHERE origin = 'LGA'", ("UA", "LGA", "QQQ", 7), "carrier_name"),
         ("UPDATE quality SET flights = 3 WHERE failed = 'no weather'", ("quality",), "no weather"),
         ("DELETE FROM quality WHERE failed = 'no weather'", ("quality",), "no weather"),
         ("UPDATE dead_letters SET messages = 1 WHERE trouble = 'no value'", ("dead letters",), "no value"),

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kafka_marshal import Marshal
 from kafka_marshal.demo.child import Tell, run_child
@@ -22,12 +22,9 @@ from kafka_marshal.demo.ledger import Ranged, write_round
 from kafka_marshal.demo.options import DriverSettings
 from kafka_marshal.errors import ConfigurationError, SinkError, SparkSetupError, StaleEpochError
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
-from kafka_marshal.pipeline.flights import Tables, above, load_tables, summarize
+from kafka_marshal.pipeline.flights import Records, Tables, above, load_tables, summarize
 from kafka_marshal.pipeline.session import kafka_options, spark_session
 from kafka_marshal.sinks import SqliteSink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["Rounds", "main", "work"]
 
@@ -64,7 +61,7 @@ class Rounds:
             "includeHeaders": "true",
         }
 
-    def __call__(self, records: DataFrame, batch: ClaimedBatch) -> None:
+    def __call__(self, records: Records, batch: ClaimedBatch) -> None:
         """Add up the records of a round (claimed.ClaimedBatches calls it), and write the sums.
 
         Raises StaleEpochError where another driver owns one of the partitions by now; nothing is written then.

@@ -30,6 +30,7 @@ __all__ = [
     "NAMES",
     "QUALITY",
     "Part",
+    "Records",
     "Round",
     "Tables",
     "above",
@@ -40,6 +41,9 @@ __all__ = [
     "parse",
     "summarize",
 ]
+
+#: Records as Spark's connector reads them: key, value, topic, partition, offset and more.
+Records = DataFrame
 
 #: What delays are added up by; hour: of the planned departure, local time.
 GROUP: Final = ("carrier", "origin", "dest", "hour")
