@@ -94,6 +94,7 @@ def test_it_goes_on_from_where_it_was_cut(story: Story) -> None:
     before = log_start(story)
     again = prune(story)
     assert (again.records_removed, again.snapshots_removed) == (0, 0)
+    assert (again.partitions[0].checked[0], again.partitions[0].why) == (before, "it was pruned as far already")
     places = snapshots(story, 4)
     assert prune(story).partitions[0].log_start == before
     assert log_start(story) == places[-3]

@@ -31,7 +31,7 @@ class PrunedPartition:
     #: Of its log: first offset that is there, and high watermark, before.
     log_start: int
     log_end: int
-    #: Next offsets of the snapshots that a replay reached and found the same, ascending.
+    #: Next offsets of the snapshots that are true: a replay reached them, or an earlier prune cut there; ascending.
     checked: tuple[int, ...]
     #: All log below this offset goes: the next offset of a checked snapshot. None: nothing goes.
     cut: int | None
@@ -113,9 +113,10 @@ def make_plan(
 
 
 def _plan(start: CpStart, places: list[Place], keep: int, force: bool) -> PrunedPartition:
-    checked = tuple(sorted(start.agreed))
     # Where log was removed before, that was done up to a checked snapshot, which is the ground we stand on.
-    grounded = start.from_beginning or (start.begun_at == start.log_start and bool(checked))
+    on_snapshot = start.begun_at == start.log_start > 0 and bool(start.agreed)
+    grounded = start.from_beginning or on_snapshot
+    checked = tuple(sorted({*start.agreed, *([start.begun_at] if on_snapshot else [])}))
     # What lies before where the log begins now is of no interest any more.
     doubt = min((at for found in start.differences if (at := found.next_offset) >= start.begun_at), default=None)
     limit = None if force else doubt
