@@ -31,11 +31,11 @@ Tell = Callable[[Mapping[str, object]], None]
 
 
 def run_child(
-    kind: type[S], work: Callable[[S, Tell], None], lasting: tuple[type[Exception], ...] = (MarshalError,)
+    kind: type[S], work: Callable[[S, Tell], None], lasts: Callable[[Exception], bool] = lambda error: True
 ) -> int:
     """The process, from its first line to its exit status.
 
-    lasting: errors that another process would run into as well, so that it is no use to start one.
+    lasts: whether another process would run into this error as well, so that it is no use to start one.
     """
     # Ctrl-C goes to the parent, which ends its workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -57,15 +57,15 @@ def run_child(
         work(settings, tell)
     except MarshalError as error:
         logging.error("%s", error)
-        why, lasts = str(error), isinstance(error, lasting)
+        why, again = str(error), not lasts(error)
     except Exception as error:
         logging.exception("The batch in hand is not done; another worker gets it.")
         why = f"{type(error).__name__}: {error}. The batch in hand is not done; another worker gets it"
-        lasts = isinstance(error, lasting)
+        again = not lasts(error)
     else:
         return 0
     # To the parent itself, too: the log may lie on a disk that is full.
-    tell({"event": FAILURE, "why": why, "lasts": lasts})
+    tell({"event": FAILURE, "why": why, "lasts": not again})
     return FAILED
 
 

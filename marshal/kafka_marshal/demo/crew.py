@@ -23,7 +23,7 @@ from kafka_marshal.demo.check import Range
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.options import FAILURE, ProcessSettings
 
-__all__ = ["Crew", "Event", "WorkerProcess"]
+__all__ = ["GRACE_S", "READY", "Crew", "Event", "WorkerProcess"]
 
 #: How long workers may take to release their partitions and end, once asked to.
 GRACE_S = 10.0

@@ -18,7 +18,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.demo.child import Tell, run_child
 from kafka_marshal.demo.crew import READY
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.ledger import Ranged, write_round
+from kafka_marshal.demo.ledger import MovedError, Ranged, write_round
 from kafka_marshal.demo.options import DriverSettings
 from kafka_marshal.errors import ConfigurationError, SinkError, SparkSetupError, StaleEpochError
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
@@ -43,8 +43,9 @@ SPARK: Final = {
     "spark.sql.debug.maxToStringFields": "200",
 }
 
-#: Errors that a successor would meet as well.
+#: Errors that a successor would meet as well; and those of their kinds that only ask for the round to be done again.
 _LASTING: Final = (SinkError, DemoError, SparkSetupError, ConfigurationError)
+_PASSING: Final = (StaleEpochError, MovedError)
 
 
 class Rounds:
@@ -134,9 +135,13 @@ def work(settings: DriverSettings, tell: Tell) -> None:
         spark.stop()
 
 
+def _lasts(error: Exception) -> bool:
+    return isinstance(error, _LASTING) and not isinstance(error, _PASSING)
+
+
 def main() -> int:
     """The process, from its first line to its exit status."""
-    return run_child(DriverSettings, work, _LASTING)
+    return run_child(DriverSettings, work, _lasts)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from kafka_marshal.demo.check import Range, missing_offsets
-from kafka_marshal.demo.crew import Crew, Event, WorkerProcess
+from kafka_marshal.demo.crew import GRACE_S, Crew, Event, WorkerProcess
 from kafka_marshal.demo.errors import StalledError
 from kafka_marshal.demo.follow import Follower
 from kafka_marshal.demo.options import PARTITIONS
@@ -37,10 +37,6 @@ __all__ = [
     "Story",
     "WorkerLine",
 ]
-
-#: Without any row done for this long something is wrong: a lease that nobody beats for falls free much sooner, and so
-#: does a broker restart.
-STALL_S: Final = 60.0
 
 #: How long the one that is added may take to get its share.
 _JOIN_S: Final = 15.0
@@ -84,10 +80,15 @@ class Manner:
     replaced: bool = False
     #: What it is at while it is not ready to work yet.
     beginning: str = "at work"
+    #: Without any row done for this long something is wrong: a lease that nobody beats for falls free much sooner, and
+    #: a broker is back sooner.
+    stall_s: float = 60.0
+    #: How long they may take to end, once asked to.
+    grace_s: float = GRACE_S
 
 
 WORKERS: Final = Manner("worker", (Stage.UNWRITTEN, Stage.UNREPORTED), one_added=True)
-DRIVERS: Final = Manner("driver", tuple(Stage), replaced=True, beginning="starts Spark")
+DRIVERS: Final = Manner("driver", tuple(Stage), replaced=True, beginning="starts Spark", stall_s=180.0, grace_s=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ class Process:
                 self._replace_killed()
                 self._add_if_due()
             self.story.closing_ms = _now_ms()
-            for late in self._crew.end():
+            for late in self._crew.end(self._manner.grace_s):
                 self._say(f"{late} did not end when it was asked to, and was killed")
             self._drain()
             self._look(db, now=True)
@@ -276,10 +277,9 @@ class Process:
         if rows != self._rows:
             self._rows, self._progress_at, self._fruitless = rows, time.monotonic(), 0
         self._show(self._snapshot())
-        if time.monotonic() > self._progress_at + STALL_S and self.rows_done < self._published.rows:
-            raise StalledError(
-                f"No row was done for {STALL_S:.0f} s, although {self._manner.noun}s run. {self._missing()}"
-            )
+        if time.monotonic() > self._progress_at + self._manner.stall_s and self.rows_done < self._published.rows:
+            waited = f"No row was done for {self._manner.stall_s:.0f} s, although {self._manner.noun}s run."
+            raise StalledError(f"{waited} {self._missing()}")
 
     def _snapshot(self) -> Snapshot:
         holders = self._follower.holders()
