@@ -11,7 +11,7 @@ ranges in it. Where to read is never taken from it: the coordination log says wh
 A micro-batch, from top to bottom::
 
     latestOffset    the batch before is over, and well: done. Take ranges of what is held, and name them
-    partitions      these ranges, cut into tasks. Of a batch that another run named: what of it is still to be done
+    partitions      these ranges, cut into tasks. Of a batch that an earlier run named: nothing, see ClaimedStream.plan
     read            in the executors
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 Token = dict[str, Any]
-Key = tuple[str, int]
 
 NAME = "kafka_marshal"
 
@@ -136,7 +134,9 @@ class KafkaMarshalReader(DataSourceStreamReader):
         return self._ask(lambda stream: stream.latest())
 
     def partitions(self, start: Token, end: Token) -> Sequence[Piece]:
-        """Where to read is the log's to say; of start nothing is wanted, of end which batch it is."""
+        """Where to read is the log's to say; of end only which batch it is counts."""
+        if start == end:
+            return []
         return cut(self._ask(lambda stream: stream.plan(end)), self.settings.min_partitions)
 
     def commit(self, end: Token) -> None:
@@ -235,21 +235,24 @@ class ClaimedStream:
         return self._last
 
     def plan(self, end: Token) -> list[OffsetRange]:
-        """The ranges of the batch that ends there. Asked twice for one batch, the answer is the same."""
+        """The ranges of the batch that ends there. Asked twice for one batch, the answer is the same.
+
+        Of a batch that an earlier run of the query began there are none: what of it is not done comes with the next
+        batch, from where the log says. Spark also asks for batches that it knows to be over, when it starts, and does
+        not run what it gets: had they ranges, these would seem to be done at the next question.
+        """
         if self._running is not None and self._running[0] == end:
             return self._running[1]
-        self._finish()
-        if end == self._last and self._taken:
-            ranges, self._taken = self._taken, []
-        elif end["run"] == self._marshal.instance_id:
+        if end["run"] != self._marshal.instance_id:
+            return []
+        if end != self._last or not self._taken:
             raise MarshalError(
-                f"Spark asks again for batch {end['batch']}, which is done. Nothing was read. Restart the query: the "
-                "log knows where to go on"
+                f"Spark asks again for batch {end['batch']} of this run, which is done. Nothing was read. Restart the "
+                "query: the log knows where to go on"
             )
-        else:
-            ranges = self._left_of(end)
-        self._running = (end, ranges)
-        return ranges
+        self._running = (end, self._taken)
+        self._taken = []
+        return self._running[1]
 
     def commit(self, end: Token) -> None:
         """Spark has written down that this batch is over."""
@@ -267,31 +270,6 @@ class ClaimedStream:
                 "%s [%d]: the lease (epoch %d) was lost while batch %s ran; its offsets %d to %d are not committed",
                 *(lost.topic, lost.partition, lost.epoch, end["batch"], lost.first, lost.last),
             )
-
-    def _left_of(self, end: Token) -> list[OffsetRange]:
-        """A batch that an earlier run of the query has begun: what of it the log does not know to be done.
-
-        Partitions that others hold by now are theirs. To those that nobody holds yet we get within 2 · HI.
-        """
-        wanted = {(topic, partition): last + 1 for topic, partition, _, last, _ in end["ranges"]}
-        found: list[OffsetRange] = []
-        deadline = time.monotonic() + 3 * self._settings.heartbeat_interval_ms / 1000 + POLL_S
-        while wanted and time.monotonic() < deadline:
-            taken = self._consumer.take(2**62, ends=wanted, timeout=POLL_S)
-            found += taken
-            for given in taken:
-                if given.last + 1 >= wanted[given.topic, given.partition]:
-                    del wanted[given.topic, given.partition]
-            wanted = {key: stop for key, stop in wanted.items() if not self._is_settled(key, stop)}
-        return found
-
-    def _is_settled(self, key: Key, stop: int) -> bool:
-        """Nothing of this partition below stop is ours to do."""
-        if self._consumer.is_done({key: stop}):
-            return True
-        lease = self._marshal.world.lease(*key)
-        other = lease is not None and lease.client_id not in (None, self._settings.client_id)
-        return other and lease is not None and lease.freshness == "fresh"
 
     def close(self) -> None:
         """Release everything. What runs is not done: whether it went well nobody has said."""
