@@ -80,11 +80,17 @@ class Voice:
         self._kafka_error = KafkaException
         self._timeout_s = properties["message.timeout.ms"] / 1000 + GRACE_S
         self._released = 0
-        self.trouble = ""
+        #: What librdkafka said last of its connections, and of a record.
+        self._cause = self._refusal = ""
         self._producer = Producer({**properties, "error_cb": self._failed})
 
-    def _failed(self, error: object) -> None:
-        self.trouble = str(error)
+    def _failed(self, error: Any) -> None:
+        self._cause = error.str()
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not get through."""
+        return ": ".join(filter(None, (self._refusal, self._cause))) or "no broker has answered"
 
     def serve(self) -> None:
         """Let librdkafka tell what there is."""
@@ -95,12 +101,11 @@ class Voice:
         self.serve()
         try:
             return bool(self._producer.cluster_id(0.05))
-        except self._kafka_error as error:
-            self._failed(error)
-            return False
+        except self._kafka_error:
+            return False  # why, librdkafka tells by its callback
 
     def append(self, will: list[tuple[int, bytes]]) -> int:
-        """Append all, wait for the answers; how many were written. ``trouble`` says why others were not."""
+        """Append all, wait for the answers; how many were written. ``trouble`` says why not all."""
         until = time.monotonic() + self._timeout_s
         for cp, value in will:
             while not self._produce(cp, value) and time.monotonic() < until:
@@ -116,14 +121,14 @@ class Voice:
         except BufferError:
             return False
         except self._kafka_error as error:
-            self._failed(error)
+            self._refusal = str(error)
         return True
 
-    def _answered(self, error: object | None, _: object) -> None:
+    def _answered(self, error: Any, _: object) -> None:
         if error is None:
             self._released += 1
         else:
-            self._failed(error)
+            self._refusal = error.str()
 
 
 class Watch:
@@ -190,7 +195,7 @@ class Watch:
             self._tell({"ready": True})
         elif time.monotonic() >= self._trouble_at:
             self._trouble_at = float("inf")
-            self._tell({"trouble": voice.trouble or "no broker has answered"})
+            self._tell({"trouble": voice.trouble})
 
     def _open(self) -> None:
         try:

@@ -1,0 +1,162 @@
+"""A worker dies in one way or another, and its watchdog speaks, or does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.client.conftest import wait_until
+from tests.watchdog.conftest import LONG_HI, SHORT_HI, Watched, is_running
+
+FREE = {0: None, 1: None}
+
+
+@pytest.mark.parametrize("how", ["kill -9", "segfault", "abort", "exit", "raise", "out of memory"])
+def test_c8_what_a_dead_worker_held_is_released_at_once(watched: Watched, how: str) -> None:
+    worker = watched.worker()
+    watchdog = worker.ready_watchdog()
+    epochs = worker.do("claim", [0, 1, 2])
+    worker.do("release", 2)
+    wait_until(lambda: watched.holders() == {0: "a", 1: "a", 2: None})
+    [instance] = {lease.instance_id for lease in watched.watcher.world.leases() if lease.partition != 2}
+    before = len(watched.releases)
+    if how == "kill -9":
+        worker.kill()
+    else:
+        worker.order(how)
+        worker.process.wait(30)
+    began = time.monotonic()
+    wait_until(lambda: watched.holders() == {0: None, 1: None, 2: None})
+    assert time.monotonic() - began < LONG_HI / 1000
+    spoken = sorted((x.partition, x.epoch, x.last_offset, x.code) for x in watched.releases[before:])
+    # Its own epochs, nothing said of offsets, and only what it held when it died.
+    assert spoken == [(partition, epochs[str(partition)], None, "OK") for partition in (0, 1)]
+    assert {x.instance_id for x in watched.releases[before:]} == {instance}
+    wait_until(lambda: not is_running(watchdog))
+    wait_until(lambda: any("died without a goodbye: 2 of 2 leases released" in line for line in worker.errors))
+
+
+def test_a_waiting_member_gets_it_without_waiting_for_2_hi(watched: Watched) -> None:
+    worker = watched.worker()
+    worker.ready_watchdog()
+    worker.do("claim", [0])
+    waiting = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI)
+    consumer = waiting.consumer([watched.topic])
+    wait_until(lambda: watched.holders().get(1) == "b")
+    worker.kill()
+    began = time.monotonic()
+    wait_until(lambda: watched.holders()[0] == "b")
+    assert time.monotonic() - began < LONG_HI / 1000
+    assert consumer.poll(0) is None
+
+
+def test_kill_9_of_the_watchdog_another_one_takes_its_place(watched: Watched) -> None:
+    worker = watched.worker()
+    first = worker.ready_watchdog()
+    worker.do("claim", [0, 1])
+    os.kill(first, signal.SIGKILL)
+    second = worker.ready_watchdog(other_than=first)
+    assert any("the watchdog of worker 'a'" in line and "is gone" in line for line in worker.log)
+    assert watched.holders() == {0: "a", 1: "a"}
+    assert watched.releases == []
+    worker.kill()
+    wait_until(lambda: watched.holders() == FREE)
+    wait_until(lambda: not is_running(second))
+
+
+def test_kill_9_of_both_2_hi_hold(watched: Watched) -> None:
+    worker = watched.worker(hi=SHORT_HI)
+    watchdog = worker.ready_watchdog()
+    worker.do("claim", [0])
+    # Stopped first, so that neither sees the other's end.
+    os.kill(watchdog, signal.SIGSTOP)
+    worker.kill()
+    os.kill(watchdog, signal.SIGKILL)
+    watched.taken_over()
+    assert watched.releases == []
+
+
+def test_sigstop_of_the_worker_is_no_death(watched: Watched) -> None:
+    worker = watched.worker(hi=SHORT_HI)
+    watchdog = worker.ready_watchdog()
+    worker.do("claim", [0])
+    worker.process.send_signal(signal.SIGSTOP)
+    watched.taken_over()
+    assert watched.releases == []
+    assert is_running(watchdog)
+    worker.process.send_signal(signal.SIGCONT)
+    assert worker.do("look")["pid"] == watchdog
+
+
+def test_sigstop_of_the_watchdog_holds_nobody_up_and_what_it_says_late_is_fenced(watched: Watched) -> None:
+    worker = watched.worker(hi=SHORT_HI)
+    watchdog = worker.ready_watchdog()
+    epochs = worker.do("claim", [0])
+    os.kill(watchdog, signal.SIGSTOP)
+    worker.do("claim", [1])
+    began = watched.watcher.world.log_time
+    wait_until(lambda: watched.watcher.world.log_time > began + 4 * SHORT_HI)
+    assert watched.holders() == {0: "a", 1: "a"}
+    worker.kill()
+    watched.taken_over()
+    assert watched.releases == []
+    os.kill(watchdog, signal.SIGCONT)
+    wait_until(lambda: len(watched.releases) == 2)
+    [late] = [x for x in watched.releases if x.partition == 0]
+    assert (late.epoch, late.code) == (epochs["0"], "FENCED")
+    assert watched.holders()[0] == "b"
+    wait_until(lambda: not is_running(watchdog))
+
+
+def test_c7_two_lives_the_first_ones_watchdog_can_not_end_the_second(watched: Watched) -> None:
+    first = watched.worker()
+    watchdog = first.ready_watchdog()
+    first.do("consume")
+    wait_until(lambda: watched.holders() == dict.fromkeys(range(4), "a"))
+    [dead] = watched.instances()
+    os.kill(watchdog, signal.SIGSTOP)
+    first.kill()
+    second = watched.worker()
+    second.do("consume")
+    wait_until(lambda: len(watched.instances()) == 1 and dead not in watched.instances())
+    os.kill(watchdog, signal.SIGCONT)
+    wait_until(lambda: len(watched.releases) == 4)
+    assert {(x.instance_id, x.code) for x in watched.releases} == {(dead, "FENCED")}
+    assert watched.holders() == dict.fromkeys(range(4), "a")
+    # The second's own watchdog knows the epochs of the takeover.
+    own = second.ready_watchdog()
+    second.kill()
+    wait_until(lambda: watched.holders() == dict.fromkeys(range(4)))
+    wait_until(lambda: not is_running(watchdog) and not is_running(own))
+
+
+MANY = 400
+
+
+def test_a_will_longer_than_the_pipe_is_told_when_there_is_room_again(watched: Watched) -> None:
+    worker = watched.worker()
+    watchdog = worker.ready_watchdog()
+    os.kill(watchdog, signal.SIGSTOP)
+    worker.do("claim", list(range(MANY)))
+    assert worker.do("look")["untold"] > 0, "the pipe took it all: the test tests nothing"
+    os.kill(watchdog, signal.SIGCONT)
+    wait_until(lambda: worker.do("look")["untold"] == 0)
+    worker.kill()
+    wait_until(lambda: watched.holders() == dict.fromkeys(range(MANY)))
+    assert len(watched.releases) == MANY
+
+
+def test_a_watchdog_that_never_reads_is_replaced(watched: Watched) -> None:
+    worker = watched.worker(hi=2_000)
+    deaf = worker.ready_watchdog()
+    os.kill(deaf, signal.SIGSTOP)
+    worker.do("claim", list(range(MANY)))
+    worker.ready_watchdog(other_than=deaf)
+    assert any("took nothing" in line for line in worker.log)
+    wait_until(lambda: not is_running(deaf))
+    assert set(watched.holders().values()) == {"a"}
+    worker.kill()
+    wait_until(lambda: watched.holders() == dict.fromkeys(range(MANY)))
