@@ -1,0 +1,124 @@
+"""Run the race."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+import benchmarks.race
+from benchmarks.race.contestants import Contestant
+from benchmarks.race.events.balance import Balance
+from benchmarks.race.events.base import Event
+from benchmarks.race.events.cost import Cost
+from benchmarks.race.events.crash import Killed, Stopped
+from benchmarks.race.events.handover import Handover
+from benchmarks.race.events.logs import BigLog
+from benchmarks.race.events.start import Start
+from benchmarks.race.events.throughput import Throughput
+from benchmarks.race.grounds import Brokers
+from benchmarks.race.hosts import RaceError
+from benchmarks.race.plot import draw
+from benchmarks.race.results import Found, table, to_json, write
+
+EVENTS: Mapping[str, Callable[[], Event]] = {
+    "start": Start,
+    "handover": Handover,
+    "kill": Killed,
+    "stop": Stopped,
+    "balance": Balance,
+    "throughput": Throughput,
+    "cost": Cost,
+    "logs": BigLog,
+}
+
+#: The same, small: a minute for it, to see that the race itself runs. Its figures mean nothing.
+QUICK: Mapping[str, Callable[[], Event]] = {
+    "start": lambda: Start(history=50),
+    "handover": Handover,
+    "kill": Killed,
+    "balance": lambda: Balance(workers=2, partitions=4),
+    "throughput": lambda: Throughput(records=20_000),
+    "cost": lambda: Cost(window_s=1.0),
+    "logs": lambda: BigLog(records=5_000),
+}
+
+#: Who runs in a quick run: nobody who waits for seconds.
+QUICK_NAMES = ("kafka-marshal", "classic, delay 0, heartbeat 0.1 s", "bare", "apply_many", "1 ÷")
+
+
+def run(events: Sequence[Event], rounds: int, wanted: Callable[[Contestant], bool]) -> list[Found]:
+    """All events, contestants taking turns in every round; tells what it does."""
+    brokers = Brokers()
+    found = [Found(event) for event in events]
+    try:
+        for each in found:
+            began = monotonic()
+            for number in range(rounds):
+                for contestant in filter(wanted, each.event.contestants):
+                    tell(f"{each.event.name}, round {number + 1} of {rounds}: {contestant.name}")
+                    _round(brokers, each, contestant)
+            tell("")
+            print(f"{table(each)}\n  ({monotonic() - began:.0f} s)\n", flush=True)
+    finally:
+        brokers.close()
+    return found
+
+
+def _round(brokers: Brokers, found: Found, contestant: Contestant) -> None:
+    try:
+        found.add(contestant, found.event.round(brokers.only(contestant.broker), contestant))
+    except RaceError as error:
+        found.failures.append((contestant.name, str(error)))
+
+
+def tell(what: str) -> None:
+    """Where we are, on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{what}")
+        sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0; 1 where a contestant gave no figure at all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.race",
+        description=benchmarks.race.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", default=",".join(EVENTS), help="events, with commas (all: %(default)s)")
+    parser.add_argument("--contestants", default="", help="only those whose name begins with one of these, with commas")
+    parser.add_argument("--quick", action="store_true", help="one small round, to see that the race itself runs")
+    parser.add_argument("--json", help="write everything to this file")
+    parser.add_argument("--table", help="write the tables to this file")
+    parser.add_argument("--plot", help="write the picture to this file")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in EVENTS]:
+        parser.error(f"no such event: {', '.join(unknown)}")
+    rounds = 1 if options.quick else options.rounds
+    beginnings = tuple(filter(None, options.contestants.split(",")))
+
+    def wanted(contestant: Contestant) -> bool:
+        if options.quick and not contestant.name.startswith(QUICK_NAMES):
+            return False
+        return not beginnings or contestant.name.startswith(beginnings)
+
+    load = [round(x, 2) for x in os.getloadavg()]
+    kinds = QUICK if options.quick else EVENTS
+    found = run([kinds[name]() for name in names if name in kinds], rounds, wanted)
+    conditions = {"rounds": rounds, "quick": options.quick, "load at start": load}
+    if options.json:
+        write(options.json, to_json(found, conditions))
+    if options.table:
+        write(options.table, "\n\n".join(map(table, found)))
+    if options.plot:
+        draw(found, options.plot)
+    return 1 if any(not each.samples for each in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is measured, an event a module."""

@@ -1,0 +1,158 @@
+"""Ten workers and 900 partitions: the last start until everybody has 90; one joins; one leaves; who stands still."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import monotonic, sleep
+from typing import Any, ClassVar
+
+from benchmarks.race.contestants import (
+    CLASSIC,
+    CLASSIC_FAST,
+    CLASSIC_SLOW,
+    COOPERATIVE,
+    KIP848,
+    KIP848_FAST,
+    MARSHAL,
+    Contestant,
+    Side,
+)
+from benchmarks.race.events.base import Aim, Event, Samples
+from benchmarks.race.events.crash import read_log
+from benchmarks.race.grounds import CPS, Grounds, new_name
+from benchmarks.race.hosts import Host, RaceError
+from rationalizer import World
+
+__all__ = ["Balance"]
+
+WORKERS = 10
+PARTITIONS = 900
+
+#: Every so-manieth partition gets a record so often: gaps are measured on these. (All 900 would measure the broker.)
+FED = 30
+FEED_S = 0.02
+
+#: Stable is what does not change for so long (longer than a heartbeat of any contestant but KIP-848's 5 s).
+QUIET_S = 2.2
+STEADY_S = 2.0
+TIMEOUT_S = 90.0
+
+
+class Balance(Event):
+    """All workers are threads of one process, on all sides; what each holds is told by its own callbacks."""
+
+    name = "balance"
+    title = "10 workers, 900 partitions"
+    units: ClassVar = {
+        "start": "ms",
+        "leave": "ms",
+        "join": "ms",
+        "longest gap, steady": "ms",
+        "longest gap of what stays, leave": "ms",
+        "longest gap of what stays, join": "ms",
+        "moved, leave": "partitions",
+        "moved, join": "partitions",
+        "records appended, start": "records",
+        "records appended, leave": "records",
+        "records appended, join": "records",
+    }
+
+    def __init__(self, workers: int = WORKERS, partitions: int = PARTITIONS) -> None:
+        self._workers = workers
+        self._partitions = partitions
+        contestants = (MARSHAL, CLASSIC, CLASSIC_SLOW, CLASSIC_FAST, COOPERATIVE, KIP848, KIP848_FAST)
+        aims = (
+            Aim("start", MARSHAL.name, CLASSIC.name, 0.5),
+            Aim("leave", MARSHAL.name, CLASSIC.name, 0.2),
+        )
+        conditions = {
+            "workers": workers,
+            "partitions": partitions,
+            "a record": f"every {FEED_S * 1000:g} ms in every {FED}th partition",
+            "stable": f"no change for {QUIET_S:g} s",
+        }
+        super().__init__(contestants, aims, conditions)
+
+    def round(self, grounds: Grounds, contestant: Contestant) -> Samples:
+        """Start them all, then let one leave, then let one join."""
+        topic, group = grounds.topic(self._partitions), new_name("group")
+        coordination = grounds.coordination() if contestant.side is Side.MARSHAL else ""
+        names = [f"w{number}" for number in range(self._workers)]
+        arguments: dict[str, Any] = {"topics": [topic], "group": group, "coordination": coordination}
+        found: dict[str, list[float]] = {}
+        log = _Appended(grounds.bootstrap, coordination)
+        fed = [(topic, partition) for partition in range(0, self._partitions, FED)]
+        with Host() as host, grounds.feed(fed, FEED_S):
+            for name in names:
+                host.open(contestant, name, grounds.bootstrap, **arguments)
+            began = [float(host.wait("made", name)["began"]) for name in names]
+            _, stable_at = wait_until_stable(host, self._workers, self._partitions)
+            found["start"] = [(stable_at - max(began)) * 1000]
+            found["records appended, start"] = log.since_last()
+            host.report("forget")
+            sleep(STEADY_S)
+            before = host.report("take")
+            found["longest gap, steady"] = [1000 * max(gap for x in before.values() for gap in x["gaps"].values())]
+            log.since_last()
+            began_at = host.close(names[-1])
+            after, stable_at = wait_until_stable(host, self._workers - 1, self._partitions)
+            self._change(found, "leave", before, after, (stable_at - began_at) * 1000, log)
+            host.closed(names[-1])
+            before = host.report("take")
+            log.since_last()
+            host.open(contestant, "joiner", grounds.bootstrap, **arguments)
+            began_at = float(host.wait("made", "joiner")["began"])
+            after, stable_at = wait_until_stable(host, self._workers, self._partitions)
+            self._change(found, "join", before, after, (stable_at - began_at) * 1000, log)
+        return found
+
+    def _change(
+        self, found: dict[str, list[float]], what: str, before: Any, after: Any, took_ms: float, log: _Appended
+    ) -> None:
+        found[what] = [took_ms]
+        stayed = {name: set(x["held"]) & set(before[name]["held"]) for name, x in after.items() if name in before}
+        gaps = [gap for name, kept in stayed.items() for p, gap in after[name]["gaps"].items() if int(p) in kept]
+        found[f"longest gap of what stays, {what}"] = [1000 * gap for gap in sorted(gaps)[-1:]]
+        found[f"moved, {what}"] = [self._partitions - sum(map(len, stayed.values()))]
+        found[f"records appended, {what}"] = log.since_last()
+
+
+def wait_until_stable(host: Host, workers: int, partitions: int) -> tuple[Any, float]:
+    """Wait until everybody has an even share and nothing moves any more; the report, and when the last change was."""
+    share = partitions // workers
+    deadline = monotonic() + TIMEOUT_S
+    sizes: list[int] = []
+    while monotonic() < deadline:
+        report = host.report()
+        sizes = sorted(len(x["held"]) for x in report.values())
+        changed = max(float(x["changed_at"]) for x in report.values())
+        even = len(sizes) >= workers and all(share <= size <= share + 1 for size in sizes[-workers:])
+        if even and sum(sizes) == partitions and monotonic() - changed > QUIET_S:
+            whole = host.report("take")
+            return {name: x for name, x in whole.items() if x["held"]}, changed
+        sleep(0.1)
+    raise RaceError(f"not even after {TIMEOUT_S:g} s: {sizes}")
+
+
+class _Appended:
+    """How many records of coordination, beats apart, were appended since it was asked last, by type."""
+
+    def __init__(self, bootstrap: str, coordination: str) -> None:
+        self._bootstrap = bootstrap
+        self._coordination = coordination
+        self._seen = 0
+        self._before: Counter[str] = Counter()
+        #: The last answer, by type and code.
+        self.last: Counter[str] = Counter()
+
+    def since_last(self) -> list[float]:
+        """One sample, or none where there is no coordination topic."""
+        if not self._coordination:
+            return []
+        worlds = {cp: World(cp, CPS) for cp in range(CPS)}
+        kinds: Counter[str] = Counter()
+        for cp, offset, stamp, value in read_log(self._bootstrap, self._coordination):
+            outcome = worlds[cp].apply(offset, stamp, value)
+            kinds[f"{outcome.type} {outcome.code}"] += 1
+        self.last, self._before = kinds - self._before, kinds
+        return [float(sum(count for kind, count in self.last.items() if not kind.startswith("Heartbeat")))]

@@ -1,0 +1,142 @@
+"""How a worker of each side gets its records: one by one, told apart by nothing but the client library in use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, ShareConsumer
+
+# All of it before any clock starts: Marshal itself imports the adapter only when it is made.
+import kafka_marshal.adapters.kafka  # noqa: F401
+from benchmarks.race.sight import Sight
+from kafka_marshal import Marshal
+
+__all__ = ["Loop", "loop_for"]
+
+#: How long a peer waits in one poll before it looks whether it is to end.
+POLL_S = 0.05
+
+
+class Loop:
+    """One worker: made (the clock runs already), run on a thread of its own, closed from another."""
+
+    def run(self) -> None:
+        """Take records until closed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave in order; returns when that is done."""
+        raise NotImplementedError
+
+
+class MarshalLoop(Loop):
+    """Ours: plain iteration, at least once."""
+
+    def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
+        self._sight = sight
+        self._marshal = Marshal(
+            order["bootstrap"],
+            group_id=order["group"],
+            client_id=order["client"],
+            topic=order["coordination"],
+            **order["options"],
+        )
+        self._consumer = self._marshal.consumer(
+            order["topics"],
+            on_assign=lambda _, found: sight.gained([x.partition for x in found]),
+            on_revoke=lambda _, found: sight.lost([x.partition for x in found]),
+            on_lost=lambda _, found: sight.lost([x.partition for x in found]),
+        )
+
+    def run(self) -> None:
+        saw = self._sight.saw
+        for message in self._consumer:
+            saw(message.partition() or 0)
+
+    def close(self) -> None:
+        self._marshal.close()
+
+
+class GroupLoop(Loop):
+    """Classic and KIP-848 groups: subscribe and poll."""
+
+    def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
+        self._sight = sight
+        self._ending: list[Callable[[], None]] = []
+        self._ended = sight.event()
+        config = {"bootstrap.servers": order["bootstrap"], "group.id": order["group"], "client.id": order["client"]}
+        self._consumer = Consumer({**config, **order["config"]})
+        self._consumer.subscribe(
+            order["topics"],
+            on_assign=lambda _, found: sight.gained([x.partition for x in found]),
+            on_revoke=lambda _, found: sight.lost([x.partition for x in found]),
+            on_lost=lambda _, found: sight.lost([x.partition for x in found]),
+        )
+
+    def run(self) -> None:
+        saw, poll = self._sight.saw, self._consumer.poll
+        while not self._ending:
+            message = poll(POLL_S)
+            if message is not None and message.error() is None:
+                saw(message.partition() or 0)
+        self._ending[0]()
+        self._consumer.close()
+        self._ended.set()
+
+    def close(self) -> None:
+        # By the thread that polls, as the library wants it; the clock starts when that thread gets to it.
+        self._ending.append(self._sight.closing)
+        self._ended.wait(30)
+
+
+class ShareLoop(Loop):
+    """A share group: poll, acknowledge explicitly, or hold what came first and never say a word (order["hold"])."""
+
+    def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
+        self._sight = sight
+        self._hold = bool(order.get("hold"))
+        self._ending: list[bool] = []
+        self._ended = sight.event()
+        config = {"bootstrap.servers": order["bootstrap"], "group.id": order["group"], "client.id": order["client"]}
+        self._consumer = ShareConsumer({**config, **order["config"]})
+        self._consumer.subscribe(order["topics"])
+
+    def run(self) -> None:
+        while not self._ending:
+            good = [message for message in self._consumer.poll(POLL_S) if message.error() is None]
+            for message in good:
+                self._sight.saw(message.offset() or 0)
+            if good and self._hold:
+                break
+            for message in good:
+                self._consumer.acknowledge(message)
+            if good:
+                self._consumer.commit_async()
+        while not self._ending:
+            self._ended.wait(POLL_S)
+        with contextlib.suppress(Exception):  # what was held is not acknowledged, and nobody waits for it
+            self._consumer.close()
+        self._ended.set()
+
+    def close(self) -> None:
+        self._ending.append(True)
+        self._ended.wait(30)
+
+
+_LOOPS: Mapping[str, Callable[[Sight, Mapping[str, Any]], Loop]] = {
+    "marshal": MarshalLoop,
+    "group": GroupLoop,
+    "share": ShareLoop,
+}
+
+
+def loop_for(side: str, sight: Sight, order: Mapping[str, Any]) -> Loop:
+    """A worker of that side, constructed now."""
+    return _LOOPS[side](sight, order)
+
+
+def sides() -> Sequence[str]:
+    """Who can run here."""
+    return tuple(_LOOPS)

@@ -1,0 +1,151 @@
+"""What was found: samples by event, metric and contestant; tables, JSON, and which aims are met."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks.race.contestants import Contestant
+from benchmarks.race.events.base import Aim, Event, Samples
+
+__all__ = ["Found", "Judged", "table", "to_json"]
+
+
+def p95(samples: Sequence[float]) -> float:
+    """The 95th percentile; of fewer than two samples, the sample."""
+    return quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An aim with what came of it."""
+
+    aim: Aim
+    ours: float
+    #: The other's median; None: the bound stands for itself.
+    theirs: float | None
+
+    @property
+    def met(self) -> bool:
+        """Whether it is reached."""
+        return self.aim.met(self.ours, self.theirs if self.theirs is not None else 1.0)
+
+    @property
+    def value(self) -> float:
+        """What is compared with the bound."""
+        return self.ours if self.theirs is None else self.ours / self.theirs
+
+
+@dataclass(slots=True)
+class Found:
+    """All of one event."""
+
+    event: Event
+    #: metric → contestant's name → samples, in the order in which they were taken.
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    #: (contestant's name, why): rounds without a figure.
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, contestant: Contestant, samples: Samples) -> None:
+        """Take in one round."""
+        for metric, values in samples.items():
+            if values:
+                self.samples.setdefault(metric, {}).setdefault(contestant.name, []).extend(values)
+
+    def judged(self) -> Iterator[Judged]:
+        """Every aim whose figures are there."""
+        for aim in self.event.aims:
+            by_name = self.samples.get(aim.metric, {})
+            if aim.contestant not in by_name or (aim.beside and aim.beside not in by_name):
+                continue
+            theirs = median(by_name[aim.beside]) if aim.beside else None
+            yield Judged(aim, median(by_name[aim.contestant]), theirs)
+
+
+def table(found: Found) -> str:
+    """For people: every metric with every contestant, then the aims, then what failed."""
+    event = found.event
+    conditions = event.conditions
+    lines = [f"{event.name}: {event.title}", "  " + ", ".join(f"{key}: {value}" for key, value in conditions.items())]
+    width = max((len(name) for metric in found.samples.values() for name in metric), default=0)
+    for metric, by_name in found.samples.items():
+        lines.append(f"  {metric} ({event.units[metric]}){'':{max(0, width - 8)}}")
+        lines.append(f"    {'':{width}} {'median':>12} {'p95':>12} {'n':>4}")
+        for name, samples in by_name.items():
+            lines.append(f"    {name:{width}} {median(samples):12,.2f} {p95(samples):12,.2f} {len(samples):4d}")
+    for judged in found.judged():
+        verdict = "met" if judged.met else "MISSED"
+        lines.append(
+            f"  {verdict:6} {judged.aim.contestant}: {judged.aim.metric} {judged.value:.3g}, {judged.aim.text()}"
+        )
+    lines.extend(f"  FAILED {name}: {why}" for name, why in found.failures)
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, object]:
+    """What it was measured on."""
+    return {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": sys.version.split()[0],
+        "load": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def to_json(found: Sequence[Found], conditions: Mapping[str, object]) -> str:
+    """Everything, samples included."""
+    return json.dumps(
+        {
+            "benchmark": "race",
+            "conditions": dict(conditions),
+            "machine": machine(),
+            "contestants": {
+                c.name: {"broker": c.broker, "settings": c.settings} for x in found for c in x.event.contestants
+            },
+            "events": [_event(x) for x in found],
+        },
+        indent=1,
+    )
+
+
+def _event(found: Found) -> dict[str, object]:
+    return {
+        "name": found.event.name,
+        "title": found.event.title,
+        "conditions": found.event.conditions,
+        "metrics": {
+            metric: {
+                name: {
+                    "unit": found.event.units[metric],
+                    "median": round(median(samples), 3),
+                    "p95": round(p95(samples), 3),
+                    "samples": [round(x, 3) for x in samples],
+                }
+                for name, samples in by_name.items()
+            }
+            for metric, by_name in found.samples.items()
+        },
+        "aims": [
+            {
+                "contestant": judged.aim.contestant,
+                "metric": judged.aim.metric,
+                "aim": judged.aim.text(),
+                "value": round(judged.value, 4),
+                "met": judged.met,
+            }
+            for judged in found.judged()
+        ],
+        "failures": [{"contestant": name, "why": why} for name, why in found.failures],
+    }
+
+
+def write(path: str, text: str) -> None:
+    """To a file, folders made as needed."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text + "\n", encoding="utf-8")

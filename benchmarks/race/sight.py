@@ -1,0 +1,94 @@
+"""What one worker has seen, with stamps of the system's monotonic clock (seconds, the same in all processes)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+__all__ = ["Sight"]
+
+Tell = Callable[..., None]
+
+
+class Sight:
+    """A worker's records, gaps and assignment. ``saw`` is called by one thread, the rest by any."""
+
+    def __init__(self, worker: str, tell: Tell) -> None:
+        self._worker = worker
+        self._tell = tell
+        self._any = True
+        self._watched: set[int] = set()
+        self._last: dict[int, float] = {}
+        self._gaps: dict[int, float] = {}
+        self._held: set[int] = set()
+        self._lock = threading.Lock()
+        #: When the assignment changed last.
+        self.changed_at = 0.0
+
+    @staticmethod
+    def event() -> threading.Event:
+        """An event for a loop to wait on."""
+        return threading.Event()
+
+    def saw(self, partition: int) -> None:
+        """A record was handed out."""
+        now = monotonic()
+        if self._any:
+            self._any = False
+            self._tell("first", self._worker, at=now, partition=partition)
+        if partition in self._watched:
+            self._watched.discard(partition)
+            self._tell("seen", self._worker, at=now, partition=partition)
+        last = self._last.get(partition)
+        if last is not None and now - last > self._gaps.get(partition, 0.0):
+            self._gaps[partition] = now - last
+        self._last[partition] = now
+
+    def watch(self, partitions: list[int] | None) -> None:
+        """Tell of the next record of each of these partitions (None: of the next record at all, as "first")."""
+        if partitions is None:
+            self._any = True
+        else:
+            self._watched = set(partitions)
+
+    def closing(self) -> None:
+        """The worker is about to leave."""
+        self._tell("closing", self._worker, at=monotonic())
+
+    def gained(self, partitions: list[int]) -> None:
+        """The side's on_assign."""
+        with self._lock:
+            self._held.update(partitions)
+            self.changed_at = monotonic()
+
+    def lost(self, partitions: list[int]) -> None:
+        """The side's on_revoke or on_lost."""
+        with self._lock:
+            self._held.difference_update(partitions)
+            self.changed_at = monotonic()
+
+    @property
+    def held(self) -> list[int]:
+        """The partitions of this worker."""
+        with self._lock:
+            return sorted(self._held)
+
+    def take_gaps(self) -> dict[int, float]:
+        """The longest time between two records of each partition since the last call, the one that runs included."""
+        now = monotonic()
+        gaps = dict(self._gaps)
+        for partition, last in list(self._last.items()):
+            gaps[partition] = max(gaps.get(partition, 0.0), now - last)
+        self._gaps = {}
+        return gaps
+
+    def forget(self) -> None:
+        """Begin anew with the gaps."""
+        self._gaps = {}
+        self._last = {}
+
+    def report(self) -> dict[str, Any]:
+        """Everything, for the parent."""
+        return {"held": self.held, "changed_at": self.changed_at}

@@ -1,0 +1,104 @@
+"""The process that hosts workers: orders as JSON lines on stdin, what happened as JSON lines on stdout.
+
+    {"do": "open", "worker": NAME, "side": …, …}    make a worker on a thread of its own; tells "made", then "first"
+    {"do": "watch", "worker": NAME, "partitions": […] or null}    tell of the next record of these: "seen" (or "first")
+    {"do": "close", "worker": NAME}    leave in order; tells "closing" (the moment it begins) and "closed"
+    {"do": "report", "gaps": "take" | "forget" | "keep"}    tells "report": held partitions, last change, longest gaps
+    {"do": "cpu"}    tells "cpu": seconds of processor time this process has used
+
+It ends when stdin does. Everything is imported before the first order is read: "ready" says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from time import monotonic
+from typing import Any
+
+from benchmarks.race.loops import Loop, loop_for
+from benchmarks.race.sight import Sight
+
+_out = threading.Lock()
+
+
+def tell(event: str, worker: str, **more: object) -> None:
+    """One line to the parent."""
+    line = json.dumps({"event": event, "worker": worker, **more})
+    with _out:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+class Host:
+    """All workers of this process."""
+
+    def __init__(self) -> None:
+        self._sights: dict[str, Sight] = {}
+        self._loops: dict[str, Loop] = {}
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Carry out one order; slow ones on a thread."""
+        match order["do"]:
+            case "open":
+                threading.Thread(target=self._open, args=(order,), daemon=True).start()
+            case "watch":
+                self._sights[order["worker"]].watch(order["partitions"])
+                tell("watching", order["worker"])
+            case "close":
+                threading.Thread(target=self._close, args=(order["worker"],), daemon=True).start()
+            case "report":
+                self._report(order["gaps"])
+            case "cpu":
+                used = os.times()
+                tell("cpu", "", seconds=used.user + used.system, at=monotonic())
+            case other:
+                raise ValueError(f"no such order: {other}")
+
+    def _open(self, order: dict[str, Any]) -> None:
+        name = order["worker"]
+        sight = self._sights[name] = Sight(name, tell)
+        try:
+            began = monotonic()
+            loop = self._loops[name] = loop_for(order["side"], sight, order)
+            tell("made", name, began=began, at=monotonic())
+            loop.run()
+        except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+            tell("failed", name, why=traceback.format_exc())
+
+    def _close(self, name: str) -> None:
+        sight, loop = self._sights[name], self._loops.pop(name)
+        if type(loop).__name__ != "GroupLoop":
+            sight.closing()
+        try:
+            loop.close()
+        except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+            tell("failed", name, why=traceback.format_exc())
+        self._sights.pop(name)
+        tell("closed", name, at=monotonic())
+
+    def _report(self, gaps: str) -> None:
+        workers = {}
+        for name, sight in list(self._sights.items()):
+            workers[name] = sight.report()
+            if gaps == "take":
+                workers[name]["gaps"] = sight.take_gaps()
+            elif gaps == "forget":
+                sight.forget()
+        tell("report", "", workers=workers, at=monotonic())
+
+
+def main() -> None:
+    """Obey until there are no more orders."""
+    host = Host()
+    tell("ready", "")
+    for line in sys.stdin:
+        host.obey(json.loads(line))
+    os._exit(0)  # whoever is in the middle of something is done with: the race is over for this process
+
+
+if __name__ == "__main__":
+    main()
