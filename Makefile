@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick check lint format types layers bench demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,13 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchma
 bench: jars ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
 	@mkdir -p out
 	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json out/$$name.json $(ARGS); done
+
+race: jars ## beside Kafka's own group protocols, ten rounds, most of an hour; ARGS='--only start,handover --rounds 3'
+	@mkdir -p out
+	$(PY) -m benchmarks.race --json out/race.json --table out/race.txt --plot out/race.png $(ARGS)
+
+profile: jars ## where the time of start, claim, handover, balance and replay goes: py-spy's stacks in out/
+	$(PY) -m benchmarks.race.profile --out out $(ARGS)
 
 demo: jars ## the whole story on 336,776 real flights, with a killed Spark driver; ARGS='--rows 50000' shortens it
 	$(BIN)/kafka-marshal demo $(ARGS)

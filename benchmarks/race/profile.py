@@ -115,6 +115,8 @@ def hottest(stacks: Sequence[str]) -> tuple[Counter[str], Counter[str], int]:
     total = 0
     for line in stacks:
         stack, _, count = line.rpartition(" ")
+        if not stack.strip() or "<frozen importlib" in stack:
+            continue  # a thread without Python in it, and what is loaded once
         frames = [frame.rpartition(":")[0] or frame for frame in stack.split(";")]
         own[frames[-1]] += int(count)
         for frame in set(frames):
