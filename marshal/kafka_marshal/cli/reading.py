@@ -114,8 +114,8 @@ class Log:
                 worlds[cp] = CpStart(cp, self.partitions, start, self.ends[cp]).from_oldest(shelf.sorted())
             where = ", ".join(f"{cp} before offset {worlds[cp].next_offset}" for cp in cut)
             say_warning(
-                f"old log was removed (kafka-marshal prune) in partition(s) {where}. What is told begins there; who holds "
-                "a lease at that moment may have had it for longer."
+                f"old log was removed (kafka-marshal prune) in partition(s) {where}. What is told begins there; who "
+                "holds a lease at that moment may have had it for longer."
             )
         return worlds
 
