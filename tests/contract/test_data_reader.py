@@ -219,6 +219,21 @@ def test_a_partition_that_is_new_can_be_read(side: Side, log: DataLog) -> None:
     log.reader.close()
 
 
+def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> None:
+    """A consumer on standby that gets its first partition: librdkafka by itself asks for new topics once a second."""
+    waits = []
+    for number in range(7):
+        topic = side.topic(1)
+        side.produce(topic, 0, [b"v"])
+        log.read(timeout_s=0.3)  # connected, and at no particular moment of librdkafka's second
+        began = time.monotonic()
+        log.reader.assign({(topic, 0): 0})
+        log.until(lambda number=number: len(log.messages) > number, "its first message")  # type: ignore[misc]
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[3] < 0.2, waits
+    log.reader.close()
+
+
 def test_offsets_without_messages_are_stepped_over(side: Side, log: DataLog) -> None:
     """P6: transaction markers."""
     topic = side.topic(1)

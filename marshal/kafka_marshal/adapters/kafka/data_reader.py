@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -20,6 +21,10 @@ __all__ = ["KafkaDataReader"]
 _ERROR = KafkaMessage.error
 
 
+#: How long one look at a topic may hold up the reading thread where no broker answers, and when it is due again.
+MEET_TIMEOUT_S = 0.25
+MEET_AGAIN_S = 10.0
+
 #: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
 LOOK_INTERVAL_S = 0.5
 
@@ -37,6 +42,10 @@ class KafkaDataReader:
         #: Partitions that the commands carried out last were about.
         self._steered: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
+        #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
+        self._strange: set[str] = set()
+        self._met: dict[str, float] = {}
+        self._reading.before_wait = self._meet_topics
         self._next_look = 0.0
         #: Messages came since the last look. (A look is owed to the last of them too, when no more come.)
         self._look_owed = False
@@ -67,6 +76,19 @@ class KafkaDataReader:
             return
         self._assigned.update(positions)
         self._steered.update(positions)
+        due = time.monotonic() - MEET_AGAIN_S
+        self._strange.update(topic for topic, _ in positions if self._met.get(topic, due) <= due)
+
+    def _meet_topics(self) -> None:
+        """Have the leaders of newly assigned topics looked up now (on the reading thread: it may wait for the broker).
+
+        By itself librdkafka asks for a topic it does not know once a second: a first record would come a second late.
+        """
+        while self._strange:
+            topic = self._strange.pop()
+            self._met[topic] = time.monotonic()
+            with contextlib.suppress(KafkaException):  # it goes on asking by itself
+                self._reading.consumer.list_topics(topic, MEET_TIMEOUT_S)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
         known = [key for key in partitions if key in self._assigned]

@@ -46,6 +46,8 @@ class Reading:
         self._turn = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
+        #: What may block for a moment and so is left to the reading thread: called after commands, before it waits.
+        self.before_wait: Callable[[], None] | None = None
         try:
             self.consumer = Consumer(settings)
         except (KafkaException, ValueError, TypeError) as error:
@@ -95,6 +97,8 @@ class Reading:
         while True:
             self.check_open()
             self._serve()
+            if self.before_wait is not None:
+                self.before_wait()
             messages = self.consumer.consume(limit, 0)
             remaining = deadline - time.monotonic()
             if messages or remaining <= 0 or self.troubles.pending:
