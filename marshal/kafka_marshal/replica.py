@@ -359,6 +359,13 @@ class Replica:
                 )
             if progress is not None:
                 progress(self.records_read, self.target_records)
+        if self._begin is Begin.SNAPSHOT:
+            self.tell_differences()
+
+    def tell_differences(self) -> None:
+        """Raise the alarm of S3, where the replica that looks is nobody's who would hear of it otherwise."""
+        for found in self.differences:
+            logger.error("%s", found.error(self.topic, self.snapshots_topic))
 
     def stopped(self) -> Iterable[tuple[int, int]]:
         """CPs that stand before an Upgrade this release can't follow, with the level asked for (E4)."""

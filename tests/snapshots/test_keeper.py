@@ -223,6 +223,18 @@ def test_s2_old_snapshots_may_be_removed_while_it_follows(story: Story) -> None:
     assert len(story.stored()) == 1
 
 
+def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> None:
+    story.beat(10)
+    story.store(*[b"junk"] * 10)
+    keeper = keeper_of(story)
+    story.broker.delete_topic(SNAPSHOTS)
+    story.broker.create_topic(SNAPSHOTS, 1)
+    story.lie()
+    keeper.note(0, story.end, story.truth.snapshot(), 0.0)
+    assert [found.next_offset for found in keeper.work(JITTER_MS)] == [story.end]
+    assert story.stored()[-1] == (story.end, story.truth.digest())
+
+
 def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: Story) -> None:
     keeper = keeper_of(story)
     for _ in range(5):

@@ -75,7 +75,9 @@ def test_s3_a_log_that_ends_at_the_newest(story: Story) -> None:
     check(story, first)
 
 
-def test_s3_a_newest_that_lies_sends_it_further_back_and_is_named(story: Story) -> None:
+def test_s3_a_newest_that_lies_sends_it_further_back_and_is_named(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
     places = []
     for _ in range(3):
         story.beat(10)
@@ -83,7 +85,9 @@ def test_s3_a_newest_that_lies_sends_it_further_back_and_is_named(story: Story) 
     story.beat(10)
     lie = story.lie()
     story.beat(1)
-    check(story, places[-2], lie)
+    with caplog.at_level(logging.ERROR):
+        check(story, places[-2], lie)
+    assert [f"at offset {lie}" in record.getMessage() for record in caplog.records] == [True], "an alarm"
 
 
 def test_q30_a_second_newest_that_lies_is_found_by_the_newest(story: Story) -> None:

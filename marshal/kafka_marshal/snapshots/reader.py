@@ -168,6 +168,9 @@ class SnapshotReader:
     def read_news(self) -> list[Place]:
         """What was completed since the last look, in any CP: for those who follow the log of snapshots."""
         marks = self._cluster.watermarks([(self._topic, cp) for cp in self.shelves], self._timeout_s)
+        for (_, cp), (low, high) in marks.items():
+            if high < self.ends[cp]:  # made anew meanwhile: all of it is news
+                self.ends[cp] = low
         ranges = {cp: (max(low, self.ends[cp]), high) for (_, cp), (low, high) in marks.items() if high > self.ends[cp]}
         found = []
         if ranges:
