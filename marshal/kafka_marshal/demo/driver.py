@@ -20,7 +20,15 @@ from kafka_marshal.demo.crew import READY
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.ledger import MovedError, Ranged, write_round
 from kafka_marshal.demo.options import DriverSettings
-from kafka_marshal.errors import ConfigurationError, SinkError, SparkSetupError, StaleEpochError
+from kafka_marshal.errors import (
+    ConfigurationError,
+    ConnectorMissingError,
+    SinkError,
+    SparkJavaError,
+    SparkMissingError,
+    SparkVersionError,
+    StaleEpochError,
+)
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.flights import Records, Tables, above, load_tables, summarize
 from kafka_marshal.pipeline.session import kafka_options, spark_session
@@ -44,7 +52,11 @@ SPARK: Final = {
 }
 
 #: Errors that a successor would meet as well; and those of their kinds that only ask for the round to be done again.
-_LASTING: Final = (SinkError, DemoError, SparkSetupError, ConfigurationError)
+#: (A SparkSetupError of no special kind is a JVM that did not come up: the next one may.)
+_LASTING: Final = (
+    *(SinkError, DemoError, ConfigurationError),
+    *(SparkMissingError, SparkJavaError, SparkVersionError, ConnectorMissingError),
+)
 _PASSING: Final = (StaleEpochError, MovedError)
 
 
