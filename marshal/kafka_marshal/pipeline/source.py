@@ -260,16 +260,26 @@ class ClaimedStream:
             self._finish()
 
     def _finish(self) -> None:
-        """What was running is done. Of leases that were lost meanwhile nothing is: the next holder has it to do."""
+        """What was running is done; but nothing of it where a lease was lost meanwhile.
+
+        A batch is one transaction in a fenced sink: if that refused one partition, it has not written the others. So
+        those that we still hold come again (and a sink that has them after all leaves them out), and the lost ones are
+        the next holder's to do.
+        """
         if self._running is None:
             return
         (end, ranges), self._running = self._running, None
-        counted = self._consumer.done(ranges, flush=True)
-        for lost in [x for x in ranges if x not in counted]:
-            logger.warning(
-                "%s [%d]: the lease (epoch %d) was lost while batch %s ran; its offsets %d to %d are not committed",
-                *(lost.topic, lost.partition, lost.epoch, end["batch"], lost.first, lost.last),
-            )
+        lost = [given for given in ranges if not self._consumer.is_valid(given)]
+        if not lost:
+            # The lease may still end between the look and the call: then this range counts for nothing (C5).
+            self._consumer.done(ranges, flush=True)
+            return
+        self._consumer.give_back(ranges)
+        logger.warning(
+            "%s: lease lost while batch %d ran; nothing of this batch is committed, what is still held comes again",
+            ", ".join(f"{given.topic} [{given.partition}] (epoch {given.epoch})" for given in lost),
+            end["batch"],
+        )
 
     def close(self) -> None:
         """Release everything. What runs is not done: whether it went well nobody has said."""
