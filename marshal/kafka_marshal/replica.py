@@ -22,7 +22,7 @@ from kafka_marshal.errors import (
     LogCutError,
     TopicChangedError,
 )
-from kafka_marshal.snapshots.reader import Place, SnapshotReader
+from kafka_marshal.snapshots.reader import Place, SnapshotReader, read_range
 from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, RejectedValueError, Tick, World, decode
 from rationalizer.snapshot import digest_of
@@ -46,6 +46,9 @@ _REMEDY = (
 #: While it catches up, a replica looks only so many intervals before the end whether a snapshot is due: the two that a
 #: start needs (S3), with what may have passed meanwhile.
 NOTED_INTERVALS = 3
+
+#: Where the number of CPs was doubled, each lease has an even chance to stay where it was. So many do not all.
+TELLING_LEASES = 40
 
 _OFFSET = itemgetter(0)
 
@@ -107,6 +110,7 @@ class Replica:
             self.snapshots.read_all({cp: low for cp, (low, _) in marks.items()})
         self.starts = {cp: CpStart(cp, len(cps), *marks[cp]) for cp in cps}
         self.worlds = {cp: self._first_world(cp) for cp in cps}
+        self._check_markers_passed_over()
         #: CPs that have not reached the high watermark found at start, with it (C15).
         self.behind = {cp: end for cp, end in sorted(self._ends.items()) if end > self.worlds[cp].next_offset}
         self._begun_at = sum(world.next_offset for world in self.worlds.values())
@@ -177,6 +181,17 @@ class Replica:
         while world is None and self.snapshots is not None and self.snapshots.read_older(cp):
             world = start.from_snapshot(self._places(cp))
         return start.from_log_start(self._places(cp)) if world is None else world
+
+    def _check_markers_passed_over(self) -> None:
+        """L2 where a start passes the first record over: a lease that is routed elsewhere refutes its snapshot (S1).
+
+        With few leases that is no proof, and the first records themselves are looked at (*blocking*).
+        """
+        passed = [cp for cp, world in self.worlds.items() if world.next_offset > 0 and self.starts[cp].log_start == 0]
+        if passed and sum(world.lease_count for world in self.worlds.values()) < TELLING_LEASES:
+            first = dict.fromkeys(passed, (0, 1))
+            for cp, entries in read_range(self._cluster, self.topic, first, self._timeout_s):
+                self._check_marker(cp, entries[0][2])
 
     def _go_back(self) -> None:
         """Start the refuted CPs again, further back, and read on from there (*blocking*)."""

@@ -32,9 +32,10 @@ class Story:
         self._taken = 0
         #: Digests of the truth at places that were asked for.
         self.digests: dict[int, str] = {}
-        self._catch_up()
+        self.catch_up()
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Let the truth take in what was appended behind its back."""
         log = self.broker.log(TOPIC, 0)
         assert log is not None
         for message in log.messages[self._taken :]:
@@ -49,7 +50,7 @@ class Story:
 
     def claim(self, partition: int = 0, who: tuple[str, str, str] = WHO) -> None:
         self.broker.produce(TOPIC, 0, encode(ClaimingPartition(*who, "t", partition, HI)))
-        self._catch_up()
+        self.catch_up()
 
     def beat(self, times: int = 1) -> None:
         """Beats of partition 0, each with something new done."""
@@ -61,7 +62,7 @@ class Story:
         for _ in range(times):
             value = encode(Heartbeat(*WHO, "t", 0, lease.epoch, self.end))
             self.broker.produce(TOPIC, 0, value)
-            self._catch_up()
+            self.catch_up()
 
     def up_to(self, next_offset: int) -> None:
         self.beat(next_offset - self.end)
@@ -109,7 +110,7 @@ class Story:
         replica = Replica(self.cluster, TOPIC, TIMEOUT_S, begin)
         replica.catch_up(TIMEOUT_S)
         replica.close()
-        self._catch_up()  # with what members have appended
+        self.catch_up()  # with what members have appended
         return replica
 
     def member(self, client_id: str) -> Marshal:

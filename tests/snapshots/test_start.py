@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, LogCutError, SnapshotDifferenceError
+from kafka_marshal.errors import (
+    AuthorizationError,
+    KafkaUnavailableError,
+    LogCutError,
+    SnapshotDifferenceError,
+    TopicChangedError,
+)
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.replica import Begin, Replica
+from rationalizer import Tick, World, encode
 from rationalizer.snapshot_log import encode_snapshot
-from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
+from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, WHO, Story
 
 
 def check(story: Story, begun_at: int, *wrong: int, begin: Begin = Begin.SNAPSHOT) -> Replica:
@@ -236,6 +243,21 @@ def test_q28_a_log_of_snapshots_with_another_number_of_partitions_is_not_used(st
     assert "3 partitions" in replica.lacks_snapshots
 
 
+@pytest.mark.parametrize("leases", [0, 1, 60])
+def test_l2_partitions_added_to_both_topics_are_found(story: Story, leases: int) -> None:
+    for number in range(leases):
+        story.claim(number)
+    for _ in range(2):
+        for _ in range(3):
+            story.broker.produce(TOPIC, 0, encode(Tick(*WHO)))
+        story.catch_up()
+        story.snapshot()
+    story.broker.grow_topic(TOPIC, 2)
+    story.broker.grow_topic(SNAPSHOTS, 2)
+    with pytest.raises(TopicChangedError, match="made with 1"):
+        story.replica()
+
+
 def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None:
     story.broker.delete_topic(SNAPSHOTS)
     story.beat(10)
@@ -313,7 +335,6 @@ def test_s3_a_check_compares_with_all(story: Story) -> None:
 
 def test_s3_many_partitions_start_each_by_itself() -> None:
     from kafka_marshal.coordination import create_topic
-    from rationalizer import Tick, World, encode
 
     cluster = MemoryCluster()
     create_topic(cluster, TOPIC, 3, TIMEOUT_S)
