@@ -33,7 +33,8 @@ from tests.cli.harness import Command, process
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+# The first one starts Spark.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 pytest_plugins = ("tests.cli.conftest",)
 
@@ -251,13 +252,12 @@ def test_a_topic_with_its_snapshots(
     append(cluster, log_topic, log_values(data, 2))
     dump = tmp_path / "log.jsonl"
     assert kafka("dump", "--output", dump).status == 0
-    stored: dict[int, list[bytes]] = {}
-    for line in dump.read_text().splitlines()[1:]:
-        stored.setdefault(json.loads(line)["partition"], []).append(line.encode())
-    worlds = {cp: World(cp, 2) for cp in stored}
+    stored = 0
+    worlds = {cp: World(cp, 2) for cp in range(2)}
     for cp, entry in _entries(dump):
         worlds[cp].apply(*entry)
-        if worlds[cp].next_offset == 150:
+        if worlds[cp].next_offset % 150 == 0:
+            stored += 1
             append(cluster, snapshots_topic(log_topic), {cp: encode_snapshot(worlds[cp])})
     replica = Replica(cluster, log_topic, 10)
     replica.catch_up(10)
@@ -266,12 +266,12 @@ def test_a_topic_with_its_snapshots(
     ran = kafka("audit", "--from-kafka", "--out", tmp_path / "out", "--json")
     assert ran.status == 0, ran.err
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
-    assert sum(each["snapshots"] for each in ran.json["partitions"]) == len(stored)
+    assert sum(each["snapshots"] for each in ran.json["partitions"]) == stored >= 4
     assert "<h2>Lag over log time</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert kafka("dump", "--snapshots", "--output", tmp_path / "snapshots.jsonl").status == 0
     ran = kafka("audit", dump, "--snapshots", tmp_path / "snapshots.jsonl", "--json")
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
-    assert sum(each["snapshots"] for each in ran.json["partitions"]) == len(stored)
+    assert sum(each["snapshots"] for each in ran.json["partitions"]) == stored >= 4
     cp = max(worlds, key=lambda each: worlds[each].next_offset)
     append(cluster, snapshots_topic(log_topic), {cp: forged(worlds[cp])})
     ran = kafka("audit", "--from-kafka")

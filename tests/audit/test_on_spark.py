@@ -25,7 +25,8 @@ from tests.audit.test_tables import audited, rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+# The first one starts Spark.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TABLES = ("records", "ownership", "progress", "takeovers", "statistics", "violations")
 
@@ -202,6 +203,16 @@ def test_who_handled_which_message(spark: SparkSession, tmp_path: Path) -> None:
             if (row["topic"], row["topic_partition"]) == (wanted["topic"], wanted["topic_partition"])
             and row["first"] <= offset <= row["last"]
         }
+        messages.createOrReplaceTempView("flights")
+        by_sql = spark.sql(
+            """
+            SELECT m.offset, p.client, p.instance, p.epoch, timestamp_millis(p.time) AS handled_at
+            FROM flights m JOIN who_progress p
+              ON p.topic = m.topic AND p.topic_partition = m.partition AND m.offset BETWEEN p.first AND p.last
+            WHERE p.group = 'g'
+            """
+        ).collect()
+        assert {(row["client"], row["instance"], row["epoch"]) for row in by_sql} == {each[:3] for each in answers}
         assert next(row for row in found if row["flight"] == "AA1")["handled_client"] is None
         assert {(row["handled_client"], row["handled_instance"], row["handled_epoch"]) for row in found} - {
             (None, None, None)

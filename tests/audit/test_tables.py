@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from kafka_marshal.pipeline.audit import observer as observer_module
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
+from kafka_marshal.pipeline.audit.observer import Observer
 from kafka_marshal.pipeline.audit.schemas import TABLES
 from kafka_marshal.pipeline.audit.sources import DumpSource
+from rationalizer import World
 from rationalizer.dump import Replay
 from tests.audit.logs import WholeLog, random_log
 from tests.rationalizer.oracle.world import LeaseKey, OracleWorld
@@ -201,3 +204,17 @@ def unowned(log: WholeLog) -> int:
                     total += world.log_time - free.pop(key)
         total += sum(world.log_time - since for since in free.values())
     return total
+
+
+def test_a_task_keeps_a_bounded_number_of_rows() -> None:
+    """However long the log: rows are written whenever so many have come together."""
+    log = random_log(16, 1000, partitions=1)
+    written: list[int] = []
+    observer = Observer(World(0, 1), lambda name, found: written.append(len(found)))
+    kept = 100
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observer_module, "KEPT_ROWS", kept)
+        observer.replay(log.entries[0])
+        observer.finish()
+    assert max(written) <= kept + 5 * 2  # the entries of a batch, of which each is a row or two
+    assert len(written) > 10

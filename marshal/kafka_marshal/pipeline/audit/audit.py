@@ -107,6 +107,7 @@ class Audit:
         self._work = Path(tempfile.mkdtemp(prefix="kafka-marshal-audit-", dir=work))
         self._out = self._work / "tables" if out is None else out
         self._opened: Opened | None = None
+        self._findings: Findings | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -131,11 +132,13 @@ class Audit:
         return self._opened
 
     def run(self) -> Findings:
-        """Audit the log. Tables are written, and registered as Spark's views, before it comes back.
+        """Audit the log, once. Tables are written, and registered as Spark's views, before it comes back.
 
         Raises AuditError where it could not be done, LogCutError where a log's beginning is gone and no snapshot
         stands for it, and what the source raises. What is wrong with the log is no error but what is found.
         """
+        if self._findings is not None:
+            return self._findings
         opened = self.open()
         begun = time.perf_counter()
         claims, plan, states = self._cut(opened)
@@ -144,9 +147,9 @@ class Audit:
         chains = self._replay(opened, plan, states)
         self._timings["replay"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        findings = self._conclude(opened, claims, plan, chains)
+        self._findings = self._conclude(opened, claims, plan, chains)
         self._timings["conclude"] = time.perf_counter() - begun
-        return findings
+        return self._findings
 
     # -- cutting ------------------------------------------------------------------------------------------------------
 

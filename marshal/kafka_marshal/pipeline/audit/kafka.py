@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.coordination import DEFAULT_TOPIC, snapshots_topic
-from kafka_marshal.errors import AuditError, KafkaUnavailableError, TopicMissingError
+from kafka_marshal.errors import AuditError, KafkaUnavailableError, TopicChangedError, TopicMissingError
 from kafka_marshal.pipeline.audit.files import Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog
-from kafka_marshal.pipeline.audit.sources import Opened, by_partition, parquet_files, records_of_parquet
+from kafka_marshal.pipeline.audit.sources import (
+    Opened,
+    by_partition,
+    count_by_marker,
+    parquet_files,
+    records_of_parquet,
+)
 from kafka_marshal.pipeline.kafka_options import kafka_options
 
 if TYPE_CHECKING:
@@ -50,12 +56,19 @@ class KafkaSource:
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
         """Copy both topics into Parquet files.
 
-        Raises TopicMissingError, KafkaUnavailableError, and AuditError where Spark could not read all of it.
+        Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, and AuditError where Spark could not
+        read all of it.
         """
         if spark is None:
             raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
         ends = self._ends()
         log = self._copy(spark, self.topic, ends, work / "log")
+        said = count_by_marker(log)
+        if said is not None and said != len(ends):
+            raise TopicChangedError(
+                f"{self.topic!r} has {len(ends)} partitions, but its first record says that it was made with {said}: "
+                "which of its records count can't be said. Nothing was concluded. Make a new topic (L2)."
+            )
         snapshots = None
         stored = snapshots_topic(self.topic)
         if stored in (marks := self._watermarks([stored])):

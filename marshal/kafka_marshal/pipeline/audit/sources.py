@@ -28,6 +28,7 @@ __all__ = [
     "ParquetSource",
     "Source",
     "by_partition",
+    "count_by_marker",
     "parquet_files",
     "records_of_parquet",
     "source_of_file",
@@ -105,7 +106,7 @@ class ParquetSource:
         if len(named) > 1:
             raise ConfigurationError(f"{self.name}: files of several logs ({sorted(named)}). Nothing was read.")
         topic, said = next(iter(named), ("__marshal", None))
-        partitions = self.partitions or said or _count_by_marker(pieces)
+        partitions = self.partitions or said or count_by_marker(pieces)
         if partitions is None:
             raise ConfigurationError(
                 f"{self.name}: the files don't say how many partitions the log has, and records are judged by it (L3). "
@@ -219,8 +220,8 @@ def _sorted_by_spark(spark: SparkSession | None, files: Sequence[Path], folder: 
     return parquet_files(folder)
 
 
-def _count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
-    """How many CPs the first record of one says there are (L2)."""
+def count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
+    """How many CPs the first record of one says there are (L2); None where none says it."""
     for cp in sorted(pieces):
         first = next(read_pieces(pieces[cp][:1], 0, None), None)
         if first is not None and first[0][0] == 0:
