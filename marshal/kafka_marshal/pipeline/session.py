@@ -90,9 +90,10 @@ def spark_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
         master = config.get("spark.master", "local[*]")
-    wanted = [str(jar) for jar in connector_jars()] + [jar for jar in config.get("spark.jars", "").split(",") if jar]
+    wanted = _connector(submitted) + [jar for jar in config.get("spark.jars", "").split(",") if jar]
     settings = {**(_local_settings() if (master or "").startswith("local") else {}), **config}
-    settings["spark.jars"] = ",".join(dict.fromkeys(wanted))
+    if wanted:
+        settings["spark.jars"] = ",".join(dict.fromkeys(wanted))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -109,6 +110,16 @@ def spark_session(
         raise
     check_session(session)
     return session
+
+
+def _connector(submitted: bool) -> list[str]:
+    """The connector's jars; under spark-submit none where they can't be had, for --jars may have brought them."""
+    try:
+        return [str(jar) for jar in connector_jars()]
+    except ConnectorMissingError:
+        if not submitted:
+            raise
+        return []  # check_session says so if they are missing after all
 
 
 def check_session(spark: SparkSession) -> None:

@@ -267,7 +267,8 @@ def _spark_jar_folders() -> list[Path]:
         folders += [Path(location, "jars") for location in spec.submodule_search_locations]
     if os.environ.get("SPARK_HOME"):
         folders.append(Path(os.environ["SPARK_HOME"], "jars"))
-    return folders
+    # Under spark-submit PySpark is imported from an archive beside its jars, not above them.
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _find_ivy(name: str, remedy: str) -> Path:
