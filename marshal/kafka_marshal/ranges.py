@@ -24,7 +24,7 @@ from kafka_marshal.membership import Membership, TopicPartition
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
-__all__ = ["OffsetRange", "RangeConsumer"]
+__all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
 logger = logging.getLogger("kafka_marshal")
 
