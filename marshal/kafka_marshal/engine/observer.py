@@ -8,6 +8,7 @@ that nothing was heard of it for more than 2 · HI. The claim's own stamp then m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import xxhash
 
@@ -32,6 +33,9 @@ class Observer:
         self._free_since: dict[Key, float] = {}
         self._asked: dict[Key, float] = {}
         self._waiting: dict[tuple[str, str], float] = {}
+        #: Hashes that never change, by key: a placement looks at every partition, and a group may have thousands.
+        self._cps: dict[Key, int] = {}
+        self._shares: dict[Key, float] = {}
         #: Leases that anybody of the group ever held.
         self.claimed: set[Key] = set()
         #: Leases of an older instance of this client, by epoch: they may be taken over while starting (C7).
@@ -39,7 +43,10 @@ class Observer:
 
     def cp_of(self, key: Key) -> int:
         """The CP that a lease belongs to (L3)."""
-        return route_lease(key[0], key[1], self._settings.coordination_partitions)
+        cp = self._cps.get(key)
+        if cp is None:
+            cp = self._cps[key] = route_lease(key[0], key[1], self._settings.coordination_partitions)
+        return cp
 
     def lease(self, key: Key) -> Lease | None:
         """A lease as our replica knows it; None: never granted."""
@@ -97,20 +104,28 @@ class Observer:
 
     def opens_at(self, key: Key, now: float) -> float:
         """Our own clock's time at which a claim is worth sending: ≤ now when the lease is open."""
-        lease = self.lease(key)
-        if lease is None or not lease.held:
-            return 0.0
-        hi = lease.heartbeat_interval_ms
+        return self.look(key, now)[0]
+
+    def look(self, key: Key, now: float) -> tuple[float, str | None]:
+        """When a claim is worth sending, as opens_at says, and who holds the lease until then."""
         cp = self.cp_of(key)
-        age = lease.age(self._worlds[cp].log_time)
+        world = self._worlds[cp]
+        lease = world.lease(self._settings.group_id, *key)
+        if lease is None or lease.client_id is None:
+            return 0.0, None
+        hi = lease.heartbeat_interval_ms
+        age = lease.age(world.log_time)
         if age > 2 * hi:
-            return 0.0
+            return 0.0, lease.client_id
         silent_since = min(self._heard.get(key, now), self._moved.get(cp, now) - age)
-        return silent_since + 2 * hi + 1 + self._jitter(key, hi)
+        return silent_since + 2 * hi + 1 + self._jitter(key, hi), lease.client_id
 
     def _jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that of a waiting fleet one claims first and the others see it."""
-        share = xxhash.xxh32_intdigest(f"{self._settings.instance_id}\0{key[0]}\0{key[1]}".encode()) / 2**32
+        share = self._shares.get(key)
+        if share is None:
+            name = f"{self._settings.instance_id}\0{key[0]}\0{key[1]}"
+            share = self._shares[key] = xxhash.xxh32_intdigest(name.encode()) / 2**32
         return share * hi * EXPIRY_JITTER_SHARE
 
     def free_since(self, key: Key, now: float) -> float:
@@ -132,6 +147,16 @@ class Observer:
         horizon = now - 2 * self._settings.heartbeat_interval_ms
         self._asked = {key: at for key, at in self._asked.items() if at >= horizon}
         return tuple(self._asked)
+
+    def closed_cps(self, now: float) -> dict[int, float]:
+        """CPs in which nothing can be claimed now, and when (own clock) that should end; E4: never, inf."""
+        closed: dict[int, float] = {}
+        for cp in self._worlds:
+            if self.is_stopped(cp):
+                closed[cp] = inf
+            elif (ends := self.paused_until(cp, now)) is not None:
+                closed[cp] = ends
+        return closed
 
     def is_stopped(self, cp: int) -> bool:
         """Does this CP stand before an Upgrade that we can't follow (E4)? Then we see nothing of it any more."""

@@ -7,6 +7,7 @@ renewed, or a free partition has lain idle for HI. In between nothing is compute
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.assignment import Assignment, Stage
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Placement"]
 
 Key = tuple[str, int]
+
+#: Claims a member that wants many sends before it has seen an answer.
+FIRST_CLAIMS = 16
 
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
@@ -36,6 +40,8 @@ class Placement:
         #: When it must be asked again though nothing changes.
         self.deadline = 0.0
         self._next_ask = 0.0
+        #: Claims sent since we last wanted none: answered ones let more go out (see _wave).
+        self._claimed = 0
         self._let_go: dict[Key, float] = {}
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
 
@@ -90,7 +96,7 @@ class Placement:
 
     def _limit(self, wishes: Wishes, view: View, now: float) -> Wishes:
         """Leave to others what we have just let go; ask for at most one held lease every HI."""
-        claim = tuple(key for key in wishes.claim if key not in self._let_go)
+        claim = self._wave(tuple(key for key in wishes.claim if key not in self._let_go))
         release = wishes.release
         ask = [key for key in wishes.ask if key not in self._consumer.assignments and key not in self._let_go]
         if ask and now >= self._next_ask:
@@ -99,6 +105,22 @@ class Placement:
         if ask:
             self.deadline = min(self.deadline, self._next_ask)
         return replace(wishes, claim=claim, release=release, ask=())
+
+    def _wave(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
+        """As many of these claims as may go out now: a few at first, two more for each that the log has answered.
+
+        So members that start together see each other before each of them has claimed everything, and who is alone
+        has thousands after some round trips.
+        """
+        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        if not wanted:
+            self._claimed = under_way
+            return ()
+        answered = self._claimed - under_way
+        wave = wanted[: max(0, FIRST_CLAIMS + answered - under_way)]
+        self._claimed += len(wave)
+        self.dirty = self.dirty or len(wave) < len(wanted)
+        return wave
 
     def _inherit(self, partitions: dict[Key, PartitionView], now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
@@ -113,38 +135,40 @@ class Placement:
 
     def _partitions(self, now: float) -> dict[Key, PartitionView]:
         """The subscription's partitions that can be worked on now; sets when to look again."""
-        hi = self._settings.heartbeat_interval_ms
-        self.deadline = float("inf")
+        observer, assignments, blocked = self._observer, self._consumer.assignments, self._consumer.blocked
+        closed = observer.closed_cps(now)
+        self.deadline = min((*closed.values(), *self._let_go.values()), default=inf)
         shown: dict[Key, PartitionView] = {}
+        held: dict[str | None, PartitionView] = {}  # one view for all that somebody holds: there may be thousands
         for key in self._consumer.subscription.partitions:
-            cp = self._observer.cp_of(key)
-            if self._observer.is_stopped(cp):
+            if key in blocked or (closed and observer.cp_of(key) in closed):
                 continue
-            pause_ends = self._observer.paused_until(cp, now)
-            if pause_ends is not None:
-                self.deadline = min(self.deadline, pause_ends)
-                continue
-            if key in self._consumer.blocked:
-                continue
-            assignment = self._consumer.assignments.get(key)
+            assignment = assignments.get(key)
             if assignment is not None and not assignment.over:
-                cycles = self._cycles.get(key, ())
-                shown[key] = PartitionView(holder=self._settings.client_id, cycles=cycles)
-                continue
-            self._cycles.pop(key, None)
-            shown[key] = self._other(key, now, hi)
-        for until in self._let_go.values():
-            self.deadline = min(self.deadline, until)
+                holder: str | None = self._settings.client_id
+                if cycles := self._cycles.get(key):
+                    shown[key] = PartitionView(holder=holder, cycles=cycles)
+                    continue
+            else:
+                if self._cycles:
+                    self._cycles.pop(key, None)
+                opens_at, holder = observer.look(key, now)
+                if opens_at > now:
+                    self.deadline = min(self.deadline, opens_at)
+                elif assignment is None:
+                    shown[key] = self._idle(key, now)
+                    continue
+                else:  # released by us, and not yet shown in the log
+                    holder = self._settings.client_id
+            view = held.get(holder)
+            if view is None:
+                view = held[holder] = PartitionView(holder=holder)
+            shown[key] = view
         return shown
 
-    def _other(self, key: Key, now: float, hi: int) -> PartitionView:
-        opens_at = self._observer.opens_at(key, now)
-        if opens_at > now:
-            self.deadline = min(self.deadline, opens_at)
-            lease = self._observer.lease(key)
-            return PartitionView(holder=lease.client_id if lease is not None else None)
-        if key in self._consumer.assignments:  # released by us, and not yet shown in the log
-            return PartitionView(holder=self._settings.client_id)
+    def _idle(self, key: Key, now: float) -> PartitionView:
+        """A partition that can be claimed."""
+        hi = self._settings.heartbeat_interval_ms
         since = self._observer.free_since(key, now)
         if now - since <= hi:
             self.deadline = min(self.deadline, since + hi + 1)

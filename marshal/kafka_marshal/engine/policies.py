@@ -194,6 +194,8 @@ class Balanced(Policy):
     ) -> tuple[Key, ...]:
         """Our part of what those who asked are missing: every holder above its share works it out alike."""
         wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
+        if wanted <= 0:
+            return ()
         topics = frozenset[str]().union(*view.waiting.values())
         able = {partition.holder for key, partition in view.partitions.items() if key[0] in topics}
         left = {client: counts[client] for client in counts if counts[client] > shares[client] and client in able}
