@@ -168,7 +168,7 @@ def slow(df: DataFrame) -> None:
     def sleep(rows: Iterator[object]) -> None:
         import time
 
-        if next(iter(rows), None) is not None:
+        for _ in rows:
             time.sleep(60)
 
     df.foreachPartition(sleep)
