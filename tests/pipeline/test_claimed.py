@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import ConfigurationError, Marshal
 from kafka_marshal.admin import Admin
-from kafka_marshal.errors import LeaseLostError, RangeGoneError, TopicAbsentError
+from kafka_marshal.errors import LeaseLostError, RangeGoneError, StaleEpochError, TopicAbsentError
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from tests.client.conftest import Scene, wait_until
 
@@ -191,6 +191,44 @@ def test_fn_that_overlooks_the_loss_commits_nothing_either(spark: SparkSession, 
     assert totals.records == 40
     assert sorted(seen.rows) == sorted(everything(1, 40) * 2)
     assert epochs[1] > epochs[0]
+
+
+def test_a_round_that_takes_too_long_is_cancelled_and_comes_again(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 20)
+    member, seen = scene.member("a"), Seen()
+    began: list[int] = []
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        began.append(batch.ranges[0].epoch)
+        if len(began) == 1:
+            slow(df)
+        seen(df, batch)
+
+    with ClaimedBatches(spark, member, [topic], handler_timeout=5.0) as batches:
+        batches.foreach_batch(fn, available_now=True)
+    assert began == sorted(set(began)), "each time under an epoch of its own"
+    assert set(seen.rows) == set(everything(1, 20))
+    assert stables(member) == [19]
+
+
+def test_a_newer_epoch_in_the_sink_is_an_error_unless_the_lease_is_lost(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 20)
+    seen = Seen()
+
+    def refuse(df: DataFrame, batch: ClaimedBatch) -> None:
+        raise StaleEpochError("newer", topic=topic, partition=0, epoch=1, stored_epoch=2)
+
+    def refuse_once(df: DataFrame, batch: ClaimedBatch) -> None:
+        if not seen.batches:
+            seen(df, batch)
+            evict(scene, topic, 0)
+            refuse(df, batch)
+        seen(df, batch)
+
+    with ClaimedBatches(spark, scene.member("a"), [topic]) as batches:
+        with pytest.raises(StaleEpochError):
+            batches.foreach_batch(refuse, until={(topic, 0): 10})
+        assert batches.foreach_batch(refuse_once, until={(topic, 0): 10}).records == 10
 
 
 def test_a_range_that_retention_takes_while_it_is_read_is_an_error_and_a_gap(spark: SparkSession, scene: Scene) -> None:

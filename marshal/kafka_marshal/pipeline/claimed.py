@@ -142,7 +142,10 @@ class _Round:
 
     def _keep_cancelling(self) -> None:
         while not self._over.is_set():
-            self._cancel()
+            try:
+                self._cancel()
+            except Py4JError as error:
+                logger.warning("batch %s: its jobs were not cancelled, trying again: %s", self.batch.id, error)
             self._over.wait(CANCEL_EVERY_S)
 
     def end(self) -> None:
@@ -311,7 +314,7 @@ class ClaimedBatches:
         try:
             fn(df, batch)
         except Exception as error:
-            if not at_work.lost and not (isinstance(error, StaleEpochError) and self._is_lost_soon(batch)):
+            if not at_work.lost and not self._is_of_leases(error, batch):
                 raise
             logger.warning("batch %s: stopped with its lease: %s", batch.id, _first_line(error))
             return True
@@ -325,8 +328,17 @@ class ClaimedBatches:
             context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None takes it away
         return bool(at_work.lost)
 
-    def _is_lost_soon(self, batch: ClaimedBatch) -> bool:
-        """A sink may know of a newer epoch before our replica does. If none comes, it is an error like any other."""
+    def _is_of_leases(self, error: Exception, batch: ClaimedBatch) -> bool:
+        """Whether this comes from a lease that is over, or can't be proven now.
+
+        A sink, here or in an executor, may know of a newer epoch before our replica does. If no loss shows, it is an
+        error like any other.
+        """
+        kinds = (StaleEpochError, LeaseLostError)
+        if not isinstance(error, kinds) and not any(kind.__name__ in str(error) for kind in kinds):
+            return False
+        if not batch.valid:
+            return True
         return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval_ms / 1000)
 
     def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
