@@ -332,7 +332,7 @@ class Consumer(Membership["Consumer"]):
         """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
-            self.start_fetch(key, assignment.fetch_next)
+            self.fetch({key: assignment.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
         if fault.topic is None or fault.partition is None:
@@ -399,18 +399,19 @@ class Consumer(Membership["Consumer"]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def start_fetch(self, key: Key, offset: int) -> None:
-        """Carry out StartFetch."""
-        if not self._closed:
-            self._assigns += 1
-            self._fetched = {**self._fetched, key: self._assigns}
-            self._reader.assign({key: offset})
-
-    def stop_fetch(self, key: Key) -> None:
-        """Carry out StopFetch."""
-        if not self._closed:
-            self._fetched = {other: number for other, number in self._fetched.items() if other != key}
-            self._reader.unassign([key])
+    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+        """Carry out StartFetch and StopFetch."""
+        if self._closed:
+            return
+        self._assigns += 1
+        begun = {key: offset for key, offset in changes.items() if offset is not None}
+        ended = [key for key, offset in changes.items() if offset is None]
+        kept = {key: number for key, number in self._fetched.items() if key not in changes}
+        self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
+        if ended:
+            self._reader.unassign(ended)
+        if begun:
+            self._reader.assign(begun)
 
     def log_end(self, key: Key) -> int | None:
         """The log end as of the last fetch."""

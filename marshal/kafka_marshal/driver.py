@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,9 +73,8 @@ START_TIMEOUT_S = 15.0
 class ConsumerPort(Protocol):
     """What the driver needs of a consumer of the shell."""
 
-    def start_fetch(self, key: Key, offset: int) -> None: ...
-
-    def stop_fetch(self, key: Key) -> None: ...
+    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+        """Fetch these from an offset on, or (None) no more."""
 
     def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         """Run the user's callback; runs on the callback thread."""
@@ -365,24 +364,32 @@ class Driver:
         return predicate()
 
     def _carry_out(self, effects: list[Effect]) -> None:
+        # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
+        fetching: dict[int, dict[Key, int | None]] = {}
+        calls: list[tuple[int, Callback, list[Assignment]]] = []
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):
                     self._unanswered += 1
                     self._appended_at = now_ms()
                     self._appender.append(cp, encode(record), partial(self._acked, token))
-                case StartFetch(consumer=number, key=key, offset=offset) if number in self.ports:
-                    self.ports[number].start_fetch(key, offset)
-                case StopFetch(consumer=number, key=key) if number in self.ports:
-                    self.ports[number].stop_fetch(key)
+                case StartFetch(consumer=number, key=key, offset=offset):
+                    fetching.setdefault(number, {})[key] = offset
+                case StopFetch(consumer=number, key=key):
+                    fetching.setdefault(number, {})[key] = None
                 case LookUp(assignment=assignment, start=start):
                     self._lookups.submit(self._look_up, assignment, start)
                 case Call(consumer=number, callback=callback, assignments=assignments):
-                    self._callbacks.submit(self._call, self.ports.get(number), callback, assignments)
+                    if not calls or calls[-1][:2] != (number, callback):
+                        calls.append((number, callback, []))
+                    calls[-1][2].extend(assignments)
                 case Warn(message=message):
                     logger.warning(message)
-                case _:
-                    pass
+        for number, changes in fetching.items():
+            if (port := self.ports.get(number)) is not None:
+                port.fetch(changes)
+        for number, callback, called in calls:
+            self._callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
 
     def _acked(self, token: int, ack: Ack) -> None:
         if ack.error is not None:

@@ -106,11 +106,8 @@ class Membership(Generic[S]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def start_fetch(self, key: Key, offset: int) -> None:
-        """Carry out StartFetch."""
-
-    def stop_fetch(self, key: Key) -> None:
-        """Carry out StopFetch."""
+    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+        """Carry out StartFetch and StopFetch."""
 
     def log_end(self, key: Key) -> int | None:
         """The log end as of the last look, None if there was none."""
