@@ -253,6 +253,9 @@ class Watch:
         if self._voice is None:
             self._open()
         assert self._voice is not None
+        if not self._is_ready:
+            # A record handed over before the producer has met its cluster would wait for half a second more.
+            self._voice.has_met_cluster()
         released = self._voice.append([(cp, release) for cp, _, release in self._will.values()])
         why = f" ({self._voice.trouble}); the others fall free by themselves" if released < len(self._will) else ""
         say(f"{self._config['name']} died without a goodbye: {released} of {len(self._will)} leases released{why}")
