@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -333,6 +333,35 @@ def test_errors_of_calls(code: int, ours: type[MarshalError]) -> None:
     assert type(error) is ours
     assert str(error).startswith("While asking: ")
     assert "the reason" in str(error)
+
+
+def test_a_leader_that_was_made_anew_is_looked_up_again(kafka_bootstrap: str) -> None:
+    """A broker that restarts may tell its metadata just before its epochs grow; librdkafka keeps it for minutes."""
+    with closing(KafkaCluster(kafka_bootstrap)) as cluster:
+        fetched: list[float] = []
+        admin = cluster._client()
+        answers = iter([KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)), {("t", 0): 7}])
+
+        class Watched:
+            def list_topics(self, timeout: float) -> object:
+                fetched.append(timeout)
+                return admin.list_topics(timeout=timeout)
+
+            def poll(self, timeout: float) -> int:
+                return admin.poll(timeout)
+
+        def ask(_admin: AdminClient, _left_s: float) -> object:
+            answer = next(answers)
+            if isinstance(answer, KafkaException):
+                raise answer
+            return answer
+
+        cluster._admin = Watched()  # type: ignore[assignment]
+        try:
+            assert cluster._ask("asking", 10.0, ask) == {("t", 0): 7}
+        finally:
+            cluster._admin = admin
+        assert len(fetched) == 1 and 0 < fetched[0] <= 2.0
 
 
 def test_a_timeout_says_why() -> None:

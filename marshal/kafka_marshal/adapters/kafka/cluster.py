@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
@@ -41,6 +42,18 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
+
+#: The broker is not the leader (any more), or was made leader anew since the metadata was fetched.
+_LEADER_CODES = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+
+#: How long one look at the metadata may take in between.
+METADATA_S = 2.0
 
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
 GRACE_S = 1.0
@@ -308,9 +321,17 @@ class KafkaCluster:
                     raise _NoLeadersError from error
                 if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
                     raise marshal_error(error, doing, self._bootstrap, self._troubles) from error
+                if code in _LEADER_CODES:
+                    self._fetch_metadata(admin, deadline - time.monotonic())
             finally:
                 self._serve()
             time.sleep(RETRY_S)
+
+    @staticmethod
+    def _fetch_metadata(admin: AdminClient, left_s: float) -> None:
+        """librdkafka asks by the leader epoch that it knows, and keeps that for minutes: all tries would end alike."""
+        with suppress(KafkaException):  # the next try says what is wrong
+            admin.list_topics(timeout=min(left_s, METADATA_S))
 
     def _known(self, answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
         """The answers, without those for what does not exist; raises the first other error."""
