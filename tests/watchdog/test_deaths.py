@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.client.conftest import wait_until
+from kafka_marshal.watchdog import keeper
+from tests.client.conftest import Scene, wait_until
 from tests.watchdog.conftest import LONG_HI, SHORT_HI, Watched, is_running
 
 FREE = {0: None, 1: None}
@@ -149,14 +150,23 @@ def test_a_will_longer_than_the_pipe_is_told_when_there_is_room_again(watched: W
     assert len(watched.releases) == MANY
 
 
-def test_a_watchdog_that_never_reads_is_replaced(watched: Watched) -> None:
-    worker = watched.worker(hi=2_000)
-    deaf = worker.ready_watchdog()
+@pytest.mark.parametrize("claims", [0, MANY])
+def test_a_watchdog_that_never_answers_is_replaced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, claims: int
+) -> None:
+    monkeypatch.setattr(keeper, "ASK_S", 0.1)
+    monkeypatch.setattr(keeper, "DEAF_S", 2.0)
+    marshal = scene.member("a", watchdog=True)
+    watchdog = marshal.watchdog
+    assert watchdog is not None
+    wait_until(lambda: watchdog.is_ready)
+    deaf = watchdog.pid
+    assert deaf is not None
     os.kill(deaf, signal.SIGSTOP)
-    worker.do("claim", list(range(MANY)))
-    worker.ready_watchdog(other_than=deaf)
-    assert any("took nothing" in line for line in worker.log)
+    for partition in range(claims):
+        marshal.claim("t", partition)
+    wait_until(lambda: watchdog.is_ready and watchdog.pid != deaf)
+    assert any("answered nothing" in line for line in caplog.messages)
     wait_until(lambda: not is_running(deaf))
-    assert set(watched.holders().values()) == {"a"}
-    worker.kill()
-    wait_until(lambda: watched.holders() == dict.fromkeys(range(MANY)))
+    wait_until(lambda: not watchdog._untold)
+    assert len(watchdog._will) == claims

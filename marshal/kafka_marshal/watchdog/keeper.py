@@ -43,8 +43,9 @@ LONG_LIFE_S = 60.0
 #: How often a look is taken at the connection: whether it is ours, and has room again.
 LOOK_S = 0.25
 
-#: A watchdog that has not taken what it was told for so long, or longer by HI, is replaced.
-DEAF_S = 5.0
+#: A watchdog is asked this often whether it is there, and replaced where it has not answered for so long and HI.
+ASK_S = 5.0
+DEAF_S = 10.0
 
 #: After a goodbye, its end is waited for so long: it takes milliseconds, unless somebody stopped it.
 GOODBYE_S = 0.5
@@ -60,6 +61,30 @@ def is_supported() -> bool:
     except (AttributeError, OSError):
         return False
     return bool(sys.executable)
+
+
+class _Asking:
+    """When to ask the watchdog whether it is there, and how long it has owed an answer.
+
+    Counted in the time in which we did look: a worker that was stopped itself must not blame its watchdog.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._is_asked = False
+        self.waited_s = 0.0
+
+    def is_due(self, heard: bool, passed_s: float) -> bool:
+        """Another look was taken: was anything heard, and how much time has passed?"""
+        if heard:
+            self._is_asked, self.waited_s = False, 0.0
+        self.waited_s += passed_s if self._is_asked else 0.0
+        self._since_s += passed_s
+        if self._since_s < ASK_S:
+            return False
+        self._since_s = 0.0
+        self._is_asked = True
+        return True
 
 
 class Watchdog:
@@ -101,8 +126,8 @@ class Watchdog:
         #: What the watchdog was not told yet, in order.
         self._untold: dict[Key, None] = {}
         self._pipe: Pipe | None = None
-        #: Since when the watchdog has no room for more.
-        self._deaf_since: float | None = None
+        #: The watchdog has no room for more.
+        self._is_full = False
         self._ended = threading.Event()
         #: Process id of the watchdog; None while there is none.
         self.pid: int | None = None
@@ -180,11 +205,11 @@ class Watchdog:
         try:
             pipe.send(packet)
         except NoRoomError:
-            self._deaf_since = self._deaf_since or time.monotonic()
+            self._is_full = True
             return False
         except OSError:
             return False
-        self._deaf_since = None
+        self._is_full = False
         return True
 
     # The thread.
@@ -222,7 +247,7 @@ class Watchdog:
                     return "goodbye"  # it was told nothing, and ends with the connection
                 pipe.send(self._config)
                 self._pipe = pipe
-                self._deaf_since = None
+                self._is_full = False
                 self._untold = dict.fromkeys(self._will)
                 self._tell()
             return self._look_after(pipe)
@@ -262,35 +287,41 @@ class Watchdog:
 
     def _look_after(self, pipe: Pipe) -> str:
         poller = select.poll()
+        asking = _Asking()
         until = inf
-        while time.monotonic() < until:
+        while (began := time.monotonic()) < until:
             if self._ended.is_set():
-                until = min(until, time.monotonic() + GOODBYE_S)
-            poller.register(pipe, select.POLLIN | (select.POLLOUT if self._deaf_since is not None else 0))
+                until = min(until, began + GOODBYE_S)
+            poller.register(pipe, select.POLLIN | (select.POLLOUT if self._is_full else 0))
             poller.poll(LOOK_S * 1000)
             with self._lock:
                 if not pipe.is_ours:
                     return "this process closed the connection to it, which it did not open"
                 self._tell()
-                deaf_since = self._deaf_since
-            if (why := self._hear(pipe)) is not None:
-                return why
-            if deaf_since is not None and time.monotonic() > deaf_since + self._deaf_s:
+            heard = self._hear(pipe)
+            if heard is None:
+                return "its process is gone"
+            if asking.is_due(heard, min(LOOK_S, time.monotonic() - began)):
+                with self._lock:
+                    self._send(pipe, process.ASK)
+            if asking.waited_s > self._deaf_s:
                 self._put_down()
-                return f"it took nothing for {self._deaf_s:g} s and was killed"
+                return f"it answered nothing for {self._deaf_s:g} s and was killed"
         return "goodbye"
 
-    def _hear(self, pipe: Pipe) -> str | None:
-        """Listen to what it says; why it has ended, or None."""
+    def _hear(self, pipe: Pipe) -> bool | None:
+        """Whether it said something; None: it has ended."""
+        heard = False
         while (packet := pipe.receive(process.READ_BYTES)) is not None:
             if not packet:
-                return "its process is gone"
+                return None
+            heard = True
             message: dict[str, Any] = json.loads(packet)
             self.pid = message.get("hello", self.pid)
             self.is_ready = message.get("ready", self.is_ready)
             if "trouble" in message:
                 logger.warning("the watchdog of %s can't speak for it: %s", self._name, message["trouble"])
-        return None
+        return heard
 
     def _put_down(self) -> None:
         """Kill a watchdog that does not hear: should it wake later, it would speak though we said goodbye."""

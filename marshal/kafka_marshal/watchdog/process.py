@@ -4,8 +4,8 @@ A program of its own, started by :mod:`kafka_marshal.watchdog.keeper` as a file:
 confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration: the
 worker tells it over a pipe what to append, ready encoded, should it die (its will), and with which properties.
 
-    worker ──config, will, goodbye──▶ watchdog          one packet each: never half written, whoever is killed when
-    worker ◀──hello, ready, trouble── watchdog
+    worker ──config, will, ask, goodbye──▶ watchdog     one packet each: never half written, whoever is killed when
+    worker ◀──hello, ready, here, trouble── watchdog
 
 It speaks only when the pipe is at its end *and* the kernel says that the process is gone. The pipe is closed as well
 by an exec, or by a daemon that closes all it has: the process lives. A process may be gone while children that it
@@ -25,13 +25,13 @@ import time
 from types import ModuleType
 from typing import Any
 
-__all__ = ["CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "WILL", "Watch", "pack_config", "pack_lease"]
+__all__ = ["ASK", "CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "WILL", "Watch", "pack_config", "pack_lease"]
 
 #: Of the packets. A worker that runs on while it is upgraded may start a newer program.
 FORMAT = 1
 
 #: A packet's first byte says what it is.
-CONFIG, WILL, GOODBYE = b"C", b"W", b"G"
+CONFIG, WILL, ASK, GOODBYE = b"C", b"W", b"A", b"G"
 
 #: Packets of a will are kept below this; a pipe takes more than a hundred of them before its reader must have read.
 MAX_PACKET_BYTES = 16_384
@@ -225,6 +225,8 @@ class Watch:
                 self._config = json.loads(packet[1:])
             elif packet[:1] == WILL:
                 self._take(packet)
+            elif packet[:1] == ASK:
+                self._tell({"here": True})
             elif packet[:1] == GOODBYE:
                 self._said_goodbye = True
 
