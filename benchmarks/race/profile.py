@@ -1,10 +1,10 @@
-"""Where the time of start, claim, handover, balance and replay goes: py-spy's stacks of a process that does that alone.
+"""Where the time of start, claim, handover, balance, idleness and replay goes: py-spy's stacks of one process each.
 
     python -m benchmarks.race.profile [--only claim,replay] [--seconds N] [--out DIR]
 
 Each scene runs again and again for some seconds in a process of its own, under ``py-spy record``; printed are the
-functions in which, and below which, the time went, and the stacks stay as out/profile-SCENE.txt (flamegraph.pl and
-speedscope read them). Waiting is left out; librdkafka's own threads are not Python's and are not seen.
+functions in which, and below which, the time went (of threads that hold Python's lock: waiting is left out), and the
+stacks stay as out/profile-SCENE.txt (flamegraph.pl and speedscope read them). librdkafka's own threads are not seen.
 """
 
 from __future__ import annotations
@@ -92,6 +92,15 @@ def _even(grounds: Grounds, coordination: str, topic: str, until: float) -> None
         thread.join()
 
 
+def idle(grounds: Grounds, coordination: str, until: float) -> None:
+    """100 leases, no messages."""
+    with (
+        Marshal(grounds.bootstrap, group_id=new_name("group"), topic=coordination) as marshal,
+        marshal.consumer([grounds.topic(100)]) as consumer,
+    ):
+        consumer.poll(until - monotonic())
+
+
 def big_log(grounds: Grounds, coordination: str, until: float) -> None:
     """The log once more from its beginning."""
     while monotonic() < until:
@@ -104,6 +113,7 @@ SCENES: Mapping[str, tuple[Callable[[Grounds, str, float], None], int]] = {
     "claim": (claim, 0),
     "handover": (handover, 0),
     "balance": (balance, 0),
+    "idle": (idle, 0),
     "replay": (big_log, 200_000),
 }
 
@@ -144,7 +154,7 @@ def record(name: str, grounds: Grounds, seconds: float, out: Path) -> str:
     coordination = grounds.coordination(history)
     scene = [sys.executable, "-m", "benchmarks.race.profile", "--scene", name, "--seconds", str(seconds)]
     scene += ["--bootstrap", grounds.bootstrap, "--coordination", coordination]
-    spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--rate", str(RATE_HZ), "--format", "raw"]
+    spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--rate", str(RATE_HZ), "--format", "raw", "--gil"]
     done = subprocess.run(
         [*spy, "--output", str(target), "--", *scene], cwd=ROOT, capture_output=True, text=True, check=False
     )
