@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from math import inf
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -151,6 +152,8 @@ class Driver:
         #: Appends whose acknowledgement has not come, and when the last one was handed over.
         self._unanswered = 0
         self._appended_at = 0.0
+        #: When the engine is asked again at the latest, acknowledgement or not.
+        self._settle_by = 0.0
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
         #: By consumer. Replaced, never changed: whoever looked topics up can tell whether he asked for all of them.
@@ -201,7 +204,11 @@ class Driver:
                 self.replica.apply(batch, self._applied)
             else:
                 self._start_up(batch)
+            unanswered = self._unanswered
             self._appender.poll()
+            nothing_came = unanswered == self._unanswered and not (batch.records or batch.ends or batch.faults)
+            if unanswered and nothing_came and now_ms() < self._settle_by:
+                return  # an acknowledgement was looked for, and is not there yet
             self._periodic()
             self.settle()
 
@@ -220,10 +227,12 @@ class Driver:
     def _wait_s(self) -> float:
         now = now_ms()
         with self.condition:
-            deadline = self.engine.deadline(now) if self._started else now + MAX_WAIT_MS
             # A grant counts once the acknowledgement of its own sending is there, and nothing wakes us for that.
             soon = self._unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
-        return max(0.0, min(ACK_WAIT_MS if soon else MAX_WAIT_MS, deadline - now)) / 1000
+            if not soon or now >= self._settle_by:
+                deadline = self.engine.deadline(now) if self._started else inf
+                self._settle_by = min(deadline, now + MAX_WAIT_MS)
+            return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 
     def _periodic(self) -> None:
         now = now_ms()

@@ -29,6 +29,9 @@ __all__ = ["LeaseBook", "LeaseOwner", "LeaseState", "Outbox", "OwnLease"]
 
 Key = tuple[str, int]
 
+#: Beats are jittered downwards to this share of their interval, at most (T4).
+EARLIEST_BEAT = 0.8
+
 
 class LeaseState(StrEnum):
     """Where a lease of ours stands."""
@@ -293,17 +296,24 @@ class LeaseBook:
                 self.release(lease, lease.last_release, now)
         for cp in [cp for cp in self._next_beat if cp not in beating]:
             del self._next_beat[cp]
-        for cp, leases in beating.items():
-            interval = min(lease.heartbeat_interval_ms for lease in leases)
-            if now >= self._next_beat.get(cp, 0.0):
-                self._next_beat[cp] = self._beat_time(interval, now)
-                if cp not in silent_cps:
-                    self._send_beats(cp, leases, now)
+        self._beat_due(beating, now, silent_cps)
         if now >= self._next_forget:
             self._next_forget = now + self._settings.heartbeat_interval_ms
             self._proofs.forget_before(
                 now - 4 * max((x.heartbeat_interval_ms for x in self.leases.values()), default=0)
             )
+
+    def _beat_due(self, beating: dict[int, list[OwnLease]], now: float, silent_cps: frozenset[int]) -> None:
+        """Beat where it is due, and where it might as well be: CPs that beat together wake us once, not once each."""
+        if not any(now >= self._next_beat.get(cp, 0.0) for cp in beating):
+            return
+        share = self._rng.uniform(EARLIEST_BEAT, 1.0)
+        for cp, leases in beating.items():
+            interval = min(lease.heartbeat_interval_ms for lease in leases) / BEATS_PER_INTERVAL
+            if now >= self._next_beat.get(cp, 0.0) - interval * (1.0 - EARLIEST_BEAT):
+                self._next_beat[cp] = now + interval * share
+                if cp not in silent_cps:
+                    self._send_beats(cp, leases, now)
 
     def beat_all(self, now: float) -> None:
         """Beat every lease now."""
@@ -311,7 +321,7 @@ class LeaseBook:
             self._send_beats(cp, [lease for lease in self.leases.values() if lease.held and lease.cp == cp], now)
 
     def _beat_time(self, interval_ms: int, now: float) -> float:
-        return now + interval_ms / BEATS_PER_INTERVAL * self._rng.uniform(0.8, 1.0)
+        return now + interval_ms / BEATS_PER_INTERVAL * self._rng.uniform(EARLIEST_BEAT, 1.0)
 
     def _send_beats(self, cp: int, leases: list[OwnLease], now: float) -> None:
         entries = [BeatEntry(*x.key, x.epoch, x.owner.progress_to_report()) for x in leases]

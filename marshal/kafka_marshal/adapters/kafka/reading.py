@@ -39,9 +39,10 @@ Settle = Callable[[list[KafkaMessage], Callable[[], None]], list[KafkaMessage]]
 class Reading:
     """A librdkafka consumer with one reading thread, and any number of others that steer it by commands."""
 
-    def __init__(self, name: str, settings: dict[str, object], troubles: Troubles) -> None:
-        """Open the consumer (nothing is sent yet). name says in errors what this reads."""
+    def __init__(self, name: str, settings: dict[str, object], troubles: Troubles, slice_s: float = SLICE_S) -> None:
+        """Open the consumer (nothing is sent yet). name says in errors what this reads; slice_s: see SLICE_S."""
         self.name = name
+        self._slice_s = slice_s
         self.troubles = troubles
         self._turn = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
@@ -94,18 +95,23 @@ class Reading:
 
     def _read(self, limit: int, timeout_s: float) -> list[KafkaMessage]:
         deadline = time.monotonic() + timeout_s
-        while True:
-            self.check_open()
-            self._serve()
-            if self.before_wait is not None:
-                self.before_wait()
-            messages = self.consumer.consume(limit, 0)
-            remaining = deadline - time.monotonic()
-            if messages or remaining <= 0 or self.troubles.pending:
-                return messages
-            first = self.consumer.poll(max(SHORTEST_WAIT_S, min(SLICE_S, remaining)))
+        self._prepare()
+        messages = self.consumer.consume(limit, 0)
+        if messages:
+            return messages
+        while (remaining := deadline - time.monotonic()) > 0 and not self.troubles.pending:
+            first = self.consumer.poll(max(SHORTEST_WAIT_S, min(self._slice_s, remaining)))
             if first is not None:
                 return [first, *self.consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+            self._prepare()
+        return []
+
+    def _prepare(self) -> None:
+        """Between two waits: end where we are closed, carry out commands, and what they left to be done."""
+        self.check_open()
+        self._serve()
+        if self.before_wait is not None:
+            self.before_wait()
 
     def close(self) -> None:
         """Free the consumer; waits for a read in another thread to leave (at most a slice). Idempotent."""

@@ -19,6 +19,10 @@ __all__ = ["KafkaTail"]
 BATCH = 500
 
 
+#: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
+SLICE_S = 0.025
+
+
 class KafkaTail:
     """A tail over a librdkafka consumer that is assigned once and never joins a group (L4)."""
 
@@ -28,7 +32,7 @@ class KafkaTail:
         """Open it; reading begins at once, in librdkafka's own threads."""
         # librdkafka wants a group.id even though no group takes part.
         settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
-        self._reading = Reading(f"tail of {topic!r}", settings, troubles)
+        self._reading = Reading(f"tail of {topic!r}", settings, troubles, SLICE_S)
         self._positions = dict(positions)
         self._lock = threading.Lock()
         self._reading.consumer.assign([TopicPartition(topic, cp, offset) for cp, offset in positions.items()])
