@@ -234,7 +234,7 @@ class Job:
 
         show, say = self.screen.show, self.screen.say
         show("")
-        show(Text(findings.verdict_text(), style="bold green" if findings.equal else "bold red"))
+        self.screen.headline(findings.verdict_text(), "bold green" if findings.equal else "bold red")
         for line in [*findings.differences(), *findings.sentences()]:
             say(line)
         takeovers = findings.rows_of(findings.takeovers())

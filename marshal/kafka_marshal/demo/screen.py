@@ -77,10 +77,18 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self._lines(Text(text), _INDENT)
+
+    def headline(self, text: str, style: str) -> None:
+        """What it all comes to."""
+        self._end_live()
+        self._lines(Text(text, style=style), "")
+
+    def _lines(self, text: Text, indent: str) -> None:
         # (rich's Padding would fill lines up with spaces, which a file need not have.)
-        for line in Text(text).wrap(self.console, max(20, self.console.width - len(_INDENT))):
+        for line in text.wrap(self.console, max(20, self.console.width - len(indent))):
             line.rstrip()
-            self.console.print(Text(_INDENT) + line, soft_wrap=True)
+            self.console.print(Text(indent) + line, soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Something of the end result."""
