@@ -6,8 +6,8 @@ row, and the driver says yes once. A task that is told no fails the job before a
 
 ::
 
-    executor: scan ─▶ first row of a part (topic, partition, offset) ──ask──▶ driver: Gate
-                   ◀──────────────── yes (the first time), no (ever after) ──┘
+    executor: scan ─▶ first row of a part (topic, partition, offset) ──asks──▶ driver: Gate
+                   ◀──────────────── yes (the first time), no (ever after) ───┘
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Gate:
         address = (self._host, self._server.server_address[1])
         asking: Any = _asking(address, self._secret, batch_id)  # what kind it is Spark sees by itself
         ask = pandas_udf(asking, "boolean").asNondeterministic()  # type: ignore[call-overload]
-        return df.where(ask(F.xxhash64("topic", "partition"), F.col("offset")))
+        return df.where(ask(F.xxhash64("topic", "partition", "offset")))
 
     def close(self) -> None:
         """Listen no longer: tasks that ask fail."""
@@ -120,21 +120,21 @@ class _Server(socketserver.ThreadingTCPServer):
 
 def _asking(
     address: tuple[str, int], secret: bytes, batch_id: str
-) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.Series]]:
+) -> Callable[[Iterator[pd.Series]], Iterator[pd.Series]]:
     """What a task runs. Executors need nothing of this package for it: a nested function goes along by value."""
     length, timeout_s, message = _LENGTH.format, ANSWER_TIMEOUT_S, ALREADY_READ
 
-    def ask(rows: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.Series]:
+    def ask(rows: Iterator[pd.Series]) -> Iterator[pd.Series]:
         import socket
         import struct
 
         import pandas as pd
 
         asked = False
-        for place, offset in rows:
-            if not asked and len(offset):
+        for places in rows:
+            if not asked and len(places):
                 asked = True
-                part = f"{batch_id}/{place.iloc[0]}/{offset.iloc[0]}".encode()
+                part = f"{batch_id}/{places.iloc[0]}".encode()
                 with socket.create_connection(address, timeout_s) as driver:
                     driver.sendall(secret + struct.pack(length, len(part)) + part)
                     answer = driver.recv(1)
@@ -144,12 +144,12 @@ def _asking(
                         "once means that no row is read a second time, and nothing of this read went on. Do all in "
                         "one action; for several, write the rows somewhere first, or cache them: df = df.cache()"
                     )
-            yield pd.Series(True, index=offset.index)
+            yield pd.Series(True, index=places.index)
 
     import pandas as pd
 
     # Spark looks at these to see what kind of function it is; as text they name what only type checkers import here.
-    ask.__annotations__ = {"rows": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.Series]}
+    ask.__annotations__ = {"rows": Iterator[pd.Series], "return": Iterator[pd.Series]}
     return ask
 
 
