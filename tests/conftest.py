@@ -26,9 +26,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses a broker's fixture needs a broker: the markers follow from that."""
+    """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
+        if "spark" in fixtures:
+            item.add_marker(pytest.mark.slow)
         if "kafka_cluster3" in fixtures:
             item.add_marker(pytest.mark.cluster3)
         elif "kafka_broker" in fixtures or "topic_factory" in fixtures:

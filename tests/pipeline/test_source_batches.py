@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,12 +232,16 @@ def test_a_range_that_the_log_does_not_hold_is_an_error(scene: Scene) -> None:
 
 def test_a_reader_can_be_sent_to_an_executor_while_it_works(scene: Scene) -> None:
     topic = scene.topic(1, 10)
+    before = signal.getsignal(signal.SIGTERM)
     reader = KafkaMarshalReader(options(scene, topic))
     wait_until(lambda: reader.latestOffset()["ranges"])
     again: KafkaMarshalReader = pickle.loads(pickle.dumps(reader))
     assert again.settings == reader.settings
     assert again._stream is None, "the copy is no second member"
+    assert signal.getsignal(signal.SIGTERM) != before, "Spark's signal ends it in order"
     reader.stop()
+    reader.stop()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_batch_read_is_refused() -> None:

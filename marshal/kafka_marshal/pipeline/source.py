@@ -45,6 +45,7 @@ logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 Token = dict[str, Any]
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 NAME = "kafka_marshal"
 
@@ -118,6 +119,7 @@ class KafkaMarshalReader(DataSourceStreamReader):
         self.settings = settings
         self._stream: ClaimedStream | None = None
         self._calls: ThreadPoolExecutor | None = None
+        self._handler_before: Handler = signal.SIG_DFL
 
     def __getstate__(self) -> SourceOptions:
         return self.settings
@@ -143,19 +145,24 @@ class KafkaMarshalReader(DataSourceStreamReader):
         self._ask(lambda stream: stream.commit(end))
 
     def stop(self) -> None:
+        if self._calls is None:
+            return
         # The signal may come while we are at it already, since Spark closes the connection too.
         _set_handler(signal.SIG_IGN)
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
-        if self._calls is not None:
+        try:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.close()
             self._calls.shutdown(wait=False)
+            self._calls = None
+        finally:
+            _set_handler(self._handler_before)
 
     def _ask(self, question: Callable[[ClaimedStream], T]) -> T:
         """Ask the stream, on a thread of its own: the signal that ends this process must not hit it at work."""
         if self._calls is None:
             # Spark ends this process with SIGTERM: leave in order, so that the leases are released, not merely expire.
-            _set_handler(_leave)
+            self._handler_before = _set_handler(_leave)
             self._calls = ThreadPoolExecutor(1, "kafka-marshal-source")
         return self._calls.submit(self._answer, question).result()
 
@@ -171,10 +178,11 @@ class KafkaMarshalReader(DataSourceStreamReader):
         return read_piece(self.settings, partition)
 
 
-def _set_handler(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    """Only a main thread may; elsewhere (a test) nobody ends us this way."""
+def _set_handler(handler: Handler) -> Handler:
+    """What SIGTERM does; returns what it did. Only a main thread may; elsewhere (a test) nobody ends us this way."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+        return signal.signal(signal.SIGTERM, handler)
+    return signal.SIG_DFL
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
