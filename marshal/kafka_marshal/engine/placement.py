@@ -23,7 +23,7 @@ __all__ = ["Placement"]
 Key = tuple[str, int]
 
 #: Claims a member that wants many sends before it has seen an answer.
-FIRST_CLAIMS = 16
+FIRST_CLAIMS = 32
 
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
