@@ -97,10 +97,13 @@ def test_ranges_and_messages_share_one_progress(scene: Scene) -> None:
 def test_two_members_share_and_the_second_gets_its_part_at_a_handover(scene: Scene) -> None:
     topic = scene.topic(4, 200)
     revoked: list[int] = []
-    a = scene.member("a").ranges([topic], on_revoke=lambda _, partitions: revoked.extend(x[1] for x in partitions))
+    slowly = {"heartbeat_interval_ms": 2_000}  # a loaded machine shall not cost the lease
+    a = scene.member("a", **slowly).ranges(
+        [topic], on_revoke=lambda _, partitions: revoked.extend(x[1] for x in partitions)
+    )
     wait_until(lambda: len(a.assignment()) == 4)
     in_hand = a.take(80, timeout=20)
-    b = scene.member("b").ranges([topic])
+    b = scene.member("b", **slowly).ranges([topic])
     wait_until(lambda: len(revoked) == 2, what="a lets go of its part")
     assert all(a.is_valid(given) for given in in_hand)
     assert b.take(10, timeout=0.3) == [], "what is in hand at a is not handed over"
