@@ -1,4 +1,4 @@
-"""Functions carried out side by side in Spark, a share of the arguments for each core, or one by one in this process."""
+"""Functions carried out side by side in Spark, a share of the arguments for each core, or one by one in here."""
 
 from __future__ import annotations
 
