@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # The first one starts Spark.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-pytest_plugins = ("tests.cli.conftest",)
-
 #: Whoever may append may call themselves anything that is no control character.
 HOSTILE = "<script>alert(1)</script>$x_{\u202e--><b>"
 
