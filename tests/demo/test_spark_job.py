@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Demo = Callable[..., Run]
 
 ROWS = 3_000
-MANY = 6_000
+MANY = 4_500
 
 
 def spark_run(demo: Demo, **options: object) -> Run:
@@ -76,21 +76,14 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
     assert topics_of(kafka_bootstrap) <= before
 
 
-def test_the_only_driver_is_killed(demo: Demo, kafka_bootstrap: str) -> None:
-    run = spark_run(demo, bootstrap=kafka_bootstrap, rows=2_500, workers=1, seed=4)
-    found = run.result(400)
-    is_as_it_should_be(run, found, 2_500)
-    assert (found["killed"], found["successors"]) == ("driver-1", ["driver-2"])
-
-
 def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_bootstrap: str) -> None:
-    """Drivers and JVMs, while Spark starts and while it works: five kills, and the one of the demo itself."""
+    """Drivers and JVMs, while Spark starts and while it works: four kills, and the one of the demo itself."""
     seed = int(os.environ.get("KAFKA_MARSHAL_TEST_SEED", "20261121"))
     random = Random(seed)
     run = spark_run(demo, bootstrap=kafka_bootstrap, rows=MANY, seed=seed % 1_000)
     run.says("3/6 Process")
     killed = 0
-    while killed < 5 and run.process.poll() is None:
+    while killed < 4 and run.process.poll() is None:
         goal = rows_done(run.folder) + random.choice([0, 0, 400, 800])
         if goal >= 0.9 * MANY:
             break
@@ -108,7 +101,7 @@ def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_boo
         wanted = random.choice([1, 2])
         eventually(lambda n=wanted: len(run.drivers()) >= n or run.process.poll() is not None, 60, "a successor")  # type: ignore[misc]
     found = run.result(400)
-    assert killed >= 3, f"seed {seed}"
+    assert killed >= 2, f"seed {seed}"
     is_as_it_should_be(run, found, MANY)
     assert len(found["successors"]) >= 1
 
@@ -153,14 +146,15 @@ def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_boot
     assert "Traceback" not in run.said
 
 
-def test_a_broker_that_dies_midway_and_comes_back_costs_nothing_but_time(demo: Demo) -> None:
+def test_the_broker_dies_and_comes_back_and_the_only_driver_is_killed(demo: Demo) -> None:
     with LocalBroker() as broker:
-        run = spark_run(demo, bootstrap=broker.bootstrap_servers, seed=2)
+        run = spark_run(demo, bootstrap=broker.bootstrap_servers, rows=2_500, workers=1, seed=4)
         eventually(lambda: rows_done(run.folder) > 0, 120, "the first rows")
         broker.kill()
         broker.restart()
         found = run.result(400)
-        is_as_it_should_be(run, found)
+        is_as_it_should_be(run, found, 2_500)
+        assert (found["killed"], found["successors"]) == ("driver-1", ["driver-2"])
 
 
 def test_without_java_the_remedy_is_named(tmp_path: Path, kafka_bootstrap: str) -> None:
@@ -172,13 +166,6 @@ def test_without_java_the_remedy_is_named(tmp_path: Path, kafka_bootstrap: str) 
     assert "Spark needs a Java of version 17" in done.stderr
     assert "Traceback" not in done.stderr
     assert state_of(tmp_path / "out").startswith("failed: ")
-
-
-def test_a_kafka_that_does_not_answer(tmp_path: Path) -> None:
-    done = demo_command("--dir", str(tmp_path), "--rows", "10", "--bootstrap", "127.0.0.1:1")
-    assert done.returncode == 3
-    assert "127.0.0.1:1" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_driver_whose_parent_went_before_it_began_does_nothing() -> None:
