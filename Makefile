@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ test: jars ## all tests (a real broker is started where one is needed); ARGS='..
 
 test-quick: setup ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
+
+campaign: jars ## the tests that take minutes each (Spark on a cluster of its own); CI leaves them out
+	$(PY) -m pytest -m campaign $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 

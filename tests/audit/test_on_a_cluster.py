@@ -14,7 +14,7 @@ from tests.audit.logs import forged, random_log
 from tests.client.conftest import wait_until
 from tests.pipeline.test_cluster import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.timeout(420)]
 
 
 @pytest.fixture

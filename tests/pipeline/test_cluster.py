@@ -25,7 +25,7 @@ from tests.client.conftest import Scene, wait_until
 
 PARTITIONS, MESSAGES = 2, 400
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.timeout(420)]
 
 
 class Cluster:
