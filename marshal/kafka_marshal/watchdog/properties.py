@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["environment", "producer_properties"]
@@ -35,6 +34,9 @@ def producer_properties(
 
     Raises ConfigurationError where config has something that another process can't be given, such as ``oauth_cb``.
     """
+    # Imported here: who only looks at a dump does without the Kafka client.
+    from kafka_marshal.adapters.kafka.settings import Role, properties
+
     found = {
         **{k: v for k, v in properties(Role.APPENDER, bootstrap_servers, config).items() if k not in _LISTENING},
         **_OWN,
