@@ -76,6 +76,7 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
     assert topics_of(kafka_bootstrap) <= before
 
 
+@pytest.mark.campaign
 def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_bootstrap: str) -> None:
     """Drivers and JVMs, while Spark starts and while it works: four kills, and the one of the demo itself."""
     seed = int(os.environ.get("KAFKA_MARSHAL_TEST_SEED", "20261121"))
