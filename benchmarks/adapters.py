@@ -18,8 +18,8 @@ from statistics import median, quantiles
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.claim import IDLE_S, RawPair
 from benchmarks.common import Row, bench_kafka, report
+from benchmarks.pair import IDLE_S, RawPair
 from kafka_marshal.adapters.interface import Appender, Tail
 from kafka_marshal.adapters.kafka import KafkaCluster
 

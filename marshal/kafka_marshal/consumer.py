@@ -20,9 +20,7 @@ from kafka_marshal.clock import CLOCK_ID, now_ms
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
-from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.delivery import Delivery
-from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.tracker import Run
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.membership import Membership, TopicPartition
@@ -79,14 +77,7 @@ class Consumer(Membership["Consumer"]):
         #: A batch that was handed out (at most once), on its way out of memory; see _let_go.
         self._spent: list[Message] = []
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
-        settings = ConsumerSettings(
-            at_most_once=options.at_most_once,
-            policy=options.policy,
-            start=options.start,
-            batch_size=options.batch_size,
-            handler_timeout_ms=options.handler_timeout_ms,
-            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
-        )
+        settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks)
 
     @property

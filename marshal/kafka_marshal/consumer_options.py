@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from kafka_marshal.engine.consumer import ConsumerSettings
+from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ConfigurationError
 
@@ -53,3 +55,15 @@ class ConsumerOptions:
             raise ConfigurationError(f"handler_timeout must be above 0 seconds, not {handler_timeout}")
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
         return cls(tuple(topics), delivery == "at-most-once", policy, start, batch_size, timeout_ms, auto_done)
+
+    def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
+        """What the engine is told; callbacks: those that are not None will be called. ranges: instead of messages."""
+        return ConsumerSettings(
+            at_most_once=self.at_most_once,
+            policy=self.policy,
+            start=self.start,
+            batch_size=self.batch_size,
+            handler_timeout_ms=self.handler_timeout_ms,
+            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
+            ranges=ranges,
+        )

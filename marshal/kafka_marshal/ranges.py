@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from kafka_marshal.clock import now_ms
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
-from kafka_marshal.engine.consumer import ConsumerSettings
-from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.membership import Membership, TopicPartition
@@ -62,15 +60,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         self._aside = ThreadPoolExecutor(1, "kafka-marshal-ahead")
         self._ahead: Future[Marks] | None = None
         self._ends: dict[Key, int] = {}
-        settings = ConsumerSettings(
-            at_most_once=options.at_most_once,
-            policy=options.policy,
-            start=options.start,
-            batch_size=options.batch_size,
-            handler_timeout_ms=options.handler_timeout_ms,
-            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
-            ranges=True,
-        )
+        settings = options.settings(callbacks, ranges=True)
         super().__init__(marshal, driver, options.topics, settings, callbacks)
 
     @property

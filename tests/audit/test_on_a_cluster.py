@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.audit.logs import forged, random_log
-from tests.client.conftest import wait_until
-from tests.pipeline.test_cluster import Cluster
+from tests.spark_cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.timeout(420)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    try:
-        wait_until(lambda: made.log("master").count("Registering worker") == 2, 90, "two workers at the master")
-        yield made
-    finally:
-        made.close()
 
 
 def test_a_forged_snapshot_is_found_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.client.conftest import scene
+from tests.spark_cluster import cluster
 
-__all__ = ["scene"]
+__all__ = ["cluster", "scene"]

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal import Marshal
 from kafka_marshal.demo.child import Tell, run_child
 from kafka_marshal.demo.crew import READY
 from kafka_marshal.demo.errors import DemoError
@@ -130,14 +129,7 @@ def work(settings: DriverSettings, tell: Tell) -> None:
     tables = load_tables(spark, Path(settings.tables))
     sink = SqliteSink(Path(settings.database))
     try:
-        with Marshal(
-            settings.bootstrap,
-            group_id=settings.group_id,
-            client_id=settings.client_id,
-            topic=settings.coordination,
-            heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            config=settings.config,
-        ) as marshal:
+        with settings.join() as marshal:
             signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # the round is finished, leases are released
             tell({"event": READY})
             with ClaimedBatches(spark, marshal, [settings.topic], max_records_per_batch=settings.batch_size) as batches:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from kafka_marshal import Marshal
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = [
@@ -108,30 +109,43 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings(ProcessSettings):
-    """What a plain worker is told."""
-
-    program: ClassVar[str] = "kafka_marshal.demo.worker"
+class MemberSettings(ProcessSettings):
+    """What a process that works on the topic is told."""
 
     #: The SQLite file.
     database: str
     heartbeat_interval_ms: int
+    #: The most messages in a batch, or a round.
     batch_size: int
+
+    def join(self) -> Marshal:
+        """Become a member of the group (*blocking*)."""
+        return Marshal(
+            self.bootstrap,
+            group_id=self.group_id,
+            client_id=self.client_id,
+            topic=self.coordination,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            config=self.config,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings(MemberSettings):
+    """What a plain worker is told."""
+
+    program: ClassVar[str] = "kafka_marshal.demo.worker"
+
     #: Rows a second, at most (0: no limit).
     pace: int
 
 
 @dataclass(frozen=True, slots=True)
-class DriverSettings(ProcessSettings):
+class DriverSettings(MemberSettings):
     """What a Spark driver is told."""
 
     program: ClassVar[str] = "kafka_marshal.demo.driver"
 
-    #: The SQLite file.
-    database: str
-    heartbeat_interval_ms: int
-    #: The most messages in a round.
-    batch_size: int
     #: The topic for messages that are no flights.
     dead_letters: str
     #: The folder with the tables that flights are joined with.

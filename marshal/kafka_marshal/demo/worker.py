@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from kafka_marshal import Batch, Marshal
+from kafka_marshal import Batch
 from kafka_marshal.demo.child import FAILED, PARENT_GONE, Tell, run_child
 from kafka_marshal.demo.errors import FencedError
 from kafka_marshal.demo.options import WorkerSettings
@@ -28,14 +28,7 @@ def work(settings: WorkerSettings, tell: Tell) -> None:
     """Claim, process, write: the whole worker."""
     with (
         Sink(Path(settings.database), settings.client_id) as database,
-        Marshal(
-            settings.bootstrap,
-            group_id=settings.group_id,
-            client_id=settings.client_id,
-            topic=settings.coordination,
-            heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            config=settings.config,
-        ) as marshal,
+        settings.join() as marshal,
     ):
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # loops end, leases are released with their offsets
         with marshal.consumer([settings.topic]) as consumer:

@@ -71,6 +71,14 @@ class _Claim:
     last_offset: int
 
 
+@dataclass(slots=True)
+class _Work(Generic[Connection]):
+    """A transaction under way."""
+
+    connection: Connection
+    stage: Stage = "begin"
+
+
 class Transaction(Generic[Connection]):
     """Inside a fenced transaction. Commit and rollback are the sink's: leave the block, or raise."""
 
@@ -138,36 +146,20 @@ class FencedSink(ABC, Generic[Connection]):
             SinkError: the database can't do it; ``retry`` says whether trying again makes sense.
         """
         wanted = _checked(group_id, claims)
-        stage: Stage = "open"
-        connection: Connection | None = None
-        well = False
-        try:
-            connection = self._take_connection()
-            stage = "begin"
-            with self._scope(connection):
-                stage = "fence"
-                stored = self._fence(connection, group_id, wanted)
-                stage = "write"
-                yield Transaction(connection, stored)
-                stage = "store"
-                self._check_still_open(connection)
-                self._store(connection, group_id, wanted, stored)
-                stage = "commit"
-            well = True
-        except self._driver_error as error:
-            raise self._explain(error, stage) from error
-        except (StaleEpochError, ConfigurationError):
-            well = True
-            raise
-        finally:
-            if connection is not None:
-                self._give_back(connection, well)
+        with self._work() as work:
+            work.stage = "fence"
+            stored = self._fence(work.connection, group_id, wanted)
+            work.stage = "write"
+            yield Transaction(work.connection, stored)
+            work.stage = "store"
+            self._check_still_open(work.connection)
+            self._store(work.connection, group_id, wanted, stored)
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
-        with self._one_shot() as connection:
+        with self._work() as work:
             rows = self._run(
-                connection,
+                work.connection,
                 "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?",
                 (group_id,),
             ).fetchall()
@@ -179,21 +171,17 @@ class FencedSink(ABC, Generic[Connection]):
         What lies above is written again when it comes again: remove its rows yourself where they would be double.
         Epochs stay, so old writers stay fenced. Raises SinkError.
         """
-        with self._one_shot() as connection:
+        with self._work() as work:
             for (topic, partition), last_offset in sorted(positions.items()):
-                self._run(
-                    connection,
-                    _SET_LAST_OFFSET,
-                    (last_offset, group_id, topic, partition),
-                )
+                self._run(work.connection, _SET_LAST_OFFSET, (last_offset, group_id, topic, partition))
 
     def forget(self, group_id: str) -> None:
         """Drop what is stored for this group, epochs too: for a group that is gone, or a coordination topic made anew.
 
         (Epochs compare only within one coordination topic, L2.) Raises SinkError.
         """
-        with self._one_shot() as connection:
-            self._run(connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
+        with self._work() as work:
+            self._run(work.connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
 
     def close(self) -> None:
         """Close idle connections; transactions that run end in peace. A second call does nothing."""
@@ -291,23 +279,26 @@ class FencedSink(ABC, Generic[Connection]):
             self._reset()
 
     @contextmanager
-    def _one_shot(self) -> Iterator[Connection]:
-        stage: Stage = "open"
-        connection: Connection | None = None
+    def _work(self) -> Iterator[_Work[Connection]]:
+        """One transaction on a connection of its own. What the database says is explained by the stage it was at."""
+        try:
+            work = _Work(self._take_connection())
+        except self._driver_error as error:
+            raise self._explain(error, "open") from error
         well = False
         try:
-            connection = self._take_connection()
-            stage = "begin"
-            with self._scope(connection):
-                stage = "write"
-                yield connection
-                stage = "commit"
+            with self._scope(work.connection):
+                work.stage = "write"
+                yield work
+                work.stage = "commit"
             well = True
         except self._driver_error as error:
-            raise self._explain(error, stage) from error
+            raise self._explain(error, work.stage) from error
+        except (StaleEpochError, ConfigurationError):
+            well = True
+            raise
         finally:
-            if connection is not None:
-                self._give_back(connection, well)
+            self._give_back(work.connection, well)
 
     # What each database does in its own way.
 

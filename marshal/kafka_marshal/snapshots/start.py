@@ -79,13 +79,8 @@ class CpStart:
             if not self.log_start <= place.next_offset < newest or (place.next_offset, place.digest) in self._tried:
                 continue
             self._tried.add((place.next_offset, place.digest))
-            try:
-                world = place.restore(self._partitions)
-            except SnapshotError as error:
-                self._refuse(place, f"can't be started from: {error}")
-                continue
-            self._begin(world, usable)
-            return world
+            if (world := self._begun(place, usable)) is not None:
+                return world
         return None
 
     def from_oldest(self, places: Sequence[Place]) -> World:
@@ -96,13 +91,8 @@ class CpStart:
         for place in reversed(usable):
             if place.stored is None or place.next_offset < self.log_start:
                 continue
-            try:
-                world = place.restore(self._partitions)
-            except SnapshotError as error:
-                self._refuse(place, f"can't be started from: {error}")
-                continue
-            self._begin(world, usable)
-            return world
+            if (world := self._begun(place, usable)) is not None:
+                return world
         raise self._cut("no snapshot bridges the gap")
 
     def from_log_start(self, places: Sequence[Place]) -> World:
@@ -145,6 +135,16 @@ class CpStart:
             else:
                 usable.append(place)
         return usable
+
+    def _begun(self, place: Place, usable: Sequence[Place]) -> World | None:
+        """The world of this place, to go on from; None, and a difference noted, where it holds none."""
+        try:
+            world = place.restore(self._partitions)
+        except SnapshotError as error:
+            self._refuse(place, f"can't be started from: {error}")
+            return None
+        self._begin(world, usable)
+        return world
 
     def _begin(self, world: World, usable: Sequence[Place]) -> None:
         self.begun_at = world.next_offset
