@@ -249,13 +249,16 @@ class Consumer(Membership["Consumer"]):
                         return run
                     self._delivery.finish_granted(now_ms())
                     self._spent = run.messages
+                waiting = self._delivery.proposed
                 filled = self._delivery.fullest(now_ms()) >= self._options.batch_size
-            if not filled and self._pump(0.0):
+            if waiting is None and not filled and self._pump(0.0):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
                 waiting = self._delivery.propose(now_ms())
             if waiting is not None:
                 self._await_grant(waiting)
+                if self._options.claim_ahead:
+                    self._claim_ahead()
                 continue
             left = SLICE_S if deadline is None else deadline - monotonic()
             if left <= 0:
@@ -287,6 +290,19 @@ class Consumer(Membership["Consumer"]):
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
             self._delivery.collect(assignment, now_ms())
+
+    def _claim_ahead(self) -> None:
+        """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""
+        size = self._options.batch_size
+        while True:
+            with self._driver.locked(step=False):
+                if self._delivery.granted is None:
+                    return
+                if self._delivery.fullest(now_ms()) >= size:
+                    self._delivery.propose(now_ms())
+                    return
+            if not self._pump(0.0):
+                return
 
     def _pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came."""

@@ -26,6 +26,8 @@ class ConsumerOptions:
     handler_timeout_ms: float | None
     #: Iterating marks a message done when the next one is asked for.
     auto_done: bool
+    #: At most once: claim a batch while the one before it is handled.
+    claim_ahead: bool
 
     @classmethod
     def checked(
@@ -37,6 +39,7 @@ class ConsumerOptions:
         batch_size: int,
         handler_timeout: float | None,
         auto_done: bool,
+        claim_ahead: bool = False,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         if isinstance(topics, str) or not topics or not all(topics):
@@ -53,8 +56,13 @@ class ConsumerOptions:
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
         if handler_timeout is not None and handler_timeout <= 0:
             raise ConfigurationError(f"handler_timeout must be above 0 seconds, not {handler_timeout}")
+        if claim_ahead and delivery != "at-most-once":
+            raise ConfigurationError(
+                "claim_ahead=True is for delivery='at-most-once': at least once nothing is claimed before it is handled"
+            )
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
-        return cls(tuple(topics), delivery == "at-most-once", policy, start, batch_size, timeout_ms, auto_done)
+        at_most_once = delivery == "at-most-once"
+        return cls(tuple(topics), at_most_once, policy, start, batch_size, timeout_ms, auto_done, claim_ahead)
 
     def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
         """What the engine is told; callbacks: those that are not None will be called. ranges: instead of messages."""

@@ -82,10 +82,11 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
     assert [lease.stable for lease in a.world.leases()] == [99, 99]
 
 
-def test_c13_at_most_once_hands_out_each_message_once(scene: Scene) -> None:
+@pytest.mark.parametrize("claim_ahead", [False, True])
+def test_c13_at_most_once_hands_out_each_message_once(scene: Scene, claim_ahead: bool) -> None:
     topic = scene.topic(2, 50)
     a = scene.member("a")
-    consumer = a.consumer([topic], delivery="at-most-once", batch_size=20)
+    consumer = a.consumer([topic], delivery="at-most-once", batch_size=20, claim_ahead=claim_ahead)
     got = [consumer.poll(10) for _ in range(25)]
     assert a.world.wait_for(lambda world: any(lease.granted is not None for lease in world.leases()), 5)
     consumer.close()
@@ -263,6 +264,7 @@ def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
         {"start": "yesterday"},
         {"start": datetime(2026, 1, 1)},  # noqa: DTZ001  (a moment without a zone is what is tested)
         {"batch_size": 0},
+        {"claim_ahead": True},
         {"handler_timeout": 0},
         {"policy": "balanced"},
     ],

@@ -54,9 +54,10 @@ def test_alo_a_stopped_worker_is_replaced_and_told(scene: Scene, tmp_path: Path)
     assert len(after) <= 8
 
 
-@pytest.mark.parametrize("how", ["iteration", "batches"])
-def test_amo_nothing_is_repeated_at_kill_9(scene: Scene, tmp_path: Path, how: str) -> None:
-    a, b, _ = two_at_work(scene, tmp_path, delivery="at-most-once", batch_size=20, how=how)
+@pytest.mark.parametrize(("how", "claim_ahead"), [("iteration", False), ("batches", False), ("batches", True)])
+def test_amo_nothing_is_repeated_at_kill_9(scene: Scene, tmp_path: Path, how: str, claim_ahead: bool) -> None:
+    options = {"delivery": "at-most-once", "batch_size": 20, "claim_ahead": claim_ahead}
+    a, b, _ = two_at_work(scene, tmp_path, how=how, **options)
     wait_until(lambda: len(a.offsets()) > 60 and len(b.offsets()) > 60)
     a.kill()
     lasts = {(partition, MESSAGES - 1) for partition in range(PARTITIONS)}

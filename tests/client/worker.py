@@ -39,6 +39,7 @@ with Marshal(
         [arguments["topic"]],
         delivery=arguments.get("delivery", "at-least-once"),
         batch_size=arguments.get("batch_size", 100),
+        claim_ahead=arguments.get("claim_ahead", False),
         on_lost=on_lost,
     ) as consumer:
         if arguments.get("how") == "batches":

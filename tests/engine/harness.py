@@ -227,6 +227,8 @@ class Member:
         self.consumers: list[ConsumerEngine] = []
         #: At most once: the assignment whose grant the user of a consumer waits for.
         self.waiting: dict[int, Assignment] = {}
+        #: At most once: claim the next batch while one is handed out.
+        self.claims_ahead = False
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
@@ -411,12 +413,14 @@ class Member:
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             delivery = consumer.delivery
-            if (waiting := self.waiting.get(consumer.number)) is not None:
+            if delivery.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
                 if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
                     continue
                 del self.waiting[consumer.number]
                 delivery.collect(waiting, self.clock())
                 self.settle()
+                if self.claims_ahead and delivery.granted is not None:
+                    self.propose(consumer)
             run = delivery.granted
             if run is None:
                 self.propose(consumer)

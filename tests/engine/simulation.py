@@ -63,6 +63,7 @@ class SimMember(Member):
         instance = f"{client_id}#{sim.count}"
         super().__init__(sim.net, client_id, instance, sim.hi, rate=1 + self._rng.uniform(-1, 1) * sim.drift)
         self.instance = instance
+        self.claims_ahead = self._rng.random() < 0.3
         self.main: ConsumerEngine = self.consumer(
             "t",
             policy=policy,

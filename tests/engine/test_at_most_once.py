@@ -372,3 +372,89 @@ def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
     consumer.delivery.done(FakeMessage(T0, 4), net.now)
     assert consumer.delivery.ignored_done[T0] == 1
     assert net.world(T0).progress.granted == 4
+
+
+# -- C13: claiming ahead -------------------------------------------------------------------------------------------
+
+
+def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
+    """0 … 4 is granted and in hand, 5 … 9 claimed ahead and granted, too."""
+    net, member, consumer = working(end)
+    member.claims_ahead = True
+    member.propose(consumer, 10)
+    net.run_until(lambda: bool(member.work_granted(1)))
+    assert grants(net) == [4, 9]
+    net.run(10)
+    return net, member, consumer
+
+
+def test_c13_claimed_ahead_each_message_comes_once_and_in_order() -> None:
+    net, member, consumer = working()
+    member.claims_ahead = True
+    assert read(net, member, HI) == list(range(30))
+    assert grants(net) == [4, 9, 14, 19, 24, 29]
+    assert reported(consumer) == []
+
+
+def test_c13_claimed_ahead_one_proposal_at_a_time() -> None:
+    net, member, consumer = ahead()
+    waiting = consumer.delivery.proposed
+    assert waiting is member.assignment(T0)
+    assert consumer.delivery.propose(net.now) is waiting
+    assert grants(net) == [4, 9]
+
+
+def test_c13_claimed_ahead_close_reports_both_batches() -> None:
+    net, member, consumer = ahead()
+    member.close()
+    net.run_until(lambda: consumer.closed, 100)
+    assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
+    assert net.world(T0).progress.stable == 9
+
+
+def test_c13_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
+    net, a, consumer = ahead(end=10)
+    net.topic("t", 2, end=10)
+    a.look_at_topics()
+    b = net.member("b")
+    b.consumer("t", at_most_once=True, batch_size=5)
+    got = {"a": [m.at for m in a.handled if m.of == T0], "b": list[int]()}
+    for _ in range(800):
+        got["a"] += [m.at for m in a.work_granted(1) if m.of == T0]
+        got["b"] += [m.at for m in b.work_granted(1) if m.of == T0]
+        net.tick()
+    assert len(a.held()) == len(b.held()) == 1
+    assert sorted(got["a"] + got["b"]) == list(range(10))
+    assert reported(consumer) == []
+
+
+def test_c13_claimed_ahead_the_lease_lost_both_are_reported() -> None:
+    net, member, consumer = ahead()
+    member.paused = True
+    net.run(4 * HI)
+    member.paused = False
+    net.run(10)
+    assert member.work_granted() == []
+    assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
+
+
+def test_c13_claimed_ahead_waiting_counts_for_no_handler() -> None:
+    """The batch claimed ahead is in nobody's hand: its time begins when the one before it is finished."""
+    net, member, consumer = working(handler_timeout_ms=2.0 * HI)
+    member.claims_ahead = True
+    member.propose(consumer, 10)
+    net.run_until(lambda: bool(member.work_granted(1)))
+    net.run(1.5 * HI)
+    assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
+    net.run(1.5 * HI)
+    assert [m.at for m in member.work_granted()] == [5, 6, 7, 8, 9]
+    assert reported(consumer) == []
+
+
+def test_c13_a_wait_that_was_broken_off_is_taken_up_again() -> None:
+    """Ctrl-C in the wait for a grant, and the loop goes on: the same batch is waited for, none is lost unseen."""
+    net, member, consumer = proposing()
+    del member.waiting[consumer.number]
+    assert read(net, member, HI) == list(range(30))
+    assert grants(net)[0] == 4
+    assert reported(consumer) == []

@@ -35,6 +35,8 @@ class Delivery:
         #: The granted run being handed out (at most once), and where in it we are.
         self.granted: Run | None = None
         self.granted_next = 0
+        #: Whose ClaimingMessages is under way, or answered and not collected; one at a time.
+        self.proposed: Assignment | None = None
         #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
         self.unprocessed: list[tuple[str, int, int, int]] = []
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
@@ -100,13 +102,19 @@ class Delivery:
         return run
 
     def propose(self, now: float) -> Assignment | None:
-        """At most once: claim the next batch of one partition (C12); None: nothing to claim."""
+        """At most once: claim the next batch of one partition (C12), unless one is claimed already.
+
+        Whose answer is to be waited for; None: nothing to claim.
+        """
+        if self.proposed is not None:
+            return self.proposed
         assignment = self._next(now)
         if assignment is None:
             return None
         run = assignment.take(self._batch_size, False, now)
         assignment.tracker.hand_out(run)
         assignment.grant = Grant(run, run.last, now)
+        self.proposed = assignment
         self.send_grant(assignment, now)
         return assignment
 
@@ -142,7 +150,7 @@ class Delivery:
 
     def give_up(self, assignment: Assignment, now: float) -> None:
         """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
-        grant, assignment.grant = assignment.grant, None
+        grant = self._end_proposal(assignment)
         if grant is not None:
             if grant.accepted:
                 self._report(assignment.key, grant.run.first, grant.last_offset)
@@ -151,6 +159,12 @@ class Delivery:
         if self.granted is not None and self.granted.assignment is assignment:
             self.finish_granted(now)
 
+    def _end_proposal(self, assignment: Assignment) -> Grant | None:
+        if self.proposed is assignment:
+            self.proposed = None
+        grant, assignment.grant = assignment.grant, None
+        return grant
+
     def _remember(self, assignment: Assignment, grant: Grant) -> None:
         entry = (assignment.key, assignment.epoch, grant.run.first, grant.last_offset)
         self._given_up = [x for x in self._given_up if x[0] != assignment.key]  # those of older epochs are settled
@@ -158,7 +172,7 @@ class Delivery:
 
     def collect(self, assignment: Assignment, now: float) -> Run | None:
         """The granted run, to be handed out; None: it was refused (whoever reads on gets it), or the lease is over."""
-        grant, assignment.grant = assignment.grant, None
+        grant = self._end_proposal(assignment)
         if grant is None:
             return None
         if grant.accepted:
@@ -190,6 +204,8 @@ class Delivery:
             self._report(run.assignment.key, offset_of(rest[0]), offset_of(rest[-1]))
         self.granted = None
         run.assignment.tracker.mark_run(run)
+        if self.proposed is not None and self.proposed.grant is not None:
+            self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
         self._consumer.try_finish(run.assignment, now)
 
     def not_handed_out(self, run: Run, index: int) -> None:
