@@ -417,9 +417,9 @@ class Member:
                 if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
                     continue
                 del self.waiting[consumer.number]
-                delivery.collect(waiting, self.clock())
+                granted = delivery.collect(waiting, self.clock())
                 self.settle()
-                if self.claims_ahead and delivery.granted is not None:
+                if self.claims_ahead and granted is not None:
                     self.propose(consumer)
             run = delivery.granted
             if run is None:
