@@ -19,6 +19,7 @@ from kafka_marshal.adapters.interface import TopicConfig
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.policies import Greedy, WholeTopic
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
+from kafka_marshal.runtime import THREADS
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition, World, encode, route_lease
 from tests.engine.harness import HI, Net
 
@@ -315,6 +316,8 @@ def test_b8_the_partitions_of_one_topic_are_spread_over_the_log() -> None:
 
 class DeadCluster:
     """A cluster that answers nothing; any other attribute would be a call too many."""
+
+    runtime = THREADS
 
     def __init__(self, found: TopicConfig | Exception | None) -> None:
         self.found = found

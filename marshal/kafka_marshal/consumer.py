@@ -8,15 +8,12 @@ clock (T4).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from time import clock_gettime, monotonic
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.batch import Batch
-from kafka_marshal.clock import CLOCK_ID, now_ms
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
@@ -69,7 +66,7 @@ class Consumer(Membership["Consumer"]):
         config: Mapping[str, object],
     ) -> None:
         self._options = options
-        self._reading = threading.Lock()
+        self._reading = driver.runtime.lock()
         #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
         #: thread compares what it was before its read with what it is now.
         self._fetched: dict[Key, int] = {}
@@ -104,7 +101,8 @@ class Consumer(Membership["Consumer"]):
         case that the whole process was stopped, the clock is compared, too: before each message, or, while
         CLOCK_STRIDE messages take less than CLOCK_STRIDE_MS, before every so many (T4).
         """
-        clock, clock_id, stop = clock_gettime, CLOCK_ID, self._marshal.stop_signal
+        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        clock, clock_id = runtime.clock_gettime, runtime.clock_id
         now = 0.0
         while (run := self._next_run(RUN_SIZE, True, None)) is not None:
             lease = run.assignment.lease
@@ -122,7 +120,7 @@ class Consumer(Membership["Consumer"]):
                 run.cursor = cursor
             finally:
                 with self._driver.locked(step=False):
-                    self._delivery.leave_run(run, now_ms())
+                    self._delivery.leave_run(run, self._driver.now_ms())
 
     def _iterate_granted(self) -> Iterator[Message]:
         """At most once: batch after granted batch, looked after as in _iterate.
@@ -130,7 +128,8 @@ class Consumer(Membership["Consumer"]):
         What counts here is whether the lease is proven; that it is being let go does not matter to what is granted.
         Leaving the loop leaves the rest of the batch to the next loop.
         """
-        clock, clock_id, stop = clock_gettime, CLOCK_ID, self._marshal.stop_signal
+        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        clock, clock_id = runtime.clock_gettime, runtime.clock_id
         delivery = self._delivery
         now = 0.0
         while (run := self._next_granted(None)) is not None:
@@ -164,7 +163,7 @@ class Consumer(Membership["Consumer"]):
         """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``)."""
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else self._driver.monotonic() + timeout
         found: list[Message] = []
         while len(found) < num_messages:
             wanted = num_messages - len(found)
@@ -209,20 +208,22 @@ class Consumer(Membership["Consumer"]):
             with self._driver.locked(step=False):
                 if self._is_over():
                     return None
-                now = now_ms()
+                now = self._driver.now_ms()
                 fullest = self._delivery.fullest(now)
                 if fullest and fill_until is None:
-                    fill_until = monotonic() + fill_s
-                if fullest and (fullest >= max_messages or not fill_s or monotonic() >= (fill_until or 0.0)):
+                    fill_until = self._driver.monotonic() + fill_s
+                if fullest and (
+                    fullest >= max_messages or not fill_s or self._driver.monotonic() >= (fill_until or 0.0)
+                ):
                     run = self._delivery.next_run(max_messages, iterating, now)
                     if run is not None:
                         return run
             until = [x for x in (deadline, fill_until) if x is not None]
-            left = min(until) - monotonic() if until else SLICE_S
-            if deadline is not None and monotonic() >= deadline:
+            left = min(until) - self._driver.monotonic() if until else SLICE_S
+            if deadline is not None and self._driver.monotonic() >= deadline:
                 self._pump(0.0)
                 with self._driver.locked(step=False):
-                    return self._delivery.next_run(max_messages, iterating, now_ms())
+                    return self._delivery.next_run(max_messages, iterating, self._driver.now_ms())
             self._pump(max(0.0, min(left, SLICE_S)))
 
     def _take_granted(self, max_messages: int, deadline: float | None) -> list[Message]:
@@ -234,7 +235,7 @@ class Consumer(Membership["Consumer"]):
             start = self._delivery.granted_next
             messages = run.messages[start : start + max_messages]
             self._delivery.granted_next = start + len(messages)
-            run.since = now_ms()
+            run.since = self._driver.now_ms()
         return messages
 
     def _next_granted(self, deadline: float | None) -> Run | None:
@@ -247,32 +248,31 @@ class Consumer(Membership["Consumer"]):
                 if run is not None:
                     if self._delivery.granted_next < len(run.messages) and self._is_proven(run):
                         return run
-                    self._delivery.finish_granted(now_ms())
+                    self._delivery.finish_granted(self._driver.now_ms())
                     self._spent = run.messages
                 waiting = self._delivery.proposed
-                filled = self._delivery.fullest(now_ms()) >= self._options.batch_size
+                filled = self._delivery.fullest(self._driver.now_ms()) >= self._options.batch_size
             if waiting is None and not filled and self._pump(0.0):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
-                waiting = self._delivery.propose(now_ms())
+                waiting = self._delivery.propose(self._driver.now_ms())
             if waiting is not None:
                 self._await_grant(waiting)
                 if self._options.claim_ahead:
                     self._claim_ahead()
                 continue
-            left = SLICE_S if deadline is None else deadline - monotonic()
+            left = SLICE_S if deadline is None else deadline - self._driver.monotonic()
             if left <= 0:
                 self._pump(0.0)
                 with self._driver.locked(step=False):
-                    if not self._delivery.ready(now_ms()):
+                    if not self._delivery.ready(self._driver.now_ms()):
                         return None
                 continue
             self._pump(min(left, SLICE_S))
 
-    @staticmethod
-    def _is_proven(run: Run) -> bool:
+    def _is_proven(self, run: Run) -> bool:
         """Whether a granted message may go out: also while its lease is let go, not when it may be over (T4, T5)."""
-        return now_ms() < run.assignment.lease.proven_until
+        return self._driver.now_ms() < run.assignment.lease.proven_until
 
     def _await_grant(self, assignment: Assignment) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time."""
@@ -289,7 +289,7 @@ class Consumer(Membership["Consumer"]):
         with self._driver.condition:
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
-            self._delivery.collect(assignment, now_ms())
+            self._delivery.collect(assignment, self._driver.now_ms())
 
     def _claim_ahead(self) -> None:
         """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""
@@ -298,8 +298,8 @@ class Consumer(Membership["Consumer"]):
             with self._driver.locked(step=False):
                 if self._delivery.granted is None:
                     return
-                if self._delivery.fullest(now_ms()) >= size:
-                    self._delivery.propose(now_ms())
+                if self._delivery.fullest(self._driver.now_ms()) >= size:
+                    self._delivery.propose(self._driver.now_ms())
                     return
             if not self._pump(0.0):
                 return
@@ -345,7 +345,7 @@ class Consumer(Membership["Consumer"]):
         if fault.topic is None or fault.partition is None:
             self._engine.warn(f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
-            self._engine.out_of_range((fault.topic, fault.partition), now_ms())
+            self._engine.out_of_range((fault.topic, fault.partition), self._driver.now_ms())
         else:
             self._engine.warn(f"{fault.topic} [{fault.partition}]: {fault.message}")
 
@@ -359,13 +359,13 @@ class Consumer(Membership["Consumer"]):
         if self._options.at_most_once:
             return
         with self._driver.locked(step=False):
-            self._delivery.done(message, now_ms())
+            self._delivery.done(message, self._driver.now_ms())
 
     def _batch_done(self, run: Run) -> None:
         if self._options.at_most_once:
             return
         with self._driver.locked(step=False):
-            self._delivery.done_run(run, now_ms())
+            self._delivery.done_run(run, self._driver.now_ms())
 
     # Looking, and steering.
 

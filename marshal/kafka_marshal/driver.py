@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import inf
-from random import Random
 from typing import Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
-from kafka_marshal.clock import now_ms
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
@@ -118,8 +114,10 @@ class Driver:
         keep_snapshots: take snapshots of the replica, and compare it with those of others (S2).
         """
         self.cluster = cluster
+        self.runtime = runtime = cluster.runtime
+        self.now_ms, self.monotonic = runtime.now_ms, runtime.monotonic
         self.forked = False
-        self.condition = threading.Condition(threading.RLock())
+        self.condition = runtime.condition()
         self.replica = Replica(
             cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
         )
@@ -136,7 +134,7 @@ class Driver:
                 topic_option(topic),
             )
         settings = make_settings(self.replica.info.partitions)
-        self.engine = Engine(settings, self.replica.worlds, Random())
+        self.engine = Engine(settings, self.replica.worlds, self.runtime.random())
         self.ports: dict[int, ConsumerPort] = {}
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Applied] = []
@@ -154,16 +152,15 @@ class Driver:
         self._appended_at = 0.0
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
-        self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self._callbacks = ThreadPoolExecutor(1, "kafka-marshal-callback")
+        self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
+        self._callbacks = runtime.executor(1, "kafka-marshal-callback")
         #: By consumer. Replaced, never changed: whoever looked topics up can tell whether he asked for all of them.
         self._interest: dict[int, _Waiter] = {}
         self._next_metadata = 0.0
         self._metadata_running = False
         self._next_measure = 0.0
-        self._thread = threading.Thread(target=self._run, name="kafka-marshal", daemon=True)
         _forked_children.add(self)
-        self._thread.start()
+        self._thread = runtime.start(self._run, "kafka-marshal")
         self._await_start()
 
     def _await_start(self) -> None:
@@ -207,7 +204,7 @@ class Driver:
             unanswered = self._unanswered
             self._appender.poll()
             nothing_came = unanswered == self._unanswered and not (batch.records or batch.ends or batch.faults)
-            if unanswered and nothing_came and now_ms() < self._settle_by:
+            if unanswered and nothing_came and self.now_ms() < self._settle_by:
                 return  # an acknowledgement was looked for, and is not there yet
             self._periodic()
             self.settle()
@@ -217,15 +214,15 @@ class Driver:
         if self.replica.caught_up:
             self._started = True
             self._report_differences(self.replica.differences)
-            self.engine.caught_up(now_ms())
+            self.engine.caught_up(self.now_ms())
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
-        self.engine.applied(cp, offset, outcome, now_ms())
+        self.engine.applied(cp, offset, outcome, self.now_ms())
         for listener in self.listeners:
             listener(cp, offset, outcome)
 
     def _wait_s(self) -> float:
-        now = now_ms()
+        now = self.now_ms()
         with self.condition:
             # A grant counts once the acknowledgement of its own sending is there, and nothing wakes us for that.
             soon = self._unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
@@ -235,7 +232,7 @@ class Driver:
             return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 
     def _periodic(self) -> None:
-        now = now_ms()
+        now = self.now_ms()
         for cp, level in self.replica.stopped():
             if cp not in self._stopped_cps:
                 self._stopped_cps.add(cp)
@@ -271,16 +268,16 @@ class Driver:
     def _new_keeper(self, reader: SnapshotReader | None) -> SnapshotKeeper | None:
         if reader is None or not self._keep_snapshots:
             return None
-        return SnapshotKeeper(self.cluster, reader, self.replica.snapshots_topic, Random(), now_ms())
+        return SnapshotKeeper(self.cluster, reader, self.replica.snapshots_topic, self.runtime.random(), self.now_ms())
 
     def _snapshot_due(self, cp: int, next_offset: int, state: bytes) -> None:
         if self._keeper is not None:
-            self._keeper.note(cp, next_offset, state, now_ms())
+            self._keeper.note(cp, next_offset, state, self.now_ms())
 
     def _look_after_snapshots(self, keeper: SnapshotKeeper) -> None:
         """On a look-up thread."""
         try:
-            found = keeper.work(now_ms())
+            found = keeper.work(self.now_ms())
             with self.condition:
                 if found and not self._ended:
                     self._report_differences(found)
@@ -324,7 +321,7 @@ class Driver:
     def _fail(self, error: Exception) -> None:
         with self.condition:
             if self.engine.failure is None:
-                self.engine.fail(error, now_ms())
+                self.engine.fail(error, self.now_ms())
             self._carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
@@ -356,7 +353,7 @@ class Driver:
     def settle(self) -> None:
         """Let the engine do what is due, and carry it out; the lock is held."""
         if self._started and not self._ended:
-            self.engine.step(now_ms())
+            self.engine.step(self.now_ms())
         self._carry_out(self.engine.take_effects())
         self.condition.notify_all()
 
@@ -380,7 +377,7 @@ class Driver:
             match effect:
                 case Append(cp=cp, record=record, token=token):
                     self._unanswered += 1
-                    self._appended_at = now_ms()
+                    self._appended_at = self.now_ms()
                     self._appender.append(cp, encode(record), partial(self._acked, token))
                 case StartFetch(consumer=number, key=key, offset=offset):
                     fetching.setdefault(number, {})[key] = offset
@@ -426,7 +423,7 @@ class Driver:
                     low, high = marks[key]
                     first = self._first_offset(key, start, low, high)
                     with self.locked():
-                        assignment.consumer.located(assignment, low, high, first, now_ms())
+                        assignment.consumer.located(assignment, low, high, first, self.now_ms())
                     return
                 logger.warning("%s [%d]: has no leader at the moment; asking again", *key)
             except MarshalError as error:
@@ -449,7 +446,7 @@ class Driver:
         finally:
             with self.condition:
                 for assignment in assignments:
-                    assignment.consumer.called(assignment, callback, now_ms())
+                    assignment.consumer.called(assignment, callback, self.now_ms())
                 self.settle()
 
     def watch_topics(self, number: int, names: frozenset[str], everything: bool) -> None:
@@ -479,7 +476,7 @@ class Driver:
         if interest is not self._interest:
             return False
         if interest:
-            self.engine.metadata(topics, now_ms())
+            self.engine.metadata(topics, self.now_ms())
         return True
 
     def _refresh_metadata(self) -> None:
@@ -500,7 +497,7 @@ class Driver:
             self._fail(error)
         finally:
             self._metadata_running = False
-            self._next_metadata = now_ms() + METADATA_INTERVAL_MS
+            self._next_metadata = self.now_ms() + METADATA_INTERVAL_MS
 
     # The end.
 
@@ -514,7 +511,7 @@ class Driver:
             self._ended = True
             self.condition.notify_all()
         self.replica.close()
-        if threading.current_thread() is not self._thread:
+        if not self.runtime.is_current(self._thread):
             self._thread.join(MAX_WAIT_MS / 1000 * 20)
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._callbacks.shutdown(wait=False)

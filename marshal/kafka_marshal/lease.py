@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from kafka_marshal.clock import now_ms
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import Answer, ManualLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
@@ -32,7 +31,7 @@ class Lease:
     @property
     def valid(self) -> bool:
         """Is it ours for certain, by this process's own clock (T4, T5)?"""
-        return now_ms() < self._manual.lease.hand_out_until
+        return self._driver.now_ms() < self._manual.lease.hand_out_until
 
     @property
     def last_offset(self) -> int | None:
@@ -50,7 +49,7 @@ class Lease:
         """Report that everything up to last_offset is done, and wait until the log has it (C5, C14)."""
         self.require()
         with self._driver.locked():
-            answer = self._manual.beat(last_offset, now_ms())
+            answer = self._manual.beat(last_offset, self._driver.now_ms())
         self._await(answer, f"heartbeat({last_offset})")
 
     def grant(self, last_offset: int) -> None:
@@ -61,7 +60,7 @@ class Lease:
         """
         self.require()
         with self._driver.locked():
-            answer = self._manual.grant(last_offset, now_ms())
+            answer = self._manual.grant(last_offset, self._driver.now_ms())
         self._await(answer, f"grant({last_offset})")
 
     def release(self, last_offset: int | None = None) -> None:
@@ -69,7 +68,7 @@ class Lease:
         if self._manual.loss or self._manual.is_released:
             return
         with self._driver.locked():
-            self._manual.release(last_offset, now_ms())
+            self._manual.release(last_offset, self._driver.now_ms())
         with self._driver.condition:
             self._driver.wait_for(
                 lambda: self._manual.is_released or bool(self._manual.loss),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from kafka_marshal.adapters.interface import Cluster
-from kafka_marshal.clock import now_ms
-from kafka_marshal.config import check_ids, new_client_id, new_instance_id
+from kafka_marshal.config import check_ids, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.coordination import DEFAULT_TOPIC
@@ -98,7 +96,7 @@ class Marshal:
         return marshal
 
     def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int, *, watchdog: bool = False) -> None:
-        self.instance_id = new_instance_id()
+        self.instance_id = cluster.runtime.new_instance_id()
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.topic = topic
         self._cluster = cluster
@@ -228,7 +226,7 @@ class Marshal:
         """
         self._check_open()
         key = (topic, partition)
-        deadline = monotonic() + timeout
+        deadline = self._driver.monotonic() + timeout
         with self._driver.locked() as engine:
             self._driver.check()
             if engine.is_taken(key):
@@ -239,12 +237,14 @@ class Marshal:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.
             answer_s = 2 * self.heartbeat_interval_ms / 1000
             self._driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
-            self._driver.wait_for(lambda: manual.is_proven or bool(manual.loss), max(0.0, deadline - monotonic()))
+            self._driver.wait_for(
+                lambda: manual.is_proven or bool(manual.loss), max(0.0, deadline - self._driver.monotonic())
+            )
             self._driver.check()
         with self._driver.locked():
             if manual.is_proven:
                 return Lease(self._driver, manual)
-            manual.release(None, now_ms())
+            manual.release(None, self._driver.now_ms())
             raise self._refusal(manual)
 
     def _check_lease_name(self, topic: str, partition: int) -> None:
@@ -324,7 +324,7 @@ class Marshal:
                 for consumer in self._consumers:
                     consumer.abandon()
                 with self._driver.locked() as engine:
-                    engine.last_words(now_ms())
+                    engine.last_words(self._driver.now_ms())
             self._driver.flush(CLOSE_TIMEOUT_S)
         finally:
             for consumer in self._consumers:
@@ -342,7 +342,7 @@ class Marshal:
         with self._driver.locked() as engine:
             manual = list(engine.manual.values())
             for lease in manual:
-                lease.release(None, now_ms())
+                lease.release(None, self._driver.now_ms())
         with self._driver.condition:
             self._driver.wait_for(lambda: all(x.is_released or x.loss for x in manual), CLOSE_TIMEOUT_S)
 

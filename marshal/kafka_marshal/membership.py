@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
-from kafka_marshal.clock import now_ms
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerSettings
@@ -126,7 +125,7 @@ class Membership(Generic[S]):
         if self._closed:
             return
         with self._driver.locked():
-            self._engine.close(now_ms())
+            self._engine.close(self._driver.now_ms())
         with self._driver.condition:
             self._driver.wait_for(lambda: not any(x.callbacks_running for x in self._engine.assignments.values()), None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
@@ -135,7 +134,7 @@ class Membership(Generic[S]):
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
-            self._engine.delivery.finish_granted(now_ms())
+            self._engine.delivery.finish_granted(self._driver.now_ms())
             self._engine.closing = True
 
     def free(self) -> None:

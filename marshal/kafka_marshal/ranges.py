@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from time import monotonic
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from kafka_marshal.clock import now_ms
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
@@ -57,7 +55,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         self._options = options
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
-        self._aside = ThreadPoolExecutor(1, "kafka-marshal-ahead")
+        self._aside = driver.runtime.executor(1, "kafka-marshal-ahead")
         self._ahead: Future[Marks] | None = None
         self._ends: dict[Key, int] = {}
         settings = options.settings(callbacks, ranges=True)
@@ -87,7 +85,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         """
         if max_records < 1:
             raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else self._driver.monotonic() + timeout
         while True:
             keys = self._open_keys(ends)
             if keys is None:
@@ -95,7 +93,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
             found = self._take_known(max_records, ends, keys) or self._take_fresh(max_records, ends, keys)
             if found:
                 return [run.offsets() for run in found]
-            left = None if deadline is None else deadline - monotonic()
+            left = None if deadline is None else deadline - self._driver.monotonic()
             if left is not None and left <= 0:
                 return []
             self._pause(keys, ends, POLL_S if left is None else min(POLL_S, left))
@@ -105,7 +103,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         with self._driver.locked(step=False):
             if self._is_over():
                 return None
-            keys = self._delivery.open(now_ms())
+            keys = self._delivery.open(self._driver.now_ms())
         return [key for key in keys if ends is None or key in ends]
 
     def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
@@ -115,7 +113,9 @@ class RangeConsumer(Membership["RangeConsumer"]):
         def changed() -> bool:
             if self._closed or self._engine.errors:
                 return True
-            return any(key not in known and (ends is None or key in ends) for key in self._delivery.open(now_ms()))
+            return any(
+                key not in known and (ends is None or key in ends) for key in self._delivery.open(self._driver.now_ms())
+            )
 
         with self._driver.condition:
             self._driver.wait_for(changed, timeout_s)
@@ -135,7 +135,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
             return []
         marks = self._look_up(keys)
         with self._driver.locked():
-            self._delivery.beyond_end({key: end for key, (_, end) in marks.items()}, now_ms())
+            self._delivery.beyond_end({key: end for key, (_, end) in marks.items()}, self._driver.now_ms())
         return self._take(_bounded(marks, ends), max_records, only_full=False)
 
     def _look_up(self, keys: Collection[Key]) -> Marks:
@@ -150,7 +150,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         with self._driver.locked(step=False):
             if self._is_over():
                 return []
-            now = now_ms()
+            now = self._driver.now_ms()
             if only_full and self._delivery.available(marks, now) < max_records:
                 return []
             runs = self._delivery.take(marks, max_records, now)
@@ -166,14 +166,14 @@ class RangeConsumer(Membership["RangeConsumer"]):
             with self._driver.locked():
                 while waiting:
                     run = waiting.pop()
-                    if self._delivery.collect_range(run, now_ms()):
+                    if self._delivery.collect_range(run, self._driver.now_ms()):
                         granted.insert(0, run)
         except BaseException:  # Ctrl-C while waiting: what was granted will reach nobody
             with self._driver.locked():
                 for run in granted:
-                    self._delivery.never_handed_out(run, now_ms())
+                    self._delivery.never_handed_out(run, self._driver.now_ms())
                 for run in waiting:
-                    self._delivery.give_up(run.assignment, now_ms())
+                    self._delivery.give_up(run.assignment, self._driver.now_ms())
             raise
         return granted
 
@@ -195,7 +195,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         """
         ranges = list(ranges)
         with self._driver.locked() as engine:
-            now = now_ms()
+            now = self._driver.now_ms()
             if together and not all(map(self._delivery.find, ranges)):
                 return []
             counted = [given for given in ranges if self._delivery.done_range(given, now)]
@@ -213,13 +213,13 @@ class RangeConsumer(Membership["RangeConsumer"]):
         """
         with self._driver.locked():
             for given in ranges:
-                self._delivery.give_back_range(given, now_ms())
+                self._delivery.give_back_range(given, self._driver.now_ms())
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
         with self._driver.locked(step=False):
             run = self._delivery.find(given)
-            return run is not None and now_ms() < run.assignment.lease.proven_until
+            return run is not None and self._driver.now_ms() < run.assignment.lease.proven_until
 
     # Looking.
 
@@ -272,7 +272,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         known = set(self._open_keys(ends) or ())
 
         def settled() -> bool:
-            opened = any(key in ends and key not in known for key in self._delivery.open(now_ms()))
+            opened = any(key in ends and key not in known for key in self._delivery.open(self._driver.now_ms()))
             return opened or self._closed or bool(self._engine.errors) or self.is_done(ends)
 
         with self._driver.condition:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from operator import itemgetter
-from time import monotonic
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch, TailFault, TopicInfo
 from kafka_marshal.coordination import check_topic, snapshots_topic
@@ -90,7 +88,7 @@ class Replica:
         #: Why the log of snapshots could not be read, though there may be one.
         self._unreadable: AuthorizationError | None = None
         # The two do not wait for each other: a start is short.
-        with ThreadPoolExecutor(1, "kafka-marshal-start") as aside:
+        with cluster.runtime.executor(1, "kafka-marshal-start") as aside:
             reading = aside.submit(self._read_snapshots)
             config, problems = check_topic(cluster, topic, timeout_s)
             #: The log of snapshots; None where it can't be used.
@@ -361,13 +359,13 @@ class Replica:
         progress is called with (records applied, records there were), applied for each record. Raises
         KafkaUnavailableError when nothing came for timeout_s.
         """
-        deadline = monotonic() + timeout_s
+        deadline = self._cluster.runtime.monotonic() + timeout_s
         while not self.caught_up:
             batch = self.read(0.2)
             self.apply(batch, applied, history=True)
             if batch.records or batch.ends:
-                deadline = monotonic() + timeout_s
-            elif monotonic() > deadline:
+                deadline = self._cluster.runtime.monotonic() + timeout_s
+            elif self._cluster.runtime.monotonic() > deadline:
                 raise KafkaUnavailableError(
                     f"{self.topic!r}: nothing read for {timeout_s:g} s, and partition(s) {sorted(self.behind)} are not "
                     "read to their end. Is the broker that leads them reachable?"

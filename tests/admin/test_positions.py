@@ -191,7 +191,7 @@ def test_any_progress_can_be_put_back_in_full(steps: list[tuple[str, Any]], else
             script(ReleasingPartition(*_Lease.ids, "t", 0, epoch, elsewhere))
         else:
             lease.beat(before.first_beat, 0.0)
-            _add(lease, before)  # type: ignore[arg-type]
+            _add(lease, before, 0.0)  # type: ignore[arg-type]
             assert set(lease.codes) <= {"OK", "REPOSITIONED"}
             script(ReleasingPartition(*_Lease.ids, "t", 0, epoch, None))
     assert _Done.of(world.lease("g", "t", 0)) == before

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kafka_marshal.runtime import Runtime
+
 __all__ = [
     "Ack",
     "Appender",
@@ -186,6 +188,9 @@ class TopicConfig:
 
 class Cluster(Protocol):
     """One Kafka cluster (or its in-memory double): look-ups, and a factory for the readers and writers."""
+
+    #: The clock and the threads of those who use it: calls that block, block these.
+    runtime: Runtime
 
     def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
         """All topics by name (*blocking*). Topic ids may be "" here."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kafka_marshal.admin.session import Asked, Session
-from kafka_marshal.clock import now_ms
 from kafka_marshal.errors import AdminError, GroupPausedError, MarshalError
 from rationalizer import Pause as PauseInForce
 from rationalizer import Record, ReleaseGroup
@@ -42,7 +41,7 @@ class Hold:
     @property
     def seconds_left(self) -> float:
         """How long the pause lasts if nobody extends it, by our own clock."""
-        return max(0.0, min((term.until for term in self._terms.values()), default=0.0) - now_ms()) / 1000
+        return max(0.0, min((term.until for term in self._terms.values()), default=0.0) - self._session.now_ms()) / 1000
 
     @property
     def _extend_at(self) -> float:
@@ -61,7 +60,7 @@ class Hold:
 
     def extend_if_short(self) -> None:
         """Have at least half of the pause's length left. Raises AdminError where it had run out before."""
-        if now_ms() >= self._extend_at:
+        if self._session.now_ms() >= self._extend_at:
             self._pause(self._session.cps)
 
     def _pause(self, cps: Sequence[int]) -> None:
@@ -114,7 +113,7 @@ class Hold:
 
     def check(self) -> None:
         """Raise AdminError unless the pause is in force in every CP, by the log and by our own clock."""
-        now = now_ms()
+        now = self._session.now_ms()
         with self._session.locked():
             over = [
                 cp
@@ -134,20 +133,20 @@ class Hold:
         Meanwhile the pause is extended where time runs short, and log time is moved in the CPs that ticks() names with
         our own clock's time (ms) for it, so that silent leases go stale (T3).
         """
-        deadline = now_ms() + timeout_s * 1000
+        deadline = self._session.now_ms() + timeout_s * 1000
         while True:
             with self._session.locked():
                 due = ticks()
             tick_at = max(min(due.values(), default=float("inf")), self._last_ticks + TICK_AGAIN_MS)
             if self._session.wait_for(met, min(deadline, self._extend_at, tick_at)):
                 return True
-            now = now_ms()
+            now = self._session.now_ms()
             if now >= deadline:
                 return False
             self.extend_if_short()
             if now >= tick_at:
                 self._session.tick(sorted(cp for cp, at in due.items() if at <= now))
-                self._last_ticks = now_ms()
+                self._last_ticks = self._session.now_ms()
 
     def end(self) -> str:
         """End the pause wherever it may be; what went wrong, for people, "" for nothing."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.hold import Hold
 from kafka_marshal.admin.session import Session, key_of
-from kafka_marshal.clock import now_ms
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
 from rationalizer import (
@@ -113,7 +112,7 @@ class Members:
 
     def tick_times(self, leases: Iterable[Lease]) -> dict[int, float]:
         """CP → when, by our own clock (ms), a Tick will show one of these leases as stale (T3)."""
-        now = now_ms()
+        now = self._session.now_ms()
         due: dict[int, float] = {}
         for lease in leases:
             if self._freshness(lease) != "stale":

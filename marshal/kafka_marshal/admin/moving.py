@@ -19,7 +19,6 @@ from typing import Protocol
 from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.positions import Move, moves_to
 from kafka_marshal.admin.session import Session
-from kafka_marshal.clock import now_ms
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.errors import AdminError, MarshalError
 from rationalizer import Lease, codes
@@ -125,8 +124,8 @@ class _Mover:
         try:
             with self._session.locked():
                 for lease in self._leases.values():
-                    lease.release_bare(now_ms())
-            return self._session.wait_for(over, now_ms() + SETTLE_TIMEOUT_S * 1000)
+                    lease.release_bare(self._session.now_ms())
+            return self._session.wait_for(over, self._session.now_ms() + SETTLE_TIMEOUT_S * 1000)
         except MarshalError:
             return False  # the log can't be asked any more: what is held goes stale by itself
 
@@ -136,7 +135,7 @@ class _Mover:
         """Release every lease with its new position, and see each of them applied under the pause."""
         try:
             with self._session.locked():
-                now = now_ms()
+                now = self._session.now_ms()
                 lost = [key for key, lease in self._leases.items() if now >= lease.lease.hand_out_until]
                 if not lost:
                     for move in self.moves:
@@ -202,13 +201,15 @@ class _Mover:
             self._claim(move.key for move in moved)
             with self._session.locked():
                 held = {m.key: self._leases[m.key] for m in moved if self._leases[m.key].is_proven}
-                answers = [lease.beat(self._before[key].first_beat, now_ms()) for key, lease in held.items()]
+                answers = [
+                    lease.beat(self._before[key].first_beat, self._session.now_ms()) for key, lease in held.items()
+                ]
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
             with self._session.locked():
                 for key, lease in held.items():
                     # Only upon a beat that replaced everything: else the new position would get the old islands.
                     if _Done.of(self._session.lease(key)) == _Done(self._before[key].first_beat, NOTHING_DONE, ()):
-                        _add(lease, self._before[key])
+                        _add(lease, self._before[key], self._session.now_ms())
             self._release_all()
             self._pause.check()
         except MarshalError as error:
@@ -217,10 +218,10 @@ class _Mover:
         return "the log did not show their old progress in time"
 
 
-def _add(lease: ManualLease, done: _Done) -> None:
+def _add(lease: ManualLease, done: _Done, now: float) -> None:
     """Write what the first beat, which replaced everything, could not: grant, islands."""
     if done.granted != NOTHING_DONE:
-        lease.grant(done.granted, now_ms())
+        lease.grant(done.granted, now)
         if done.stable > done.granted:
             lease.commit_ranges(((done.granted + 1, done.stable),))
     for start in range(0, len(done.ranges), MAX_COMMIT_RANGES):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
-from kafka_marshal.clock import now_ms
-from kafka_marshal.config import new_instance_id
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.settings import EngineSettings
@@ -63,8 +60,9 @@ class Session:
         """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.marshal.Marshal` does."""
         self.group_id = group_id
         self.client_id = client_id
-        self.instance_id = new_instance_id()
+        self.instance_id = cluster.runtime.new_instance_id()
         self.cluster = cluster
+        self.now_ms = cluster.runtime.now_ms
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
         self._waiting: list[Asked] = []
@@ -126,7 +124,7 @@ class Session:
     def wait_for(self, met: Callable[[], object], until: float) -> bool:
         """Wait until met() is true, asked under the lock after every change, or our own clock shows until (ms)."""
         with self.driver.condition:
-            done = bool(self.driver.wait_for(lambda: bool(met()), max(0.0, until - now_ms()) / 1000))
+            done = bool(self.driver.wait_for(lambda: bool(met()), max(0.0, until - self.now_ms()) / 1000))
             self.driver.check()
         return done
 
@@ -139,17 +137,17 @@ class Session:
         """
         asked = [Asked(cp, record) for cp, record in records]
         self._refuse_stopped({one.cp for one in asked})
-        deadline = monotonic() + ANSWER_TIMEOUT_S
+        deadline = self.driver.monotonic() + ANSWER_TIMEOUT_S
         with self.driver.condition:
             self._waiting.extend(asked)
         try:
-            while (left := [x for x in asked if x.outcome is None]) and monotonic() < deadline:
+            while (left := [x for x in asked if x.outcome is None]) and self.driver.monotonic() < deadline:
                 with self.locked() as engine:
                     for one in left:
-                        one.sent_at = one.sent_at or now_ms()
+                        one.sent_at = one.sent_at or self.now_ms()
                         engine.outbox.append(one.cp, one.record)
-                    again_at = now_ms() + engine.settings.heartbeat_interval_ms
-                until = min(again_at, now_ms() + max(0.0, deadline - monotonic()) * 1000)
+                    again_at = self.now_ms() + engine.settings.heartbeat_interval_ms
+                until = min(again_at, self.now_ms() + max(0.0, deadline - self.driver.monotonic()) * 1000)
                 self.wait_for(lambda: all(x.outcome is not None for x in asked), until)
         finally:
             with self.driver.condition:

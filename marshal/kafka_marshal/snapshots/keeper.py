@@ -9,7 +9,6 @@ writes, and everybody compares.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class SnapshotKeeper:
         self._reader = reader
         self._topic = topic
         self._chance = chance
-        self._lock = threading.Lock()
+        self._lock = cluster.runtime.lock()
         #: The latest state of each CP that was due, until it is written by somebody.
         self._pending: dict[int, list[_Pending]] = {}
         self._ours = {cp: _Digests() for cp in reader.shelves}

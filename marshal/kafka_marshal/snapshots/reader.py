@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from time import monotonic
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, TailBatch
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
@@ -214,7 +213,7 @@ def read_range(
         return
     tail = cluster.tail(topic, {cp: ranges[cp][0] for cp in waiting})
     try:
-        until = monotonic() + timeout_s
+        until = cluster.runtime.monotonic() + timeout_s
         while waiting:
             batch = tail.read(_SLICE_S)
             _judge(topic, batch)
@@ -231,8 +230,8 @@ def read_range(
                 if end >= waiting.get(cp, end + 1):
                     del waiting[cp]
             if batch.records or batch.ends:
-                until = monotonic() + timeout_s
-            elif monotonic() > until:
+                until = cluster.runtime.monotonic() + timeout_s
+            elif cluster.runtime.monotonic() > until:
                 raise KafkaUnavailableError(
                     f"{topic!r}: nothing read for {timeout_s:g} s, and partition(s) {sorted(waiting)} are not read to "
                     "their end. Is the broker that leads them reachable?"

@@ -31,6 +31,7 @@ from kafka_marshal.adapters.kafka.errors import (
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.errors import ClosedError, ConfigurationError, CoordinationTopicError
+from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["KafkaCluster"]
 
@@ -92,6 +93,7 @@ class KafkaCluster:
             raise ConfigurationError(
                 f"bootstrap_servers must be text like 'localhost:9092', not {bootstrap_servers!r}. Nothing was sent."
             )
+        self.runtime: Runtime = THREADS
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)

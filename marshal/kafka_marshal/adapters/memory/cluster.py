@@ -10,6 +10,7 @@ from kafka_marshal.adapters.memory.appender import MemoryAppender
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
+from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["MemoryCluster"]
 
@@ -31,6 +32,7 @@ class MemoryCluster:
             raise ValueError("the clock is the broker's: give a clock or a broker, not both")
         self.broker = broker if broker is not None else MemoryBroker(clock)
         self.client = client
+        self.runtime: Runtime = THREADS
         self._closed = False
 
     def connect(self, client: str) -> MemoryCluster:

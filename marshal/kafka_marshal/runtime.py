@@ -1,0 +1,133 @@
+"""What a client lives in: its clock, its threads, its chance. A cluster brings it along (``Cluster.runtime``).
+
+A call that blocks on a cluster blocks the thread that called, until the cluster's time moves on: so the two belong
+together. :data:`THREADS` is the real one, of the Kafka adapter. The simulator (:mod:`kafka_marshal.testing.simulation`)
+has one whose time is virtual and whose threads run one at a time, in an order that a seed decides; the shell does not
+see a difference.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from kafka_marshal.clock import CLOCK_ID
+
+__all__ = ["THREADS", "Condition", "Executor", "Lock", "Runtime", "Thread", "Threads"]
+
+T = TypeVar("T")
+
+
+class Lock(Protocol):
+    """The part of threading.Lock that the shell uses."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> object: ...
+
+
+class Condition(Lock, Protocol):
+    """The part of threading.Condition (with a lock that its owner may take again) that the shell uses."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T: ...
+    def notify_all(self) -> None: ...
+
+
+class Thread(Protocol):
+    """A thread that was started."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+class Executor(Protocol):
+    """The part of ThreadPoolExecutor that the shell uses."""
+
+    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]: ...
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+    def __enter__(self) -> Executor: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> object: ...
+
+
+class Runtime(Protocol):
+    """Time, threads and chance."""
+
+    #: For loops that look at the clock before every message: seconds of the clock with this id (T4).
+    clock_gettime: Callable[[int], float]
+    clock_id: int
+
+    def now_ms(self) -> float:
+        """Our own clock (T4): milliseconds since some fixed point in the past; it counts suspend."""
+
+    def monotonic(self) -> float:
+        """For timeouts: seconds since some fixed point in the past."""
+
+    def random(self) -> Random:
+        """A source of chance of one's own."""
+
+    def new_instance_id(self) -> str:
+        """Names one run of one Marshal, for ever."""
+
+    def condition(self) -> Condition:
+        """A condition whose lock may be taken again by its owner."""
+
+    def lock(self) -> Lock: ...
+
+    def start(self, target: Callable[[], object], name: str) -> Thread:
+        """Run target in a thread of its own, one that does not keep the process alive."""
+
+    def is_current(self, thread: Thread) -> bool:
+        """Whether the caller runs in this thread."""
+
+    def executor(self, threads: int, name: str) -> Executor:
+        """Runs functions in up to so many threads."""
+
+
+class Threads:
+    """The machine's own clock and threads."""
+
+    def __init__(self) -> None:
+        self.clock_gettime: Callable[[int], float] = time.clock_gettime
+        self.clock_id = CLOCK_ID
+
+    def now_ms(self) -> float:
+        return time.clock_gettime(CLOCK_ID) * 1000.0
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def random(self) -> Random:
+        return Random()
+
+    def new_instance_id(self) -> str:
+        return uuid.uuid4().hex
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition(threading.RLock())
+
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def start(self, target: Callable[[], object], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def is_current(self, thread: Thread) -> bool:
+        return thread is threading.current_thread()
+
+    def executor(self, threads: int, name: str) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(threads, name)
+
+
+#: Of everything that does not say otherwise.
+THREADS = Threads()
