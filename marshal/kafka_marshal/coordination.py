@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafka_marshal.adapters.interface import Ack, Cluster, TopicConfig
-from kafka_marshal.errors import CoordinationTopicError, TopicMissingError, TopicUnsafeError
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from rationalizer import Tick, encode
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
 __all__ = [
+    "ADDRESSES_S",
     "DEFAULT_PARTITIONS",
     "DEFAULT_TOPIC",
     "Problem",
     "append_markers",
+    "check_one_cluster",
     "check_topic",
     "create_snapshots_topic",
     "create_topic",
@@ -120,6 +122,24 @@ def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem
         why = "it is not used: snapshots of a partition are kept in the partition of the same number"
         problems.append(Problem("partitions", str(config.info.partitions), str(partitions), why, fatal=False))
     return problems
+
+
+#: How long a start waits for bootstrap addresses that have neither answered nor refused; members look again later.
+ADDRESSES_S = 0.25
+
+
+def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
+    """Raise ConfigurationError where the bootstrap addresses that answered belong to more than one cluster.
+
+    The first call begins to ask; wait_s: how long for addresses that are neither up nor known to be down.
+    """
+    found = cluster.cluster_ids(wait_s)
+    if len(set(found.values())) > 1:
+        which = ", ".join(f"{address} is of {cluster_id}" for address, cluster_id in sorted(found.items()))
+        raise ConfigurationError(
+            f"bootstrap_servers names brokers of different clusters: {which}. Each has a coordination log of its own, "
+            "so every partition could get two owners; nothing more is claimed. Name brokers of one cluster only"
+        )
 
 
 def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:

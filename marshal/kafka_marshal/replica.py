@@ -13,7 +13,7 @@ from enum import Enum
 from operator import itemgetter
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch, TailFault, TopicInfo
-from kafka_marshal.coordination import check_topic, snapshots_topic
+from kafka_marshal.coordination import ADDRESSES_S, check_one_cluster, check_topic, snapshots_topic
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
@@ -77,7 +77,7 @@ class Replica:
 
         due is called where a snapshot is due (S2); while the replica catches up, at the last few places only.
         Raises TopicMissingError, TopicUnsafeError, LogCutError (no snapshot reaches the log's start),
-        AuthorizationError, KafkaUnavailableError.
+        AuthorizationError, KafkaUnavailableError, ConfigurationError (bootstrap addresses of two clusters).
         """
         self.topic = topic
         self.snapshots_topic = snapshots_topic(topic)
@@ -87,7 +87,8 @@ class Replica:
         self._due = due
         #: Why the log of snapshots could not be read, though there may be one.
         self._unreadable: AuthorizationError | None = None
-        # The two do not wait for each other: a start is short.
+        # Nobody here waits for the other: a start is short.
+        check_one_cluster(cluster)
         with cluster.runtime.executor(1, "kafka-marshal-start") as aside:
             reading = aside.submit(self._read_snapshots)
             config, problems = check_topic(cluster, topic, timeout_s)
@@ -117,6 +118,7 @@ class Replica:
         self._refuted: set[int] = set()
         #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
         self._stops = {cp: self._next_stop(cp) for cp in cps}
+        check_one_cluster(cluster, ADDRESSES_S)
         self._tail: Tail = cluster.tail(topic, {cp: world.next_offset for cp, world in self.worlds.items()})
 
     # Starting (S3).
@@ -336,7 +338,11 @@ class Replica:
                 logger.warning("%s: %s", where, fault.message)
 
     def check(self, info: TopicInfo | None) -> None:
-        """Compare the topic as it is now with the one we read (L2); raises TopicChangedError."""
+        """Compare the topic as it is now with the one we read (L2); raises TopicChangedError.
+
+        ConfigurationError where a bootstrap address has turned up that is another cluster's.
+        """
+        check_one_cluster(self._cluster)
         if info is None:
             raise TopicChangedError(f"{self.topic!r} is gone. {_REMEDY}")
         if info.partitions != self.info.partitions:

@@ -192,6 +192,12 @@ class Cluster(Protocol):
     #: The clock and the threads of those who use it: calls that block, block these.
     runtime: Runtime
 
+    def cluster_ids(self, wait_s: float) -> Mapping[str, str]:
+        """The cluster of each bootstrap address, of those that answered within wait_s (*blocking*).
+
+        The first call begins to ask. Empty where there is one address only, and so nothing to compare.
+        """
+
     def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
         """All topics by name (*blocking*). Topic ids may be "" here."""
 

@@ -14,10 +14,12 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say
 from kafka_marshal.cli.reading import Log, connected, marker_count
 from kafka_marshal.coordination import (
+    ADDRESSES_S,
     DEFAULT_PARTITIONS,
     Problem,
     append_markers,
     create_snapshots_topic,
+    check_one_cluster,
     create_topic,
     find_problems,
     find_snapshot_problems,
@@ -92,7 +94,9 @@ def init(options: Options, partitions: int | None, check: bool) -> int:
 def _look_after(cluster: Cluster, options: Options, partitions: int | None, check: bool) -> Report:
     topic = options.topic
     report = Report(topic)
+    check_one_cluster(cluster)
     config = cluster.topic_config(topic, options.timeout)
+    check_one_cluster(cluster, ADDRESSES_S)
     if config is None:
         report.existed = False
         if check:

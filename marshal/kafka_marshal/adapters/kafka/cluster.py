@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.adapters.kafka.addresses import AddressCheck
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
@@ -103,6 +104,7 @@ class KafkaCluster:
         self._logger = logger
         self._forward = self._config.pop("error_cb", None)
         self._troubles = self._new_troubles(self._forward)
+        self._addresses: AddressCheck | None = None
         admin = {**self._properties(Role.ADMIN), "logger": self._troubles, "error_cb": self._troubles}
         try:
             self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))
@@ -124,6 +126,14 @@ class KafkaCluster:
         return admin
 
     # Look-ups.
+
+    def cluster_ids(self, wait_s: float) -> dict[str, str]:
+        addresses = list(dict.fromkeys(part.strip() for part in self._bootstrap.split(",") if part.strip()))
+        if len(addresses) < 2:
+            return {}
+        if self._addresses is None:
+            self._addresses = AddressCheck(addresses, self._properties(Role.ADMIN))
+        return self._addresses.ids(wait_s)
 
     def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicInfo]:

@@ -59,6 +59,9 @@ class MemoryCluster:
         if self._closed:
             raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
 
+    def cluster_ids(self, wait_s: float) -> dict[str, str]:
+        return {}
+
     def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
         with self._asking("listing the topics", timeout_s) as broker:
             return {name: topic.info for name, topic in sorted(broker.existing.items())}
