@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kafka_marshal.adapters.interface import FaultKind, Message
+from kafka_marshal.adapters.kafka import reading
 from kafka_marshal.errors import ClosedError
 from tests.contract.sides import TIMEOUT_S, DataLog, Side, eventually, recreate
 
@@ -337,3 +338,27 @@ def test_after_close(side: Side, log: DataLog) -> None:
     ):
         with pytest.raises(ClosedError):
             call()
+
+
+def test_a_reader_on_standby_is_woken_by_whoever_steers(
+    side: Side, log: DataLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing assigned it does not look up by itself (here: for an hour); an assign or a close ends its wait."""
+    monkeypatch.setattr(reading, "STANDBY_S", 3600.0)
+    topic, ended = side.topic(1), threading.Event()
+
+    def read() -> None:
+        try:
+            while True:
+                log.read(timeout_s=3600.0)
+        except ClosedError:
+            ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    side.produce(topic, 0, numbers(3))  # takes its time: the reader waits by now
+    log.reader.assign({(topic, 0): 0})
+    eventually(lambda: log.offsets(topic, 0) == [0, 1, 2], "woken by the assignment")
+    log.reader.unassign([(topic, 0)])
+    side.produce(topic, 0, numbers(3))
+    log.reader.close()
+    assert ended.wait(TIMEOUT_S)

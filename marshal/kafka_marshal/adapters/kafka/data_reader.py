@@ -46,6 +46,7 @@ class KafkaDataReader:
         self._strange: set[str] = set()
         self._met: dict[str, float] = {}
         self._reading.before_wait = self._meet_topics
+        self._reading.is_assigned = lambda: bool(self._assigned)
         self._next_look = 0.0
         #: Messages came since the last look. (A look is owed to the last of them too, when no more come.)
         self._look_owed = False
