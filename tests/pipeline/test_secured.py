@@ -1,0 +1,143 @@
+"""TLS, SASL and ACLs, from one librdkafka configuration: the marshal, Spark's connector, and executors on their own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.coordination import create_topic
+from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
+from kafka_marshal.pipeline.source import register
+from kafka_marshal.testing import LocalBroker
+from kafka_marshal.testing.java import find_java
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required "
+MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+READER = (AclOperation.READ, AclOperation.DESCRIBE)
+MESSAGES = 30
+EVERYTHING = [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A broker that speaks TLS, asks for a password, and lets ann read the topic t and be a member, no more."""
+
+    bootstrap: str
+    ca: Path
+
+    def login(self, user: str) -> dict[str, str | int | float]:
+        return login(self.ca, user)
+
+
+def login(ca: Path, user: str) -> dict[str, str | int | float]:
+    return {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(ca),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": f"{user}'s",
+    }
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    """A key store for a broker on this machine, and its certificate as PEM; made with Java's own tool."""
+    keytool = find_java().path.with_name("keytool")
+    store, ca = folder / "broker.p12", folder / "ca.pem"
+    common = [str(keytool), "-keystore", str(store), "-storepass", "changeit", "-alias", "broker"]
+    make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-dname", "CN=localhost", "-validity", "2"]
+    subprocess.run([*common, *make, "-ext", "SAN=IP:127.0.0.1,DNS:localhost"], check=True, capture_output=True)
+    subprocess.run([*common, "-exportcert", "-rfc", "-file", str(ca)], check=True, capture_output=True)
+    return store, ca
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    store, ca = certified(tmp_path_factory.mktemp("tls"))
+    properties = {
+        "listener.security.protocol.map": "CLIENT:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": f"""{JAAS} user_root="root's" user_ann="ann's";""",
+        "listener.name.client.ssl.keystore.type": "PKCS12",
+        "listener.name.client.ssl.keystore.location": str(store),
+        "listener.name.client.ssl.keystore.password": "changeit",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:root;User:ANONYMOUS",
+    }
+    with LocalBroker(properties=properties, client_config=login(ca, "root")) as broker:
+        cluster = KafkaCluster(broker.bootstrap_servers, login(ca, "root"))
+        create_topic(cluster, "__marshal", 2, 30)
+        cluster.create_topic("t", 2, 1, {}, 30)
+        cluster.close()
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **login(ca, "root")})
+        allow = [
+            AclBinding(
+                ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, "User:ann", "*", each, AclPermissionType.ALLOW
+            )
+            for topic, operations in (("__marshal", MEMBER), ("t", READER))
+            for each in operations
+        ]
+        for answer in admin.create_acls(allow).values():
+            answer.result(30)
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, **login(ca, "root")})
+        for partition, offset in EVERYTHING:
+            producer.produce("t", b"%d" % offset, partition=partition)
+        assert producer.flush(30) == 0
+        yield Secured(broker.bootstrap_servers, ca)
+
+
+def test_claimed_batches_read_what_the_marshal_may(spark: SparkSession, secured: Secured) -> None:
+    rows: list[tuple[int, int]] = []
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+
+    config = secured.login("ann")
+    with (
+        Marshal(secured.bootstrap, group_id="claimed", config=config) as marshal,
+        ClaimedBatches(spark, marshal, ["t"]) as batches,
+    ):
+        while len(rows) < len(EVERYTHING):
+            batches.foreach_batch(fn, available_now=True)
+        assert [lease.stable for lease in marshal.world.leases()] == [MESSAGES - 1] * 2
+    assert sorted(rows) == EVERYTHING
+
+
+def test_the_stream_source_logs_in_from_its_own_process(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
+    register(spark)
+    rows: list[tuple[int, int]] = []
+
+    def see(df: DataFrame, number: int) -> None:
+        rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+
+    options = {f"kafka.{name}": str(value) for name, value in secured.login("ann").items()}
+    frame = (
+        spark.readStream.format("kafka_marshal")
+        .options(bootstrap_servers=secured.bootstrap, group_id="streamed", topics="t", **options)
+        .load()
+    )
+    query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(see).start()
+    try:
+        while len(rows) < len(EVERYTHING):
+            assert query.isActive, query.exception()
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sorted(rows) == EVERYTHING
