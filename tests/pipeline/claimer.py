@@ -1,11 +1,18 @@
-"""A Spark driver as a user writes one: python claimer.py '{"bootstrap": …}'. It copies places into a fenced SQLite."""
+"""A Spark driver as a user writes one: python claimer.py '{"bootstrap": …}'. It copies places into SQLite.
+
+At least once into a fenced sink; at most once plainly, so that a repetition would show.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -25,8 +32,26 @@ sink = SqliteSink(arguments["database"])
 killed = threading.Event()  # never: whoever kills does not ask
 
 
+def slowly(batches: Iterator[Any]) -> Iterator[Any]:
+    """In an executor, which shall be lost in the middle of it."""
+    time.sleep(arguments.get("task_s", 0.0))
+    yield from batches
+
+
+def places_of(df: DataFrame) -> list[tuple[str, int, int]]:
+    schema = "topic string, partition int, offset long"
+    found = df.select("topic", "partition", "offset").mapInArrow(slowly, schema).collect()
+    return [(row.topic, row.partition, row.offset) for row in found]
+
+
+def put_down(df: DataFrame, batch: ClaimedBatch) -> None:
+    rows = [(p, o, arguments["client_id"]) for _, p, o in places_of(df)]
+    with sqlite3.connect(arguments["database"], timeout=30) as connection:
+        connection.executemany("INSERT INTO places VALUES (?, ?, ?)", rows)
+
+
 def copy(df: DataFrame, batch: ClaimedBatch) -> None:
-    rows = [(row.topic, row.partition, row.offset) for row in df.select("topic", "partition", "offset").collect()]
+    rows = places_of(df)
     killed.wait(arguments.get("pause_s", 0.0))  # a round shall last long enough to be hit
     with sink.transaction(batch.group_id, batch.leases) as tx:
         tx.executemany(
@@ -43,7 +68,9 @@ with Marshal(
     heartbeat_interval_ms=arguments["hi"],
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+    delivery = arguments.get("delivery", "at-least-once")
     with ClaimedBatches(
-        spark, marshal, [arguments["topic"]], max_records_per_batch=arguments["max_records"]
+        spark, marshal, [arguments["topic"]], max_records_per_batch=arguments["max_records"], delivery=delivery
     ) as batches:
-        batches.foreach_batch(copy, available_now=arguments.get("available_now", False))
+        fn = copy if delivery == "at-least-once" else put_down
+        batches.foreach_batch(fn, available_now=arguments.get("available_now", False))
