@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -32,7 +32,7 @@ sink = SqliteSink(arguments["database"])
 killed = threading.Event()  # never: whoever kills does not ask
 
 
-def slowly(batches: Iterator[Any]) -> Iterator[Any]:
+def slowly(batches: Iterable[Any]) -> Iterable[Any]:
     """In an executor, which shall be lost in the middle of it."""
     time.sleep(arguments.get("task_s", 0.0))
     yield from batches
