@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,38 @@ def is_spark(pid: int) -> bool:
         return b"org.apache.spark.deploy.SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def watchdogs_of(workers: Sequence[int]) -> list[int]:
+    """Process ids of the watchdogs of these processes: nobody's children, found as docs/watchdog.md says."""
+    found = []
+    for pid in workers:
+        done = subprocess.run(
+            ["pgrep", "-f", rf"watchdog/process\.py.*--worker={pid}( |$)"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (0, 1), done.stderr
+        found += [int(line) for line in done.stdout.split() if alive(int(line))]
+    return found
+
+
+def watchdog_of(worker: int) -> int:
+    """Process id of a worker's watchdog, once it has connections and no kin: it can speak as soon as it is told of."""
+
+    def met() -> list[int]:
+        kin = set(descendants(worker))
+        return [pid for pid in watchdogs_of([worker]) if pid not in kin and _connections(pid) > 0]
+
+    return int(eventually(met, what="its watchdog")[0])
+
+
+def _connections(pid: int) -> int:
+    """To brokers: not to the worker, which is there from the beginning."""
+    found = {f"socket:[{line.split()[9]}]" for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]}
+    count = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            count += os.readlink(descriptor) in found
+    return count
 
 
 def topics_of(bootstrap: str) -> set[str]:

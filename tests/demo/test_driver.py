@@ -77,6 +77,7 @@ class Bench:
             database=str(self.database),
             heartbeat_interval_ms=1_000,
             batch_size=1_000,
+            watchdog=False,
             dead_letters=self.letters_topic,
             tables="",
         )

@@ -15,7 +15,19 @@ from confluent_kafka.admin import AdminClient
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.demo.ownership import history_of, read_dump
 from kafka_marshal.testing import LocalBroker
-from tests.demo.helpers import Run, alive, ask, demo_command, descendants, eventually, rows_done, state_of, topics_of
+from tests.demo.helpers import (
+    Run,
+    alive,
+    ask,
+    demo_command,
+    descendants,
+    eventually,
+    rows_done,
+    state_of,
+    topics_of,
+    watchdog_of,
+    watchdogs_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +50,15 @@ def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, k
     assert found["killed"] in ("worker-1", "worker-2", "worker-3")
     assert found["added"] == "worker-4"
     assert found["ended_by_themselves"] == []
+    assert found["watchdog"] is True
     taken = [each for each in found["takeovers"] if each["from"] == found["killed"]]
     assert taken, "the one that was killed held nothing?"
     for each in taken:
         assert each["to"] != each["from"]
-        assert 2 * HI < each["after_last_beat_ms"] < 2 * HI + 2_000
+        assert each["freed_by"] == "watchdog"
+        # Milliseconds where nothing else runs; two workers share two cores with all the tests.
+        assert 0 < each["after_kill_ms"] - each["vacant_ms"] < 2 * HI
+    assert "Its watchdog released its" in run.said
     assert state_of(run.folder) == "equal"
     # Everything that was promised lies there, and says the same when it is replayed by somebody else.
     assert Path(found["report"]).stat().st_size > 50_000
@@ -53,6 +69,18 @@ def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, k
     assert history.overlaps() == []
     assert history.holders() == {}
     assert sum(rows for _, _, rows in history.progress) == ROWS
+
+
+def test_without_watchdogs_the_killed_one_is_replaced_after_its_silence(demo: Demo, kafka_bootstrap: str) -> None:
+    run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1, watchdog=False)
+    found = run.result()
+    assert (found["equal"], found["watchdog"]) == (True, False)
+    taken = [each for each in found["takeovers"] if each["from"] == found["killed"]]
+    assert taken, "the one that was killed held nothing?"
+    for each in taken:
+        assert (each["freed_by"], each["vacant_ms"]) == ("silence", None)
+        assert 2 * HI < each["after_last_beat_ms"] < 2 * HI + 2_000
+    assert "It had no watchdog: its" in run.said and "fell free after 1 s of silence" in run.said
 
 
 def _groups(folder: Path) -> set[str]:
@@ -176,11 +204,17 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo, kafka_bootstrap: str) -> None:
     run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
     eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
-    os.kill(run.workers()[0], signal.SIGSEGV)
+    victim = run.workers()[0]
+    watchdog_of(victim)
+    os.kill(victim, signal.SIGSEGV)
     found = run.result()
     assert found["equal"] is True
     [crashed] = found["ended_by_themselves"]
     assert f"{crashed} ended by itself, which was not planned (status -11)" in run.said
+    taken = [each for each in found["takeovers"] if each["from"] == crashed]
+    assert taken and {each["freed_by"] for each in taken} == {"watchdog"}
+    # What its watchdog wrote to its log afterwards is not its last word.
+    assert "died without a goodbye" not in run.said
 
 
 def test_when_all_workers_crash_it_says_what_is_done_and_that_nothing_is_lost(demo: Demo, kafka_bootstrap: str) -> None:
@@ -248,6 +282,7 @@ def test_an_interruption_anywhere_leaves_nothing_running(
     below = list(descendants(run.process.pid))
     run.process.send_signal(number)
     assert run.ends(40) == 130, run.said
+    assert watchdogs_of(below) == [], "the demo has ended, and watchdogs of its workers run on"
     eventually(lambda: not [pid for pid in below if alive(pid)], 10, "the end of all processes")
     assert state_of(run.folder) == "interrupted"
     assert "Traceback" not in run.said
@@ -260,10 +295,11 @@ def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
     below = list(descendants(run.process.pid))
     names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below]
     assert sum(b"demo.worker" in name for name in names) == 3
+    assert len(watchdogs_of(below)) == 3
     assert any(b"kafka.Kafka" in name for name in names)
     run.process.kill()
     begun = time.monotonic()
-    eventually(lambda: not [pid for pid in below if alive(pid)], 20, "the end of all processes")
+    eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 20, "the end of all processes")
     assert time.monotonic() - begun < 15
     # Whoever looks into the database later sees that this run never came to an end.
     assert state_of(run.folder) == "running"

@@ -19,30 +19,32 @@ from rationalizer.dump import DumpHeader, DumpRecord
 
 HI = 1_000
 HEADER = DumpHeader("__marshal", 2)
-#: A partition of "flights" whose lease lives in CP 0.
-P = next(partition for partition in range(50) if route_lease("flights", partition, 2) == 0)
+#: Partitions of "flights" whose leases live in CP 0; in CP 1 the first.
+P, P2 = [partition for partition in range(50) if route_lease("flights", partition, 2) == 0][:2]
+ELSEWHERE = next(partition for partition in range(50) if route_lease("flights", partition, 2) == 1)
 EPOCH_1 = 0
 
 
 class Log:
-    """A log of one CP, with the times at which the broker stamped it."""
+    """A log, with the times at which the broker stamped it; in CP 0, where no other partition is named."""
 
     def __init__(self) -> None:
         self.records: list[DumpRecord] = []
 
     def add(self, at_ms: int, record: Record) -> int:
         """Append; the offset."""
-        self.records.append(DumpRecord(0, len(self.records), at_ms, encode(record)))
+        cp = route_lease("flights", getattr(record, "partition", P), 2)
+        self.records.append(DumpRecord(cp, len(self.records), at_ms, encode(record)))
         return len(self.records) - 1
 
-    def claim(self, at_ms: int, who: str, group: str = "delays") -> int:
-        return self.add(at_ms, ClaimingPartition(f"i-{who}", who, group, "flights", P, HI))
+    def claim(self, at_ms: int, who: str, group: str = "delays", partition: int = P) -> int:
+        return self.add(at_ms, ClaimingPartition(f"i-{who}", who, group, "flights", partition, HI))
 
-    def beat(self, at_ms: int, who: str, epoch: int, last: int | None = None) -> int:
-        return self.add(at_ms, Heartbeat(f"i-{who}", who, "delays", "flights", P, epoch, last))
+    def beat(self, at_ms: int, who: str, epoch: int, last: int | None = None, partition: int = P) -> int:
+        return self.add(at_ms, Heartbeat(f"i-{who}", who, "delays", "flights", partition, epoch, last))
 
-    def release(self, at_ms: int, who: str, epoch: int, last: int | None = None) -> int:
-        return self.add(at_ms, ReleasingPartition(f"i-{who}", who, "delays", "flights", P, epoch, last))
+    def release(self, at_ms: int, who: str, epoch: int, last: int | None = None, partition: int = P) -> int:
+        return self.add(at_ms, ReleasingPartition(f"i-{who}", who, "delays", "flights", partition, epoch, last))
 
     def history(self) -> History:
         return history_of(HEADER, self.records, "delays", "flights")
@@ -83,6 +85,72 @@ def test_a_living_holder_hands_over() -> None:
     [takeover] = history.takeovers()
     assert (takeover.change, takeover.vacant_ms, takeover.since_last_beat_ms) == (Change.HANDED_OVER, 40, 540)
     assert history.progress == [(1_500, "a", 10)]
+
+
+def test_a_watchdog_releases_in_the_name_of_a_dead_holder() -> None:
+    log = Log()
+    first = log.claim(1_000, "a")
+    log.beat(1_300, "a", first, 9)
+    log.release(1_510, "a", first)
+    log.claim(1_514, "b")
+    [takeover] = log.history().takeovers({"a"})
+    assert (takeover.old, takeover.new, takeover.change) == ("a", "b", Change.WATCHDOG)
+    assert (takeover.at_ms, takeover.since_last_beat_ms, takeover.vacant_ms) == (1_514, 214, 4)
+    # The log alone does not tell: whoever lives may release so, too.
+    [takeover] = log.history().takeovers()
+    assert takeover.change is Change.HANDED_OVER
+    [takeover] = log.history().takeovers({"b"})
+    assert takeover.change is Change.HANDED_OVER
+
+
+def test_what_a_holder_released_before_it_died_was_handed_over() -> None:
+    """It said something after that, about another lease; in another CP, whose records may be read before or after."""
+    for cps in ((0, 1), (1, 0)):
+        log = Log()
+        first = log.claim(1_000, "a")
+        log.release(1_100, "a", first)
+        log.claim(1_110, "b")
+        second = log.claim(1_000, "a", partition=ELSEWHERE)
+        log.beat(1_900, "a", second, partition=ELSEWHERE)
+        log.release(2_000, "a", second, partition=ELSEWHERE)
+        log.claim(2_004, "b", partition=ELSEWHERE)
+        log.records.sort(key=lambda record: cps.index(record.partition))
+        changes = {each.partition: each.change for each in log.history().takeovers({"a"})}
+        assert changes == {P: Change.HANDED_OVER, ELSEWHERE: Change.WATCHDOG}
+
+
+def test_a_release_that_says_what_is_done_is_no_watchdogs() -> None:
+    log = Log()
+    first = log.claim(1_000, "a")
+    log.release(1_100, "a", first, 9)
+    log.claim(1_110, "b")
+    [takeover] = log.history().takeovers({"a"})
+    assert takeover.change is Change.HANDED_OVER
+
+
+def test_what_a_dead_holder_had_sent_may_arrive_after_its_watchdogs_releases() -> None:
+    """A moment later in another CP, where the lease is still its own; and in the same one, where it is refused."""
+    log = Log()
+    first = log.claim(1_000, "a")
+    second = log.claim(1_000, "a", partition=ELSEWHERE)
+    log.release(1_500, "a", first)
+    log.beat(1_501, "a", first)
+    log.beat(1_502, "a", second, partition=ELSEWHERE)
+    log.release(1_503, "a", second, partition=ELSEWHERE)
+    for partition in (P, ELSEWHERE):
+        log.claim(1_510, "b", partition=partition)
+    assert {each.change for each in log.history().takeovers({"a"})} == {Change.WATCHDOG}
+
+
+def test_a_lease_that_its_watchdog_could_not_release_falls_free_by_silence() -> None:
+    log = Log()
+    first = log.claim(1_000, "a")
+    log.claim(1_000, "a", partition=P2)
+    log.release(1_500, "a", first)
+    log.claim(1_510, "b")
+    log.claim(3_001, "b", partition=P2)
+    changes = {each.partition: each.change for each in log.history().takeovers({"a"})}
+    assert changes == {P: Change.WATCHDOG, P2: Change.SILENT}
 
 
 def test_a_released_partition_has_no_holder() -> None:

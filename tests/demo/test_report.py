@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from kafka_marshal.demo import DemoError
 from kafka_marshal.demo.check import Difference, Verdict
 from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.ownership import End, History, Tenure
+from kafka_marshal.demo.ownership import Change, End, History, Tenure
 from kafka_marshal.demo.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
 from kafka_marshal.demo.report import CarrierLine, write_report
 
@@ -20,12 +22,29 @@ EQUAL = Verdict(1_000, 12, 1_000, (), (), ())
 UNEQUAL = Verdict(1_000, 12, 1_003, (Difference(("UA", "EWR", 1), "flights", 7, 4),), ((3, 10, 19),), ((2, 0, 4),))
 
 
-def tenure(partition: int, who: str, since: int, until: int | None, end: End, last_beat: int | None = None) -> Tenure:
-    return Tenure(partition, who, f"i-{who}", since, since, last_beat or since, until, end)
+def tenure(
+    partition: int,
+    who: str,
+    since: int,
+    until: int | None,
+    end: End,
+    last_beat: int | None = None,
+    wordless: bool = False,
+) -> Tenure:
+    return Tenure(partition, who, f"i-{who}", since, since, last_beat or since, until, end, wordless)
+
+
+def watched(verdict: Verdict = EQUAL) -> Findings:
+    """The same with watchdogs: what worker-2 held is released in its name 14 ms after the kill."""
+    found = findings(verdict)
+    history = found.history
+    history.tenures[1][0] = tenure(1, "worker-2", 100, 5_014, End.RELEASED, 4_950, wordless=True)
+    history.tenures[1][1] = tenure(1, "worker-1", 5_021, 9_000, End.RELEASED)
+    return replace(found, watchdog=True)
 
 
 def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
-    """A short run: worker-2 is killed at 5 s, worker-3 is added at 8 s."""
+    """A short run without watchdogs: worker-2 is killed at 5 s, worker-3 is added at 8 s."""
     history = History("delays", "flights")
     history.tenures = {
         0: [tenure(0, "worker-1", 0, 15_000, End.RELEASED)],
@@ -43,7 +62,14 @@ def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
         story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199),), written=True, stage=Stage.UNREPORTED)
         story.added = "worker-3", 8_000
         story.repeated = 1
-    return Findings("flights", verdict, story, history, seed=4, heartbeat_interval_ms=1_000, pace=6_000)
+    return Findings("flights", verdict, story, history, seed=4, heartbeat_interval_ms=1_000, pace=6_000, watchdog=False)
+
+
+def takeover_in(found: Findings) -> dict[str, object]:
+    """The one that is told to programs."""
+    told = json.loads(json.dumps(found.summary()))
+    [taken] = told["takeovers"]
+    return dict(taken)
 
 
 def test_the_verdict_comes_in_one_sentence() -> None:
@@ -66,7 +92,27 @@ def test_differences_are_listed() -> None:
 
 def test_takeovers_are_counted_from_the_last_beat_and_from_the_kill() -> None:
     [row] = findings().rows_of(findings().takeovers())
-    assert row == ("flights 1", "worker-2", "worker-1", "7.0 s", "2,100 ms", "2,050 ms")
+    assert row == ("flights 1", "worker-2", "worker-1", "7.0 s", "2 s of silence", "2,100 ms", "2,050 ms")
+    taken = takeover_in(findings())
+    assert taken["freed_by"] == "silence"
+    assert (taken["after_last_beat_ms"], taken["after_kill_ms"], taken["vacant_ms"]) == (2_100, 2_050, None)
+
+
+def test_what_a_watchdog_releases_is_taken_over_from_the_dead() -> None:
+    found = watched()
+    [row] = found.rows_of(found.takeovers())
+    assert row == ("flights 1", "worker-2", "worker-1", "5.0 s", "its watchdog", "71 ms", "21 ms")
+    assert [(each.old, each.new) for each in found.handovers()] == [("worker-1", "worker-3")]
+    assert found.summary()["watchdog"] is True
+    taken = takeover_in(found)
+    assert taken["freed_by"] == "watchdog"
+    assert (taken["after_last_beat_ms"], taken["after_kill_ms"], taken["vacant_ms"]) == (71, 21, 7)
+
+
+def test_the_same_log_without_watchdogs_is_that_of_a_living_worker() -> None:
+    found = replace(watched(), watchdog=False)
+    assert found.takeovers() == []
+    assert len(found.handovers()) == 2
 
 
 def test_what_changes_hands_while_all_close_is_left_out() -> None:
@@ -77,9 +123,40 @@ def test_the_story_is_told() -> None:
     text = " ".join(findings().sentences())
     assert "worker-2 was killed with -9 when 40 % of the rows were done, with a batch of 100 rows in hand" in text
     assert "committed to the database and not yet reported" in text
-    assert "worker-3 was added 3.0 s later." in text
+    assert "It had no watchdog: its one partition fell free after 2 s of silence (2 · HI); 2,050 ms after" in text
+    assert "worker-3 was added 3.0 s after the kill." in text
     assert "1 row was handed out again" in text
     assert "handed over 1 partition; each had nobody for 20 ms (median), 20 ms at most." in text
+
+
+def test_the_story_of_a_watchdog_is_told() -> None:
+    found = watched()
+    text = " ".join(found.sentences())
+    assert "Its watchdog released its one partition within 14 ms; 21 ms after the kill it was in other hands." in text
+    assert "silence" not in text
+    assert "handed over 1 partition; each had nobody for 20 ms (median), 20 ms at most." in text
+
+
+def test_where_a_watchdog_released_a_part_both_are_told() -> None:
+    found = watched()
+    found.history.tenures[2] = [
+        tenure(2, "worker-2", 100, 7_050, End.REPLACED, 4_950),
+        tenure(2, "worker-1", 7_050, 15_000, End.RELEASED),
+    ]
+    text = " ".join(found.sentences())
+    assert "Its watchdog released 1 of its 2 partitions within 14 ms; 21 ms after the kill it was in" in text
+    assert "1 of its 2 partitions fell free after 2 s of silence (2 · HI); 2,050 ms after the kill" in text
+    assert [row[4] for row in found.rows_of(found.takeovers())] == ["its watchdog", "2 s of silence"]
+    assert found.title() == "worker-2 is killed; 2.1 s after its last beat all it held is in other hands"
+    assert "Hatched" in found.subtitle()
+
+
+def test_the_picture_says_how_it_went() -> None:
+    assert findings().title() == "worker-2 is killed; 2.1 s after its last beat all it held is in other hands"
+    assert watched().title() == "worker-2 is killed; 21 ms later all it held is in other hands"
+    assert "Hatched: silent" in findings().subtitle() and "Hatched" not in watched().subtitle()
+    assert [mark.text for mark in findings().marks()] == ["worker-2 killed (-9)", "worker-3 added"]
+    assert watched().marks()[0].text == "worker-2 killed (-9), its watchdog spoke"
 
 
 def test_without_a_kill_that_is_said() -> None:
@@ -91,6 +168,23 @@ def test_an_end_that_was_not_planned_is_said() -> None:
     found = findings()
     found.story.crashes.append(Crash("worker-1", -11, ""))
     assert any("worker-1 ended by itself, which was not planned (status -11)" in text for text in found.sentences())
+
+
+def test_a_crash_that_was_not_planned_is_one_more_death() -> None:
+    """Its watchdog had to speak, too, where a signal ended it; who ends with an error releases by itself."""
+    for status, change in ((-11, Change.WATCHDOG), (1, Change.HANDED_OVER)):
+        found = watched()
+        found.story.crashes.append(Crash("worker-1", status, ""))
+        found.history.tenures[3] = [
+            tenure(3, "worker-1", 100, 4_000, End.RELEASED, 3_900, wordless=True),
+            tenure(3, "worker-2", 4_007, 15_000, End.RELEASED),
+        ]
+        [crash] = [each for each in found.takeovers() + found.handovers() if each.partition == 3]
+        assert crash.change is change
+        text = " ".join(found.sentences())
+        assert f"worker-1 ended by itself, which was not planned (status {status}): no word." in text
+        assert ("no word. Its watchdog released its one partition." in text) == (status == -11)
+        assert found.rows_of([crash])[0][6] == "-"
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -120,6 +214,16 @@ def test_the_page_stands_by_itself(tmp_path: Path, verdict: Verdict) -> None:
     assert "<td>flights 1</td><td>worker-2</td><td>worker-1</td>" in text
     assert "<td>UA</td>" in text
     assert "3.2 min" in text or "3.3 min" in text
+    assert "<h2>Taken over from a silent worker</h2>" in text and "No worker had a watchdog." in text
+
+
+def test_the_page_says_whose_word_it_was(tmp_path: Path) -> None:
+    page, picture = write_report(watched(), [], tmp_path)
+    text = page.read_text()
+    assert size_of(picture.read_bytes())
+    assert "<h2>Taken over from a dead or silent worker</h2>" in text
+    assert "<td>its watchdog</td>" in text and "Each worker had a watchdog" in text
+    assert "and that its watchdog released what the dead one held" in text
 
 
 def test_text_on_the_page_is_escaped(tmp_path: Path) -> None:
@@ -132,7 +236,7 @@ def test_text_on_the_page_is_escaped(tmp_path: Path) -> None:
 
 def test_a_run_without_rows_has_a_page_too(tmp_path: Path) -> None:
     verdict, history = Verdict(0, 0, 0, (), (), ()), History("delays", "flights")
-    found = Findings("flights", verdict, Story(0, 5, 6), history, 0, 1_000, 0)
+    found = Findings("flights", verdict, Story(0, 5, 6), history, 0, 1_000, 0, True)
     page, picture = write_report(found, [], tmp_path)
     assert "EQUAL: 0 flights in 0 groups" in page.read_text()
     assert size_of(picture.read_bytes())

@@ -213,7 +213,7 @@ def spark_findings(
     plain.story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199), (4, 0, 9)), False, Stage.LETTERED, 420)
     plain.story.added = None
     return SparkFindings(
-        plain.topic, plain.verdict, plain.story, plain.history, 4, 1_000, 0, letters, [("no weather", 2)], audit
+        plain.topic, plain.verdict, plain.story, plain.history, 4, 1_000, 0, False, letters, [("no weather", 2)], audit
     )
 
 
@@ -226,7 +226,7 @@ def test_the_story_of_drivers_is_told() -> None:
     )
     text = " ".join(found.sentences())
     assert "with a batch of 110 rows in hand that was not yet written, but for its dead letters" in text
-    assert "Its JVM was gone 420 ms after it." in text
+    assert "Its JVM was gone 420 ms after the driver." in text
     assert "1 dead letter was written again" in text
     assert "Living drivers handed over 1 partition" in text
     assert found.summary()["dead_letters"] == 3
@@ -269,3 +269,9 @@ def test_rounds_are_small_where_rows_are_few() -> None:
     ]
     assert DemoOptions(batch_size=7).round_size == 7
     assert (DemoOptions().crew_size, DemoOptions(plain=True).crew_size, DemoOptions(workers=5).crew_size) == (2, 3, 5)
+
+
+def test_where_a_system_has_no_watchdog_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DemoOptions().watched and not DemoOptions(watchdog=False).watched
+    monkeypatch.setattr("kafka_marshal.demo.options.is_supported", lambda: False)
+    assert not DemoOptions().watched

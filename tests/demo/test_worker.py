@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -21,11 +22,11 @@ from kafka_marshal.demo.check import check
 from kafka_marshal.demo.crew import Crew, WorkerProcess
 from kafka_marshal.demo.follow import read_log
 from kafka_marshal.demo.options import PARTITIONS, WorkerSettings
-from kafka_marshal.demo.ownership import End, History, history_of
+from kafka_marshal.demo.ownership import Change, End, History, history_of
 from kafka_marshal.demo.publish import Published, Scene, publish
 from kafka_marshal.demo.sink import Sink, create
 from kafka_marshal.demo.worker import FAILED, PARENT_GONE
-from tests.demo.helpers import ask, eventually
+from tests.demo.helpers import alive, ask, eventually, watchdog_of
 
 ROWS = 3_000
 
@@ -45,7 +46,7 @@ class Stage:
         create(self.database)
         self.crew = Crew(self.settings, folder)
 
-    def settings(self, client_id: str, pace: int = 0) -> WorkerSettings:
+    def settings(self, client_id: str, pace: int = 0, watchdog: bool = True) -> WorkerSettings:
         scene = self.scene
         return WorkerSettings(
             bootstrap=scene.bootstrap,
@@ -57,6 +58,7 @@ class Stage:
             database=str(self.database),
             heartbeat_interval_ms=500,
             batch_size=100,
+            watchdog=watchdog,
             pace=pace,
         )
 
@@ -194,18 +196,49 @@ def test_what_the_database_refuses_because_of_its_epoch_is_neither_written_nor_d
     assert "is over" in worker.log.read_text()
 
 
-def test_a_killed_worker_and_its_successor_lose_nothing(stage: Stage) -> None:
+@pytest.mark.parametrize(("watchdog", "end"), [(True, End.RELEASED), (False, End.REPLACED)])
+def test_a_killed_worker_and_its_successor_lose_nothing(stage: Stage, watchdog: bool, end: End) -> None:
     published = stage.publish()
     crew = stage.crew
-    victim = WorkerProcess(stage.settings("victim", pace=2_000), stage.folder / "victim.log", lambda event: None)
+    settings = stage.settings("victim", pace=2_000, watchdog=watchdog)
+    victim = WorkerProcess(settings, stage.folder / "victim.log", lambda event: None)
     crew.workers["victim"] = victim
     eventually(lambda: stage.rows_done() > published.rows / 4, what="a quarter of the rows")
+    if watchdog:
+        watchdog_of(victim.process.pid)
     victim.kill()
     assert victim.process.returncode == -signal.SIGKILL
     assert stage.rows_done() < published.rows
     stage.finish(published)
-    silent = [tenure for tenure in stage.history().all_tenures() if tenure.client_id == "victim"]
-    assert {tenure.end for tenure in silent} == {End.REPLACED}
+    tenures = [tenure for tenure in stage.history().all_tenures() if tenure.client_id == "victim"]
+    assert {tenure.end for tenure in tenures} == {end}
+    changes = {each.change for each in stage.history().takeovers({"victim"}) if each.old == "victim"}
+    assert changes == {Change.WATCHDOG if watchdog else Change.SILENT}
+
+
+def test_what_a_watchdog_says_is_not_its_workers_last_word(stage: Stage) -> None:
+    stage.publish()
+    worker = stage.crew.start("w")
+    eventually(lambda: stage.rows_done() > 0, what="the first batch")
+    watchdog_of(worker.process.pid)
+    worker.process.send_signal(signal.SIGSEGV)
+    assert ended(worker) == -signal.SIGSEGV
+    eventually(lambda: "died without a goodbye: " in worker.log.read_text(), what="its watchdog's word")
+    assert "goodbye" not in worker.last_words()
+    assert worker.end_watchdog()
+
+
+def test_a_watchdog_that_does_not_end_is_killed(stage: Stage) -> None:
+    """Stopped, it can't speak for a worker that is killed; it must not stay behind all the same."""
+    stage.publish()
+    worker = stage.crew.start("w")
+    eventually(lambda: stage.rows_done() > 0, what="the first batch")
+    watchdog = watchdog_of(worker.process.pid)
+    os.kill(watchdog, signal.SIGSTOP)
+    worker.kill()
+    assert worker.end_watchdog(0.5) is False
+    eventually(lambda: not alive(watchdog), what="its end")
+    assert worker.end_watchdog()
 
 
 def test_no_database_is_an_error_and_not_a_new_one(stage: Stage) -> None:

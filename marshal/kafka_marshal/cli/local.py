@@ -77,6 +77,7 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
 )
 @click.option("--keep", is_flag=True, help="Keep the topics: the broker's data, or what was made on the Kafka named.")
 @click.option("--seed", type=click.IntRange(min=0), help="Decides when whom the kill hits. Default: shown at the end.")
+@click.option("--no-watchdog", is_flag=True, help="Without watchdogs: who is killed is replaced after 2 s of silence.")
 @click.pass_obj
 def demo(
     options: Options,
@@ -86,6 +87,7 @@ def demo(
     directory: Path,
     keep: bool,
     seed: int | None,
+    no_watchdog: bool,
 ) -> int:
     """The whole story on real flights: publish, share out, process, kill a Spark driver, check, audit, report.
 
@@ -116,6 +118,7 @@ def demo(
             bootstrap=bootstrap,
             config=properties,
             seed=seed,
+            watchdog=not no_watchdog,
             json=options.json,
         )
     )

@@ -1,6 +1,7 @@
 """Worker and driver processes, as their parent sees them: started, listened to, killed, ended.
 
 A Spark driver has a process below it, the JVM: it ends when its driver does, however that went, and this is seen to.
+So does a watchdog, which is nobody's child: it ends as soon as it has said what there is to say.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ GRACE_S = 10.0
 
 #: How long a JVM may take to notice that its driver is gone, before it is killed, too.
 JVM_GRACE_S = 15.0
+
+#: How long a watchdog may take to get its releases written: where the broker is gone, too, it tries for HI and 2 s.
+WATCHDOG_GRACE_S = 10.0
+
+#: How the line begins that a watchdog writes to its worker's log.
+_WATCHDOG_SAYS = "kafka-marshal watchdog: "
 
 #: What a driver tells first: Spark is up.
 READY = "ready"
@@ -140,6 +147,18 @@ class WorkerProcess:
             time.sleep(0.02)
         return round((time.monotonic() - begun) * 1000)
 
+    def end_watchdog(self, grace_s: float = WATCHDOG_GRACE_S) -> bool:
+        """Wait until the watchdog of this worker, which has ended, is gone, too. False: it had to be killed."""
+        until = time.monotonic() + grace_s
+        while found := _watchdogs_of(self.process.pid):
+            if time.monotonic() > until:
+                for pid in found:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return False
+            time.sleep(0.02)
+        return True
+
     def ask_to_end(self) -> None:
         """SIGTERM: it finishes its batch and releases its partitions."""
         self.expected_to_end = True
@@ -159,14 +178,18 @@ class WorkerProcess:
         return True
 
     def last_words(self) -> str:
-        """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing."""
+        """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing.
+
+        What its watchdog wrote there after its death is no word of its own.
+        """
         if self.failure:
             return self.failure
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1][:600] if lines else ""
+        own = [line for line in lines if not line.startswith(_WATCHDOG_SAYS)]
+        return own[-1][:600] if own else ""
 
 
 class Crew:
@@ -208,9 +231,13 @@ class Crew:
         late = [name for name, worker in self.workers.items() if not worker.wait(max(0.0, until - time.monotonic()))]
         for name in late:
             self.workers[name].kill()
+        self._end_rests()
+        return late
+
+    def _end_rests(self) -> None:
         for worker in self.workers.values():
             worker.end_rest()
-        return late
+            worker.end_watchdog()
 
     def __enter__(self) -> Crew:
         return self
@@ -220,8 +247,7 @@ class Crew:
         for worker in self.workers.values():
             if worker.running:
                 worker.kill()
-        for worker in self.workers.values():
-            worker.end_rest()
+        self._end_rests()
 
 
 def _group_runs(group: int) -> bool:
@@ -234,6 +260,19 @@ def _group_runs(group: int) -> bool:
         return True
     stats = list(Path("/proc").glob("[0-9]*/stat"))
     return not stats or any(_is_alive_in(stat, group) for stat in stats)
+
+
+def _watchdogs_of(worker: int) -> list[int]:
+    """Process ids of the watchdog of a process: one, or none. (docs/watchdog.md says how it is found.)"""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended while we looked
+        if f"--worker={worker}".encode() in words and any(word.endswith(b"watchdog/process.py") for word in words):
+            found.append(int(path.parent.name))
+    return found
 
 
 def _is_alive_in(stat: Path, group: int) -> bool:

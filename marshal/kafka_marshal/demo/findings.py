@@ -8,13 +8,13 @@ from typing import Final
 
 from kafka_marshal.demo.check import Range, Verdict
 from kafka_marshal.demo.ownership import Change, History, Takeover
-from kafka_marshal.demo.process import Stage, Story
+from kafka_marshal.demo.process import Kill, Stage, Story
 from kafka_marshal.demo.timeline import Mark
 
 __all__ = ["Findings", "Row", "ranges_text"]
 
-#: (partition, from, to, when, after the last beat, after the kill)
-Row = tuple[str, str, str, str, str, str]
+#: (partition, from, to, when, freed by, after the last beat, after the kill)
+Row = tuple[str, str, str, str, str, str, str]
 
 
 _STAGES: Final = {
@@ -36,6 +36,8 @@ class Findings:
     seed: int
     heartbeat_interval_ms: int
     pace: int
+    #: The workers had watchdogs.
+    watchdog: bool
 
     @property
     def noun(self) -> str:
@@ -94,9 +96,28 @@ class Findings:
             f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of "
             f"{kill.rows:,} row{_s(kill.rows)} in hand that was {_STAGES[kill.stage]} (seed {self.seed})."
         )
-        if added is None:
-            return [killed]
-        return [killed, f"{added[0]} was added {(added[1] - kill.at_ms) / 1000:.1f} s later."]
+        found = [killed, *self._fate_sentences(kill.client_id, kill)]
+        if added is not None:
+            found.append(f"{added[0]} was added {(added[1] - kill.at_ms) / 1000:.1f} s after the kill.")
+        return found
+
+    def _fate_sentences(self, client_id: str, kill: Kill | None) -> list[str]:
+        """How what a dead worker held came to others; times only where we know when it died."""
+        freed = [each for each in self.takeovers() if each.old == client_id]
+        released = [each for each in freed if each.change is Change.WATCHDOG]
+        silent = [each for each in freed if each.change is Change.SILENT]
+        found = []
+        if released:
+            text = f"Its watchdog released {_of(released, freed)}"
+            if kill is not None:
+                last_ms = max(each.at_ms - (each.vacant_ms or 0) for each in released)
+                text += f" within {last_ms - kill.at_ms:,} ms; {_taken(released, kill)}"
+            found.append(f"{text}.")
+        if silent:
+            text = f"{_of(silent, freed)} fell free after {self._silence} (2 · HI)"
+            text = text[0].upper() + text[1:] if self.watchdog else f"It had no watchdog: {text}"
+            found.append(f"{text}; {_taken(silent, kill)}." if kill is not None else f"{text}.")
+        return found
 
     def _repeat_sentences(self) -> list[str]:
         repeated, fenced = self.story.repeated, self.story.fenced
@@ -111,11 +132,14 @@ class Findings:
         return found
 
     def _crash_sentences(self) -> list[str]:
-        return [
-            f"{crash.client_id} ended by itself, which was not planned (status {crash.status}): "
-            f"{crash.last_words or 'no word'}"
-            for crash in self.story.crashes
-        ] + [f"{name} was started in the place of {old}." for name, _, old in self.story.successors]
+        found = []
+        for crash in self.story.crashes:
+            found.append(
+                f"{crash.client_id} ended by itself, which was not planned (status {crash.status}): "
+                f"{(crash.last_words or 'no word').rstrip('.')}."
+            )
+            found += self._fate_sentences(crash.client_id, None)
+        return found + [f"{name} was started in the place of {old}." for name, _, old in self.story.successors]
 
     def _handover_sentence(self) -> str:
         handed = self.handovers()
@@ -133,30 +157,50 @@ class Findings:
         return self.story.kill.at_ms if self.story.kill is not None else self.story.ended_ms
 
     def takeovers(self) -> list[Takeover]:
-        """The changes after silence."""
-        return self._changes(Change.SILENT)
+        """The changes after a death, or after silence."""
+        return self._changes(Change.WATCHDOG, Change.SILENT)
 
     def handovers(self) -> list[Takeover]:
         """The changes by living workers."""
         return self._changes(Change.HANDED_OVER)
 
-    def _changes(self, change: Change) -> list[Takeover]:
+    def _changes(self, *changes: Change) -> list[Takeover]:
         """Without those of the end: while all close, the ones that close last still claim what falls free."""
         end = self.story.closing_ms
-        return [each for each in self.history.takeovers() if each.change is change and not 0 < end <= each.at_ms]
+        found = self.history.takeovers(self._watched_dead())
+        return [each for each in found if each.change in changes and not 0 < end <= each.at_ms]
+
+    def _watched_dead(self) -> set[str]:
+        """Those whose watchdog had to speak: killed, by us or by others. Who ends with an error releases by itself."""
+        if not self.watchdog:
+            return set()
+        kill = self.story.kill
+        dead = {crash.client_id for crash in self.story.crashes if crash.status < 0}
+        return dead if kill is None else dead | {kill.client_id}
+
+    def freed_by(self, takeover: Takeover) -> str:
+        """What set a partition free, for people."""
+        if takeover.change is Change.WATCHDOG:
+            return "its watchdog"
+        return self._silence
+
+    @property
+    def _silence(self) -> str:
+        return f"{2 * self.heartbeat_interval_ms / 1000:g} s of silence"
 
     def rows_of(self, takeovers: Sequence[Takeover]) -> list[Row]:
         """Takeovers as rows of a table."""
         kill = self.story.kill
         rows = []
         for each in takeovers:
-            killed = kill is not None and each.old == kill.client_id and each.change is Change.SILENT
+            killed = kill is not None and each.old == kill.client_id
             rows.append(
                 (
                     f"flights {each.partition}",
                     each.old,
                     each.new,
                     f"{(each.at_ms - self.start_ms) / 1000:.1f} s",
+                    self.freed_by(each),
                     f"{each.since_last_beat_ms:,} ms",
                     f"{each.at_ms - kill.at_ms:,} ms" if killed and kill is not None else "-",
                 )
@@ -179,16 +223,19 @@ class Findings:
             "killed": None if kill is None else kill.client_id,
             "added": None if added is None else added[0],
             "ended_by_themselves": [crash.client_id for crash in self.story.crashes],
+            "watchdog": self.watchdog,
             "takeovers": [
                 {
                     "partition": each.partition,
                     "from": each.old,
                     "to": each.new,
                     "at_ms": each.at_ms - self.start_ms,
+                    "freed_by": "watchdog" if each.change is Change.WATCHDOG else "silence",
                     "after_last_beat_ms": each.since_last_beat_ms,
                     "after_kill_ms": each.at_ms - kill.at_ms
                     if kill is not None and each.old == kill.client_id
                     else None,
+                    "vacant_ms": each.vacant_ms,
                 }
                 for each in self.takeovers()
             ],
@@ -196,24 +243,33 @@ class Findings:
 
     def title(self) -> str:
         """Of the picture: what it shows."""
-        kill, takeovers = self.story.kill, self.takeovers()
-        slowest = max((each.since_last_beat_ms for each in takeovers if kill and each.old == kill.client_id), default=0)
-        if kill is None or not slowest:
+        kill = self.story.kill
+        freed = [each for each in self.takeovers() if kill is not None and each.old == kill.client_id]
+        if kill is None or not freed:
             return "Who owned which partition when"
-        return f"{kill.client_id} is killed; {slowest / 1000:.1f} s after its last beat all it held is in other hands"
+        if all(each.change is Change.WATCHDOG for each in freed):
+            after = f"{_duration(max(each.at_ms for each in freed) - kill.at_ms)} later"
+        else:
+            after = f"{_duration(max(each.since_last_beat_ms for each in freed))} after its last beat"
+        return f"{kill.client_id} is killed; {after} all it held is in other hands"
 
     def subtitle(self) -> str:
         """Of the picture: how to read it, and the verdict."""
         verdict = "0 lost, 0 double" if self.verdict.equal else "the result differs"
+        hatched = any(each.change is Change.SILENT for each in self.takeovers())
         return (
-            "Who owned which partition when, replayed from the coordination log. Hatched: silent, not yet replaced. "
-            f"{self.verdict.rows:,} flights: {verdict}."
+            "Who owned which partition when, replayed from the coordination log. "
+            f"{'Hatched: silent, not yet replaced. ' if hatched else ''}{self.verdict.rows:,} flights: {verdict}."
         )
 
     def marks(self) -> list[Mark]:
         """What the picture marks."""
         kill, added = self.story.kill, self.story.added
-        marks = [] if kill is None else [Mark(kill.at_ms, f"{kill.client_id} killed (-9)", death=True)]
+        marks = []
+        if kill is not None:
+            spoke = any(each.old == kill.client_id and each.change is Change.WATCHDOG for each in self.takeovers())
+            text = f"{kill.client_id} killed (-9){', its watchdog spoke' if spoke else ''}"
+            marks.append(Mark(kill.at_ms, text, death=True))
         marks += [Mark(at_ms, f"{name} started", death=False) for name, at_ms, _ in self.story.successors]
         return marks if added is None else [*marks, Mark(added[1], f"{added[0]} added", death=False)]
 
@@ -222,6 +278,22 @@ def ranges_text(ranges: Sequence[Range], most: int) -> str:
     """Offsets by partition, the first few."""
     listed = ", ".join(f"[{partition}] {first}…{last}" for partition, first, last in ranges[:most])
     return listed + (f" and {len(ranges) - most} more" if len(ranges) > most else "")
+
+
+def _of(some: Sequence[Takeover], freed: Sequence[Takeover]) -> str:
+    """How many of the partitions that a dead worker held."""
+    if len(some) == len(freed):
+        return f"its {len(freed)} partitions" if len(freed) > 1 else "its one partition"
+    return f"{len(some)} of its {len(freed)} partitions"
+
+
+def _taken(freed: Sequence[Takeover], kill: Kill) -> str:
+    taken = f"{max(each.at_ms for each in freed) - kill.at_ms:,} ms after the kill"
+    return f"{taken} it was in other hands" if len(freed) == 1 else f"{taken} all of them were in other hands"
+
+
+def _duration(ms: int) -> str:
+    return f"{ms} ms" if ms < 1_000 else f"{ms / 1000:.1f} s"
 
 
 def _s(count: int) -> str:

@@ -201,6 +201,7 @@ class Job:
             database=str(self.database),
             heartbeat_interval_ms=self.options.heartbeat_interval_ms,
             batch_size=self.options.round_size,
+            watchdog=self.options.watched,
             pace=self.options.pace,
         )
 
@@ -210,8 +211,16 @@ class Job:
         self.step(4, "Check: the file is added up by itself and compared; the coordination log is replayed")
         history = self._replayed(cluster, scene)
         verdict = check(self.database, self.file, self.options.rows, published.ends)
+        options = self.options
         return Findings(
-            scene.topic, verdict, story, history, self.seed, self.options.heartbeat_interval_ms, self.options.pace
+            scene.topic,
+            verdict,
+            story,
+            history,
+            self.seed,
+            options.heartbeat_interval_ms,
+            options.pace,
+            options.watched,
         )
 
     def _replayed(self, cluster: KafkaCluster, scene: Scene) -> History:
@@ -244,6 +253,7 @@ class Job:
                 ("from", False),
                 ("to", False),
                 ("when", True),
+                ("freed by", False),
                 ("after its last beat", True),
                 ("after the kill", True),
                 title="Takeovers, by the replayed log",

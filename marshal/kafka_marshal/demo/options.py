@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from kafka_marshal import Marshal
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.watchdog import is_supported
 
 __all__ = [
     "FAILURE",
@@ -56,6 +57,9 @@ class DemoOptions:
     json: bool = False
     #: HI of the workers: a silent one is replaced after twice this.
     heartbeat_interval_ms: int = 1_000
+    #: Each worker has a watchdog, which releases at its death what it held. False: nobody has; nor where the system has
+    #: none (see ``watched``).
+    watchdog: bool = True
     #: The most messages in one transaction: a plain worker's batch, or a driver's round over all its partitions. None:
     #: 1,000, or 12,000 (less of a few rows, so that there are some rounds to be killed in).
     batch_size: int | None = None
@@ -79,6 +83,11 @@ class DemoOptions:
     def crew_size(self) -> int:
         """Processes at the start."""
         return (3 if self.plain else 2) if self.workers is None else self.workers
+
+    @property
+    def watched(self) -> bool:
+        """Whether the workers have watchdogs."""
+        return self.watchdog and is_supported()
 
     @property
     def round_size(self) -> int:
@@ -117,6 +126,8 @@ class MemberSettings(ProcessSettings):
     heartbeat_interval_ms: int
     #: The most messages in a batch, or a round.
     batch_size: int
+    #: It has a watchdog: whoever waits gets its partitions at its death, and not after 2 · HI.
+    watchdog: bool
 
     def join(self) -> Marshal:
         """Become a member of the group (*blocking*)."""
@@ -127,6 +138,7 @@ class MemberSettings(ProcessSettings):
             topic=self.coordination,
             heartbeat_interval_ms=self.heartbeat_interval_ms,
             config=self.config,
+            watchdog=self.watchdog,
         )
 
 

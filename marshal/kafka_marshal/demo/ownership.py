@@ -2,21 +2,26 @@
 
 Times are log time (the broker's stamps, ms). A tenure is one holder's time with one epoch; it ends when the holder
 releases the lease (C8), or when somebody else is granted it, the holder having been silent for more than twice its
-heartbeat interval (C1, C3).
+heartbeat interval (C1, C3). A watchdog's release is in the holder's name and looks like its own: only who knows that
+the holder was dead can tell it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
-from rationalizer import HeartbeatBatch, Lease, Outcome, World
+from rationalizer import HeartbeatBatch, Lease, Outcome, ReleasingPartition, World
 from rationalizer.dump import DumpHeader, DumpReader, DumpRecord, header_line, record_line
 
 __all__ = ["Change", "End", "History", "Takeover", "Tenure", "history_of", "read_dump", "write_dump"]
+
+#: What a dead worker had sent may be stamped so much later, in another CP, than its watchdog's releases (ms).
+_LATE_MS: Final = 100
 
 
 class End(StrEnum):
@@ -41,6 +46,8 @@ class Tenure:
     #: None while it lasts.
     until_ms: int | None = None
     end: End = End.OPEN
+    #: Its release said nothing of offsets: a watchdog's never does, its own does only where there is something to say.
+    wordless: bool = False
 
 
 class Change(StrEnum):
@@ -48,6 +55,8 @@ class Change(StrEnum):
 
     #: The old holder released it.
     HANDED_OVER = "handed over"
+    #: The old holder was dead, and its watchdog released it in its name.
+    WATCHDOG = "released by its watchdog"
     #: The old holder was silent for more than twice its heartbeat interval.
     SILENT = "taken over"
 
@@ -64,7 +73,7 @@ class Takeover:
     at_ms: int
     #: Since the old holder's last beat.
     since_last_beat_ms: int
-    #: Since the old holder's release: how long the partition had nobody; None where it was not released.
+    #: Since the release, by the old holder or its watchdog: how long it had nobody; None where there was none.
     vacant_ms: int | None
 
 
@@ -79,12 +88,21 @@ class History:
     #: (log time, holder, rows newly reported as done): how the work went, as the log tells it.
     progress: list[tuple[int, str, int]] = field(default_factory=list)
     _stable: dict[int, int] = field(default_factory=dict)
+    #: instance_id → log time of the last that it said and that took effect, but for releases.
+    _alive_ms: dict[str, int] = field(default_factory=dict)
 
     def observe(self, world: World, outcome: Outcome) -> None:
         """Take in one record, which this world has just applied."""
         if not outcome.accepted:
             return
         record = outcome.record
+        wordless = False
+        if isinstance(record, ReleasingPartition):
+            wordless = record.last_offset is None
+        else:
+            instance_id = getattr(record, "instance_id", "")
+            # CPs may come one after the other: a log is not read in the order of its times.
+            self._alive_ms[instance_id] = max(outcome.log_time, self._alive_ms.get(instance_id, 0))
         if isinstance(record, HeartbeatBatch):
             named = {(entry.topic, entry.partition) for entry in record.entries}
         else:
@@ -92,9 +110,9 @@ class History:
         for topic, partition in sorted(named):
             lease = world.lease(self.group_id, topic, partition) if topic == self.topic else None
             if lease is not None:
-                self._see(lease, outcome.log_time)
+                self._see(lease, outcome.log_time, wordless)
 
-    def _see(self, lease: Lease, log_time: int) -> None:
+    def _see(self, lease: Lease, log_time: int, wordless: bool) -> None:
         tenures = self.tenures.setdefault(lease.partition, [])
         current = tenures[-1] if tenures and tenures[-1].end is End.OPEN else None
         if current is not None:
@@ -102,6 +120,7 @@ class History:
         if current is not None and (lease.epoch != current.epoch or not lease.held):
             current.until_ms = log_time
             current.end = End.REPLACED if lease.held else End.RELEASED
+            current.wordless = wordless
             current = None
         if current is not None:
             current.last_beat_ms = lease.last_beat
@@ -124,24 +143,39 @@ class History:
         """All of them, by partition and time."""
         return [tenure for _, tenures in sorted(self.tenures.items()) for tenure in tenures]
 
-    def takeovers(self) -> list[Takeover]:
-        """Every change from one holder to another, in order of time."""
+    def takeovers(self, watched: Collection[str] = ()) -> list[Takeover]:
+        """Every change from one holder to another, in order of time.
+
+        watched: client_ids of those that died and had a watchdog.
+        """
         found = []
         for tenures in self.tenures.values():
             for old, new in pairwise(tenures):
                 released = old.until_ms if old.end is End.RELEASED else None
+                change = Change.SILENT if released is None else Change.HANDED_OVER
+                if old.client_id in watched and self._is_last_word(old):
+                    change = Change.WATCHDOG
                 found.append(
                     Takeover(
                         partition=new.partition,
                         old=old.client_id,
                         new=new.client_id,
-                        change=Change.SILENT if released is None else Change.HANDED_OVER,
+                        change=change,
                         at_ms=new.since_ms,
                         since_last_beat_ms=new.since_ms - old.last_beat_ms,
                         vacant_ms=None if released is None else new.since_ms - released,
                     )
                 )
         return sorted(found, key=lambda each: (each.at_ms, each.partition))
+
+    def _is_last_word(self, tenure: Tenure) -> bool:
+        """Whether it was released without a word on offsets, and nothing was heard of its holder after that.
+
+        Not by comparing with the moment of death: that is by another clock than the broker's.
+        """
+        if tenure.until_ms is None or not tenure.wordless:
+            return False
+        return tenure.until_ms >= self._alive_ms.get(tenure.instance_id, 0) - _LATE_MS
 
     def overlaps(self) -> list[tuple[Tenure, Tenure]]:
         """Pairs of tenures of one partition that overlap in log time: must be none, by construction of the protocol."""

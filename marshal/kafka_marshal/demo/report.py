@@ -35,10 +35,15 @@ figcaption, .note { color: #555; font-size: .93rem }
 
 _CAPTION: Final = """<figcaption>Every bar is one {}'s time with one partition and one epoch; its name stands in it.
 All of it is concluded from the coordination log by replaying it; only the moments of the kill and of the addition are
-the demo's own.</figcaption>"""
+the demo's own, by this machine's clock{}.</figcaption>"""
 
-_SILENCE: Final = """<p class="note">A lease falls free when its holder was silent for more than 2 × {} ms, by the
-broker's clock. Times are counted from the first claim.</p>"""
+_WATCHED: Final = """, and that its watchdog released what the dead one held: in the log that looks like its own word"""
+
+_WATCHDOG: Final = """Each {} had a watchdog: a small process that releases what it held when it dies, in its name. What
+no watchdog releases"""
+
+_SILENCE: Final = """<p class="note">{} falls free when its holder was silent for more than 2 × {:,} ms, by the broker's
+clock. Times are counted from the first claim.</p>"""
 
 #: What anybody can do with the files beside the page, and what it shows.
 WORKER_COMMANDS: Final = (
@@ -118,10 +123,10 @@ def _page(
     commands: Sequence[tuple[str, str]],
 ) -> str:
     equal, noun = findings.equal, findings.noun
-    caption = _CAPTION.format(noun)
+    caption = _CAPTION.format(noun, _WATCHED if findings.watchdog else "")
     image = base64.b64encode(picture).decode()
-    columns = ("partition", "from", "to", "when", "after its last beat", "after the kill")
-    silent = findings.rows_of(findings.takeovers())
+    columns = ("partition", "from", "to", "when", "freed by", "after its last beat", "after the kill")
+    taken = findings.rows_of(findings.takeovers())
     handed = findings.handovers()
     handed_rows = [
         (*row[:4], f"{each.vacant_ms:,} ms") for row, each in zip(findings.rows_of(handed), handed, strict=True)
@@ -131,9 +136,12 @@ def _page(
         _list(findings.differences(50)),
         "<p>" + " ".join(escape(text) for text in findings.sentences()) + "</p>",
         f'<figure><img src="data:image/png;base64,{image}" alt="{escape(_alternative(findings))}">{caption}</figure>',
-        f"<h2>Taken over from a silent {noun}</h2>",
-        _table(columns, silent, {3, 4, 5}) if silent else "<p>None.</p>",
-        _SILENCE.format(findings.heartbeat_interval_ms),
+        f"<h2>Taken over from a {'dead or silent' if findings.watchdog else 'silent'} {noun}</h2>",
+        _table(columns, taken, {3, 5, 6}) if taken else "<p>None.</p>",
+        _SILENCE.format(
+            _WATCHDOG.format(noun) if findings.watchdog else f"No {noun} had a watchdog. A lease",
+            findings.heartbeat_interval_ms,
+        ),
         *map(_section, sections),
         f"<h2>What the {noun}s found out</h2>",
         _carriers(carriers),

@@ -52,12 +52,16 @@ class SparkFindings(Findings):
             )
         return f"{text} Audit: {self.audit.verdict}."
 
+    def _kill_sentences(self) -> list[str]:
+        found, kill = Findings._kill_sentences(self), self.story.kill
+        if kill is not None:
+            after = "was killed, too" if kill.rest_ms is None else f"was gone {kill.rest_ms:,} ms after the driver"
+            found.append(f"Its JVM {after}.")
+        return found
+
     def sentences(self) -> list[str]:
         found = Findings.sentences(self)
-        kill, repeated = self.story.kill, self.letters.repeated
-        if kill is not None:
-            after = "was killed, too" if kill.rest_ms is None else f"was gone {kill.rest_ms:,} ms after it"
-            found.insert(1, f"Its JVM {after}.")
+        repeated = self.letters.repeated
         if repeated:
             found.append(
                 f"{repeated:,} dead letter{'s were' if repeated > 1 else ' was'} written again, by the one who did the "

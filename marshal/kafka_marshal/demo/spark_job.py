@@ -99,6 +99,7 @@ class SparkJob(Job):
             database=str(self.database),
             heartbeat_interval_ms=self.options.heartbeat_interval_ms,
             batch_size=self.options.round_size,
+            watchdog=self.options.watched,
             dead_letters=scene.dead_letters,
             tables=str(self.tables),
         )
@@ -126,6 +127,7 @@ class SparkJob(Job):
             self.seed,
             self.options.heartbeat_interval_ms,
             0,
+            self.options.watched,
             letters,
             quality,
             self._audit(scene),
