@@ -210,7 +210,9 @@ class Consumer(Membership["Consumer"]):
                     return None
                 now = self._driver.now_ms()
                 fullest = self._delivery.fullest(now)
-                if fullest and fill_until is None:
+                if not fullest:
+                    fill_until = None  # what was there is not any more: its lease is over, or in doubt
+                elif fill_until is None:
                     fill_until = self._driver.monotonic() + fill_s
                 if fullest and (
                     fullest >= max_messages or not fill_s or self._driver.monotonic() >= (fill_until or 0.0)

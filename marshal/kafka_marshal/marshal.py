@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kafka_marshal.adapters.interface import Cluster
+from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.config import check_ids, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.consumer_options import ConsumerOptions
@@ -65,15 +66,12 @@ class Marshal:
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
     ) -> None:
-        # Imported here so that what needs no Kafka (replaying a dump) does not load librdkafka.
-        from kafka_marshal.adapters.kafka import KafkaCluster
-
         self.group_id = group_id
         self.client_id = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = dict(config or {})
-        self._start(KafkaCluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms, watchdog=watchdog)
+        self._start(open_cluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms, watchdog=watchdog)
 
     @classmethod
     def on_cluster(

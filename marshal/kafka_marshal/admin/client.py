@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
@@ -47,13 +48,9 @@ class Admin:
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        def open_cluster() -> Cluster:
-            # Imported here so that what needs no Kafka does not load librdkafka.
-            from kafka_marshal.adapters.kafka import KafkaCluster
-
-            return KafkaCluster(bootstrap_servers, dict(config or {}))
-
-        self._set_up(open_cluster, topic, client_id, heartbeat_interval_ms)
+        self._set_up(
+            lambda: open_cluster(bootstrap_servers, dict(config or {})), topic, client_id, heartbeat_interval_ms
+        )
 
     @classmethod
     def on_cluster(

@@ -1,0 +1,430 @@
+"""What must hold, looked at with every record of the log and every message that is handled.
+
+=====================  =========================================================================================
+replicas agree         after each record, every replica has the digest that a replica of our own has (A2, S1)
+one owner              no two clients may hand out messages of a partition at the same time, each by its own clock
+                       (T4); not asked where clocks differ by more than the margin, or a broker's clock is set
+epochs grow            of each lease, with every new holder (C9)
+progress               never goes back, but where an admin sets it (C11)
+nothing lost           at least once: what the log calls done was handled (C14)
+little repeated        at least once: nothing is handed out that the log called done when the lease was granted, and
+                       of a worker that iterates, nothing that was handled before its last accepted beat was sent
+nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
+no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
+fenced sink            it has each message once, in order, whatever the clocks do (C9)
+=====================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.consumer import ConsumerEngine
+from kafka_marshal.engine.leases import OwnLease
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    Outcome,
+    Record,
+    ReleasingPartition,
+    World,
+    codes,
+)
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Scheduler
+
+__all__ = ["Checks", "Violation"]
+
+Key = tuple[str, int]
+
+#: How much of an HI a process may go on with what it has, once it knows that a lease is lost.
+GRACE_INTERVALS = 1.0
+#: Between the end of a message's handling and its being done, for a worker that iterates (ms).
+DONE_SLACK_MS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    #: Which one: "two owners", "lost", "repeated" …
+    promise: str
+    message: str
+    at_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A lease as it was after the last record about it."""
+
+    epoch: int
+    stable: int
+    ranges: tuple[tuple[int, int], ...]
+    #: What was done when the epoch began.
+    granted_stable: int = -1
+    granted_ranges: tuple[tuple[int, int], ...] = ()
+
+    def was_done(self, offset: int) -> bool:
+        return offset <= self.granted_stable or any(first <= offset <= last for first, last in self.granted_ranges)
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """What was done with the messages of one partition."""
+
+    #: offset → who handled it last, and when it was through.
+    handled: dict[int, tuple[Process, float]] = field(default_factory=dict)
+    #: Handled, or written down as done by an admin, ever.
+    ever: set[int] = field(default_factory=set)
+    #: At most once: offset → who was handed it.
+    begun: dict[int, Process] = field(default_factory=dict)
+
+
+class Checks:
+    """Keeps account, and stops the simulation where a promise is broken."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler) -> None:
+        cps = scenario.coordination_partitions
+        self.worlds = {cp: World(cp, cps) for cp in range(cps)}
+        self.broken: Violation | None = None
+        #: What happened, in order: the history of this run.
+        self.events: list[tuple[object, ...]] = []
+        #: How often something was looked at: kind → times.
+        self.counts: dict[str, int] = dict.fromkeys(("records", "replicas", "messages", "repeats", "transactions"), 0)
+        #: Record types and outcomes that were seen.
+        self.outcomes: dict[tuple[str, str], int] = {}
+        #: (process, consumer's engine) of every consumer there ever was.
+        self.consumers: dict[int, tuple[Process, ConsumerEngine]] = {}
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._digests: dict[int, list[str]] = {cp: [] for cp in range(cps)}
+        self._ledgers: dict[Key, _Ledger] = {}
+        self._seen: dict[Key, _Seen] = {}
+        self._watched: list[tuple[Process, Driver]] = []
+        #: (process, partition) → virtual time at which it knew that its lease was lost.
+        self._lost: dict[tuple[str, Key], float] = {}
+        #: (instance, partition) → when its last accepted beat was sent.
+        self._beaten: dict[tuple[Process, Key], float] = {}
+        #: At most once: what the log granted: (instance, partition, first, last offset).
+        self.grants: list[tuple[str, Key, int, int]] = []
+        #: What the fenced sink has.
+        self._written: dict[Key, set[int]] = {}
+
+    def fail(self, promise: str, message: str) -> None:
+        """A promise is broken; the first one counts."""
+        if self.broken is None:
+            self.broken = Violation(promise, message, self._scheduler.now)
+            self._scheduler.halt()
+
+    def ledger(self, key: Key) -> _Ledger:
+        """What was done with a partition's messages."""
+        found = self._ledgers.get(key)
+        if found is None:
+            found = self._ledgers[key] = _Ledger()
+        return found
+
+    # Members.
+
+    def watch(self, process: Process, driver: Driver) -> None:
+        """A member of this process reads the log from now on."""
+        self._watched.append((process, driver))
+        replica, digests = driver.replica, self._digests
+        lose = driver.engine.book.lose
+
+        def applied(cp: int, offset: int, outcome: Outcome) -> None:
+            self.counts["replicas"] += 1
+            if replica.worlds[cp].digest() != digests[cp][offset]:
+                self.fail("replicas differ", f"{process.name} after partition {cp}, offset {offset}")
+            for number, consumer in driver.engine.consumers.items():
+                self.consumers.setdefault(id(consumer), (process, consumer))
+                del number
+
+        def note_lost(lease: OwnLease, reason: str, now: float) -> None:
+            self._lost[process.name, lease.key] = self._scheduler.now
+            lose(lease, reason, now)
+
+        driver.listeners.append(applied)
+        driver.engine.book.lose = note_lost  # type: ignore[method-assign]
+
+    def owners(self) -> dict[Key, list[tuple[Process, OwnLease]]]:
+        """Who could hand out messages of a partition now, by its own clock."""
+        found: dict[Key, list[tuple[Process, OwnLease]]] = {}
+        for process, driver in self._watched:
+            if process.is_running:
+                now = driver.now_ms()
+                for key, lease in driver.engine.book.leases.items():
+                    if now < lease.hand_out_until:
+                        found.setdefault(key, []).append((process, lease))
+        return found
+
+    def forget(self, process: Process) -> None:
+        """A process has ended."""
+        self._watched = [entry for entry in self._watched if entry[0] is not process]
+
+    def _check_owners(self) -> None:
+        if self._scenario.clocks_are_trusted:
+            seen: dict[Key, Process] = {}
+            for process, driver in self._watched:
+                if not process.is_running:
+                    continue
+                now = driver.now_ms()
+                for key, lease in driver.engine.book.leases.items():
+                    if now < lease.hand_out_until:
+                        other = seen.setdefault(key, process)
+                        if other is not process and other.client_id != process.client_id:
+                            self.fail(
+                                "two owners", f"{_name(key)} may be handed out by {other.name} and {process.name}"
+                            )
+
+    # Records.
+
+    def record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Process, sent_at: float) -> None:
+        """A record is in the log."""
+        world = self.worlds[cp]
+        outcome = world.apply(offset, stamp, value)
+        self._digests[cp].append(world.digest())
+        self.counts["records"] += 1
+        self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
+        kind = (outcome.type or "-", outcome.code)
+        self.outcomes[kind] = self.outcomes.get(kind, 0) + 1
+        if outcome.accepted:
+            record = outcome.record
+            if record is not None:
+                for key, code in _touched(record, outcome):
+                    self._judge(world, key, code, record, sender, sent_at)
+        self._check_owners()
+
+    def _judge(self, world: World, key: Key, code: str, record: Record, sender: Process, sent_at: float) -> None:
+        lease = world.lease(self._scenario.group_id, *key)
+        if lease is None:
+            self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
+            return
+        now = _Seen(lease.epoch, lease.progress.stable, tuple(lease.progress.ranges))
+        before = self._seen.get(key) or _Seen(-1, -1, ())
+        self._seen[key] = now
+        if now.epoch != before.epoch:
+            now.granted_stable, now.granted_ranges = before.stable, before.ranges
+        else:
+            now.granted_stable, now.granted_ranges = before.granted_stable, before.granted_ranges
+        if now.epoch < before.epoch:
+            self.fail("epochs", f"{_name(key)} went from epoch {before.epoch} back to {now.epoch}")
+        if code == codes.REPOSITIONED:
+            self._repositioned(key, before.stable, now.stable)
+            return
+        if now.stable < before.stable:
+            self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
+        if not isinstance(record, ClaimingPartition):
+            self._beaten[sender, key] = max(sent_at, self._beaten.get((sender, key), 0.0))
+        if isinstance(record, ClaimingMessages):
+            self.grants.append((record.instance_id, key, before.stable + 1, record.proposed_last_offset))
+        elif not self._scenario.at_most_once:
+            self._check_done(key, before, now, lease, sender)
+
+    def _check_done(self, key: Key, before: _Seen, now: _Seen, lease: Lease, sender: Process) -> None:
+        """At least once: what is done from this record on was handled."""
+        if now.stable == before.stable and now.ranges == before.ranges:
+            return
+        ledger = self.ledger(key)
+        handled = ledger.ever if sender.is_admin else ledger.handled
+        spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
+        for first, last in spans:
+            for offset in range(first, last + 1):
+                if offset not in handled:
+                    self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
+                    return
+
+    def _repositioned(self, key: Key, before: int, now: int) -> None:
+        """From here on what lies at or above the position is handled anew, what lies below never."""
+        ledger = self.ledger(key)
+        for offset in [x for x in ledger.handled if x > now]:
+            del ledger.handled[offset]
+        for offset in [x for x in ledger.begun if x > now]:
+            del ledger.begun[offset]
+        for offset in range(before + 1, now + 1):
+            ledger.handled.setdefault(offset, _NOBODY)
+            ledger.ever.add(offset)
+        self._beaten = {at: sent for at, sent in self._beaten.items() if at[1] != key}
+
+    # Work.
+
+    def begins(self, process: Process, message: Message) -> None:
+        """A worker begins to handle a message."""
+        key, offset = _place(message)
+        self.counts["messages"] += 1
+        self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
+        assignment = _in_hand(process, key, message)
+        if assignment is None:
+            lost_at = self._lost.get((process.name, key))
+            if lost_at is not None and not _holds(process, key):
+                late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
+                if late_ms > GRACE_INTERVALS * self._scenario.heartbeat_interval_ms:
+                    self.fail(
+                        "work without lease",
+                        f"{process.name} begins {_name(key)} offset {offset}, {late_ms:.0f} ms after it was told that "
+                        "the lease under which it got it is lost (on_lost, T4); somebody else may be at work on it",
+                    )
+        if self._scenario.at_most_once:
+            self._begins_once(process, key, offset)
+        else:
+            self._begins_again(process, key, offset, assignment)
+        self._check_owners()
+
+    def _begins_once(self, process: Process, key: Key, offset: int) -> None:
+        begun = self.ledger(key).begun
+        if offset in begun:
+            self.fail("repeated", f"{_name(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
+        begun[offset] = process
+
+    def _begins_again(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
+        before = self.ledger(key).handled.get(offset)
+        if before is None:
+            return
+        self.counts["repeats"] += 1
+        seen = self._seen.get(key)
+        if assignment is None or seen is None or seen.epoch != assignment.epoch:
+            return  # work that was under way when the lease ended
+        if seen.was_done(offset):
+            self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
+        former, handled_at = before
+        if former is not process and former.is_iterating:
+            beaten = self._beaten.get((former, key), 0.0)
+            if beaten > handled_at + DONE_SLACK_MS:
+                self.fail(
+                    "repeated",
+                    f"{_name(key)} offset {offset} was handled by {former.name} at {handled_at:.1f} ms; its beat "
+                    f"sent at {beaten:.1f} ms did not report it, and {process.name} handles it again",
+                )
+
+    def handled(self, process: Process, message: Message) -> None:
+        """A worker has handled a message."""
+        key, offset = _place(message)
+        self.events.append(("handled", self._scheduler.now, process.name, *key, offset))
+        self._is_handled(process, key, offset)
+
+    def _is_handled(self, process: Process, key: Key, offset: int) -> None:
+        ledger = self.ledger(key)
+        ledger.handled[offset] = (process, self._scheduler.now)
+        ledger.ever.add(offset)
+
+    def committed(self, process: Process, rows: Iterable[Message]) -> None:
+        """A transaction of the fenced sink was committed."""
+        self.counts["transactions"] += 1
+        for message in rows:
+            key, offset = _place(message)
+            written = self._written.setdefault(key, set())
+            if offset in written:
+                self.fail("fenced sink", f"{_name(key)} offset {offset} was written twice, now by {process.name}")
+            written.add(offset)
+            self.counts["messages"] += 1
+            self._is_handled(process, key, offset)
+            self.events.append(("written", self._scheduler.now, process.name, *key, offset))
+
+    # In the end.
+
+    def check_granted(self, alive: Iterable[Process], data: Mapping[Key, int]) -> None:
+        """At most once: what the log granted to a process that lived was handed out, or reported by it (C13)."""
+        lived = {process.name for process in alive}
+        reported: dict[tuple[str, Key], list[tuple[int, int]]] = {}
+        for process, consumer in self.consumers.values():
+            for topic, partition, first, last in consumer.delivery.unprocessed:
+                reported.setdefault((process.name, (topic, partition)), []).append((first, last))
+        for instance, key, first, last in self.grants:
+            name = instance.rpartition(".")[0]
+            if name not in lived:
+                continue
+            ledger, spans = self.ledger(key), reported.get((name, key), [])
+            for offset in range(first, min(last + 1, data.get(key, 0))):
+                if offset not in ledger.begun and not any(low <= offset <= high for low, high in spans):
+                    self.fail(
+                        "lost", f"{_name(key)} offset {offset} was granted to {name}, not handed out, not reported"
+                    )
+                    return
+
+    def check_sink(self, data: Mapping[Key, int]) -> None:
+        """The fenced sink has each message that no admin passed over."""
+        for key, end in data.items():
+            written, ledger = self._written.get(key, set()), self.ledger(key)
+            for offset in range(end):
+                if offset not in written and ledger.handled.get(offset) is not _NOBODY:
+                    self.fail("fenced sink", f"{_name(key)} offset {offset} was never written")
+                    return
+
+    def stable(self, key: Key) -> int:
+        """Up to where the log says that everything is done."""
+        seen = self._seen.get(key)
+        return -1 if seen is None else seen.stable
+
+
+def _touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
+    """The leases that an accepted record is about, each with its own outcome."""
+    match record:
+        case HeartbeatBatch(entries=entries):
+            answers = zip(entries, outcome.entries or (), strict=True)
+            return [(_key(entry), code) for entry, code in answers if code in codes.ACCEPTED]
+        case Heartbeat() | ClaimingPartition() | ReleasingPartition() | ClaimingMessages() | CommitRanges():
+            return [(_key(record), outcome.code)]
+        case _:
+            return []
+
+
+def _key(
+    record: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges | BeatEntry,
+) -> Key:
+    return record.topic, record.partition
+
+
+def _place(message: Message) -> tuple[Key, int]:
+    partition, offset = message.partition(), message.offset()
+    return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
+
+
+def _in_hand(process: Process, key: Key, message: Message) -> Assignment | None:
+    """The assignment under which a process has this message in hand now."""
+    for driver in process.drivers:
+        for consumer in driver.engine.consumers.values():
+            assignment = consumer.assignments.get(key)
+            if assignment is None or assignment.over:
+                continue
+            for run in assignment.tracker.runs.values():
+                messages = run.messages
+                place = bisect_left(messages, message.offset() or 0, key=lambda x: x.offset() or 0)
+                if place < len(messages) and messages[place] is message:
+                    return assignment
+    return None
+
+
+def _holds(process: Process, key: Key) -> bool:
+    """Whether a process holds the lease now, by its own clock."""
+    return any(
+        (lease := driver.engine.book.leases.get(key)) is not None and driver.now_ms() < lease.proven_until
+        for driver in process.drivers
+    )
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} [{key[1]}]"
+
+
+class _Nobody:
+    name = "an admin"
+    is_iterating = False
+
+
+_NOBODY: tuple[Process, float] = (_Nobody(), 0.0)  # type: ignore[assignment]

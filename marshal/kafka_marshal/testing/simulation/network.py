@@ -1,0 +1,405 @@
+"""What lies between a simulated process and the log: latency, loss, repetition, outages; of each client its own.
+
+The log itself is :class:`~kafka_marshal.adapters.memory.MemoryBroker`. A record appended here travels first, and may
+get lost, arrive late, or twice; it reaches the tail of each client at a time of its own; the acknowledgement travels
+back, or does not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from kafka_marshal.adapters.interface import (
+    Ack,
+    DataFault,
+    FaultKind,
+    LogEntry,
+    Message,
+    TailBatch,
+    TailFault,
+    TopicPartition,
+)
+from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
+from kafka_marshal.adapters.memory.readers import MemoryDataReader
+from kafka_marshal.errors import ClosedError, KafkaUnavailableError
+from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
+from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.process import Process
+
+__all__ = ["Network", "SimulatedCluster", "Trouble"]
+
+#: A wait for acknowledgements this short (s) lasts until the next one is here, though no longer than the other (ms).
+ACK_WATCH_S = 0.002
+ACK_SLACK_MS = 10.0
+
+
+@dataclass(slots=True)
+class Trouble:
+    """How bad the network is for one process at the moment."""
+
+    #: One way, on the average (ms).
+    latency_ms: float = 0.4
+    #: Share of appends that never arrive, and of acknowledgements that do not come back.
+    loss: float = 0.0
+    ack_loss: float = 0.0
+    #: Share of appends that are written twice, and of those that arrive long after the client has given them up.
+    duplicates: float = 0.0
+    late: float = 0.0
+    #: No broker can be reached.
+    is_cut_off: bool = False
+    #: Until when (virtual ms) a partition of the coordination topic does not reach this client.
+    deaf_until: dict[int, float] = field(default_factory=dict)
+
+
+class Network:
+    """All that travels."""
+
+    def __init__(self, scheduler: Scheduler, broker: MemoryBroker, topic: str) -> None:
+        self.scheduler = scheduler
+        self.broker = broker
+        #: The coordination topic.
+        self.topic = topic
+        self.tails: list[SimulatedTail] = []
+        self.readers: list[SimulatedReader] = []
+        #: Told of each record of the coordination topic: partition, offset, stamp, value, who sent it, and when.
+        self.on_record: Callable[[int, int, int, bytes, Process, float], None] = lambda *_: None
+        #: By coordination partition: how far its broker's clock is off (ms).
+        self.clock_shift: dict[int, float] = {}
+        self._shift = 0.0
+
+    def broker_clock(self) -> float:
+        """The broker's time, as the partition written to has it."""
+        return 1_700_000_000_000.0 + self.scheduler.now + self._shift
+
+    def arrive(self, topic: str, partition: int, value: bytes, sender: Process, sent_at: float) -> int:
+        """A record reaches the log; returns its offset."""
+        self._shift = self.clock_shift.get(partition, 0.0) if topic == self.topic else 0.0
+        offset = self.broker.produce(topic, partition, value, b"")
+        self._shift = 0.0
+        if topic == self.topic:
+            log = self.broker.existing[topic].partitions[partition]
+            stamp = log.messages[-1].timestamp()[1]
+            self.on_record(partition, offset, stamp, value, sender, sent_at)
+        for tail in self.tails:
+            tail.written(topic, partition, offset + 1)
+        return offset
+
+    def publish(self, topic: str, partition: int, value: bytes) -> int:
+        """A message for users arrives."""
+        offset = self.broker.produce(topic, partition, value)
+        for reader in self.readers:
+            reader.written((topic, partition))
+        return offset
+
+
+class SimulatedCluster(MemoryCluster):
+    """What one Marshal or Admin of a process holds."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        super().__init__(broker=network.broker, client=process.name)
+        self.runtime = process.runtime
+        self._network = network
+        self._process = process
+
+    @contextmanager
+    def _asking(self, doing: str, timeout_s: float) -> Iterator[MemoryBroker]:
+        scheduler, process = self._network.scheduler, self._process
+        self._check_open()
+        until = scheduler.now + timeout_s * 1000
+        scheduler.park(scheduler.now + process.travel_ms() + process.travel_ms())
+        while process.trouble.is_cut_off and scheduler.now < until:
+            scheduler.park(min(until, scheduler.now + 50.0))
+        self._check_open()
+        if process.trouble.is_cut_off:
+            raise KafkaUnavailableError(f"While {doing}: no answer from the broker in time. Nothing was changed.")
+        yield self.broker
+
+    def tail(self, topic: str, positions: Mapping[int, int]) -> SimulatedTail:  # type: ignore[override]
+        self._check_open()
+        return SimulatedTail(self._network, self._process, topic, positions)
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> SimulatedAppender:  # type: ignore[override]
+        self._check_open()
+        return SimulatedAppender(self._network, self._process, topic, delivery_timeout_ms)
+
+    def data_reader(self, group_id: str, config: Mapping[str, object]) -> SimulatedReader:
+        self._check_open()
+        return SimulatedReader(self._network, self._process)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A record that waits for a broker to be reachable."""
+
+    partition: int
+    value: bytes
+    deadline: float
+    on_ack: Callable[[Ack], None] | None
+
+
+class SimulatedAppender:
+    """Sends records on their way, in order within a partition; what it gave up on may arrive all the same (C17)."""
+
+    def __init__(self, network: Network, process: Process, topic: str, delivery_timeout_ms: int) -> None:
+        self._network = network
+        self._process = process
+        self._topic = topic
+        self._timeout_ms = delivery_timeout_ms
+        self._waiting: deque[_Waiting] = deque()
+        self._due: list[tuple[float, Callable[[Ack], None] | None, Ack]] = []
+        #: How many records are neither answered nor given up.
+        self._open = 0
+        self._last_arrival: dict[int, float] = {}
+        self._closed = False
+        process.appenders.append(self)
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
+        if self._closed:
+            raise ClosedError("The appender was closed; nothing was appended. Open a new one.")
+        now = self._network.scheduler.now
+        self._open += 1
+        self._waiting.append(_Waiting(partition, value, now + self._timeout_ms, on_ack))
+        self._send()
+
+    def _send(self) -> None:
+        now = self._network.scheduler.now
+        while self._waiting and self._waiting[0].deadline <= now:
+            self._answer(now, self._waiting.popleft().on_ack, Ack(None, "no broker could be reached in time"))
+        while self._waiting and not self._process.trouble.is_cut_off:
+            self._dispatch(self._waiting.popleft(), now)
+
+    def _dispatch(self, record: _Waiting, now: float) -> None:
+        process, trouble, chance = self._process, self._process.trouble, self._process.rng.random
+        lost = Ack(None, "the broker did not acknowledge in time")
+        if trouble.loss and chance() < trouble.loss:
+            self._answer(record.deadline, record.on_ack, lost)
+            return
+        arrival = now + process.travel_ms()
+        on_ack = record.on_ack
+        if trouble.late and chance() < trouble.late:
+            self._answer(record.deadline, on_ack, lost)
+            on_ack = None
+            arrival = now + self._timeout_ms * (0.8 + 3 * chance())
+        else:
+            arrival = self._last_arrival[record.partition] = max(arrival, self._last_arrival.get(record.partition, 0.0))
+        twice = trouble.duplicates and chance() < trouble.duplicates
+        if on_ack is not None and trouble.ack_loss and chance() < trouble.ack_loss:
+            self._answer(record.deadline, on_ack, lost)
+            on_ack = None
+        network = self._network
+
+        def arrive(first: bool = True) -> None:
+            offset = network.arrive(self._topic, record.partition, record.value, process, now)
+            if first and on_ack is not None:
+                # A retry of what had been written is acknowledged without an offset.
+                self._answer(network.scheduler.now + process.travel_ms(), on_ack, Ack(None if twice else offset))
+
+        network.scheduler.call_at(arrival, arrive)
+        if twice:
+            network.scheduler.call_at(arrival + self._timeout_ms * chance(), lambda: arrive(False))
+
+    def _answer(self, at: float, on_ack: Callable[[Ack], None] | None, ack: Ack) -> None:
+        self._due.append((at, on_ack, ack))
+
+    def next_due(self) -> float:
+        """When the next acknowledgement is here."""
+        return min((due[0] for due in self._due), default=inf)
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        if self._closed:
+            raise ClosedError("The appender was closed.")
+        if self._waiting:
+            self._send()
+        if self._due:
+            self._call()
+
+    def _call(self) -> None:
+        now = self._network.scheduler.now
+        ripe = [due for due in self._due if due[0] <= now]
+        if ripe:
+            self._due = [due for due in self._due if due[0] > now]
+            self._open -= len(ripe)
+            for _, on_ack, ack in ripe:
+                if on_ack is not None:
+                    on_ack(ack)
+
+    def flush(self, timeout_s: float) -> int:
+        scheduler = self._network.scheduler
+        until = scheduler.now + timeout_s * 1000
+        while True:
+            self._send()
+            self._call()
+            if not self._open or scheduler.now >= until:
+                return self._open
+            scheduler.park(min(until, scheduler.now + 5.0))
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        if not self._closed:
+            self.flush(timeout_s)
+            self._closed = True
+            now = self._network.scheduler.now
+            for record in self._waiting:
+                self._answer(now, record.on_ack, Ack(None, "the appender was closed before this was sent"))
+            self._waiting.clear()
+            self._due = [(now, on_ack, ack) for _, on_ack, ack in self._due]
+            self._call()
+            self._process.appenders.remove(self)
+
+
+class SimulatedTail:
+    """The tail of one client: each record is there when it has reached this client."""
+
+    def __init__(self, network: Network, process: Process, topic: str, positions: Mapping[int, int]) -> None:
+        self._network = network
+        self._process = process
+        self._topic = topic
+        self._positions = dict(positions)
+        #: By partition: (when it is here, the log's end then), ascending; and what is here.
+        self._coming: dict[int, deque[tuple[float, int]]] = {cp: deque() for cp in positions}
+        self._here: dict[int, int] = {}
+        self._last: dict[int, float] = {}
+        self._told_ends: dict[int, int] = {}
+        self._told_cut_off = False
+        self._parked: Task | None = None
+        self._closed = False
+        made = network.broker.existing.get(topic)
+        for cp in positions:
+            self._here[cp] = made.partitions[cp].end if made is not None else 0
+        network.tails.append(self)
+
+    def written(self, topic: str, partition: int, end: int) -> None:
+        """The log has grown."""
+        if topic != self._topic or partition not in self._coming or self._process.dead:
+            return
+        process, now = self._process, self._network.scheduler.now
+        at = now + process.travel_ms()
+        if process.trouble.deaf_until:
+            at = max(at, process.trouble.deaf_until.get(partition, 0.0))
+        at = self._last[partition] = max(at, self._last.get(partition, 0.0))
+        self._coming[partition].append((at, end))
+        if self._parked is not None:
+            self._network.scheduler.wake(self._parked, at)
+
+    def read(self, timeout_s: float) -> TailBatch:
+        if self._closed:
+            raise ClosedError("The tail was closed; nothing more is read from it. Open a new one.")
+        scheduler = self._network.scheduler
+        found = self._look()
+        if found is not None:
+            return found
+        self._wait(scheduler, timeout_s)
+        if self._closed:
+            raise ClosedError("The tail was closed; nothing more is read from it. Open a new one.")
+        return self._look() or TailBatch()
+
+    def _wait(self, scheduler: Scheduler, timeout_s: float) -> None:
+        until = scheduler.now + max(SHORTEST_MS, timeout_s * 1000 / self._process.runtime.rate)
+        if timeout_s <= ACK_WATCH_S:  # somebody looks for an acknowledgement, as often as it takes
+            until = max(until, min(self._process.next_ack(), until + ACK_SLACK_MS))
+        if not self._process.trouble.is_cut_off:
+            for coming in self._coming.values():
+                if coming and coming[0][0] < until:
+                    until = coming[0][0]
+        self._parked = scheduler.current
+        scheduler.park(until)
+        self._parked = None
+
+    def _look(self) -> TailBatch | None:
+        if self._process.trouble.is_cut_off:
+            told, self._told_cut_off = self._told_cut_off, True
+            return None if told else TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, "no broker"),))
+        self._told_cut_off = False
+        now = self._network.scheduler.now
+        batch: TailBatch | None = None
+        for cp, coming in self._coming.items():
+            while coming and coming[0][0] <= now:
+                self._here[cp] = coming.popleft()[1]
+            end, position = self._here[cp], self._positions[cp]
+            if position < end:
+                batch = batch or TailBatch()
+                batch.records[cp] = self._entries(cp, position, end)
+                self._positions[cp] = end
+            if self._told_ends.get(cp) != end:
+                batch = batch or TailBatch()
+                batch.ends[cp] = self._told_ends[cp] = end
+        return batch
+
+    def _entries(self, cp: int, position: int, end: int) -> list[LogEntry]:
+        log = self._network.broker.existing[self._topic].partitions[cp]
+        return [
+            (message.offset(), message.timestamp()[1], message.value())
+            for message in log.messages[log.index(position) : log.index(end)]
+        ]
+
+    def position(self, partition: int) -> int:
+        return self._positions[partition]
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._network.tails.remove(self)
+            if self._parked is not None:
+                self._network.scheduler.wake(self._parked, self._network.scheduler.now)
+
+
+class SimulatedReader(MemoryDataReader):
+    """Fetches messages; a read waits for the next one that is written."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        super().__init__(network.broker, process.name)
+        self._network = network
+        self._process = process
+        self._parked: Task | None = None
+        self._told_cut_off = False
+        network.readers.append(self)
+
+    def written(self, key: TopicPartition) -> None:
+        """A message is there."""
+        if self._parked is not None and key in self._positions:
+            self._network.scheduler.wake(self._parked, self._network.scheduler.now + self._process.travel_ms())
+
+    def _wake(self) -> None:
+        if self._parked is not None:
+            self._network.scheduler.wake(self._parked, self._network.scheduler.now)
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        super().assign(positions)
+        self._wake()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        super().resume(partitions)
+        self._wake()
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+        scheduler = self._network.scheduler
+        self._check_open()
+        found = self._fetched(max_messages)
+        if found is not None or timeout_s <= 0:
+            return found or ([], [])
+        if scheduler.over:
+            raise Over
+        self._parked = scheduler.current
+        scheduler.park(scheduler.now + max(SHORTEST_MS, timeout_s * 1000 / self._process.runtime.rate))
+        self._parked = None
+        self._check_open()
+        return self._fetched(max_messages) or ([], [])
+
+    def _fetched(self, max_messages: int) -> tuple[list[Message], list[DataFault]] | None:
+        if self._process.trouble.is_cut_off:
+            told, self._told_cut_off = self._told_cut_off, True
+            return None if told else ([], [DataFault(FaultKind.UNREACHABLE, None, None, "no broker")])
+        self._told_cut_off = False
+        return self._look(max_messages)
+
+    def close(self) -> None:
+        super().close()
+        if self in self._network.readers:
+            self._network.readers.remove(self)
+        self._wake()

@@ -1,0 +1,264 @@
+"""Simulated processes, and what a worker in one of them is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.admin import Admin
+from kafka_marshal.driver import Driver
+from kafka_marshal.errors import MarshalError, StaleEpochError
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.testing.simulation.network import Network, SimulatedAppender, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.checks import Checks
+    from kafka_marshal.testing.simulation.scenario import Scenario
+
+__all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transaction", "Worker", "is_expected"]
+
+Key = tuple[str, int]
+
+#: The hosts that Marshal("…") and Admin("…") are given in a simulation.
+BOOTSTRAP = "simulation://kafka"
+
+
+@dataclass(slots=True)
+class Host:
+    """Where a client's processes run, one after the other."""
+
+    name: str
+    rate: float = 1.0
+    is_admin: bool = False
+    is_iterating: bool = False
+    trouble: Trouble = field(default_factory=Trouble)
+
+
+class Process:
+    """A process of its own: its clock, its part of the network, its threads. It may be stopped, and it may die."""
+
+    def __init__(self, name: str, host: Host, network: Network, checks: Checks, seed: int) -> None:
+        scheduler = network.scheduler
+        #: Unique for ever.
+        self.name = name
+        self.client_id = host.name
+        self.is_admin = host.is_admin
+        #: Its worker handles message after message, as `for message in consumer` does.
+        self.is_iterating = host.is_iterating
+        self.dead = False
+        self.stopped_until = 0.0
+        self.trouble = host.trouble
+        self.job: Job | None = None
+        self.rng = Random(f"{seed}/{name}")
+        self.runtime = SimulatedRuntime(scheduler, self, Random(f"{seed}/{name}/runtime"), host.rate)
+        self.scheduler = scheduler
+        self.network = network
+        self.checks = checks
+        self.appenders: list[SimulatedAppender] = []
+        self.drivers: list[Driver] = []
+        self.marshals: list[Marshal] = []
+        #: Its function has returned, or raised.
+        self.ended = False
+        #: Another process of the same client was started while this one was stopped.
+        self.replaced = False
+        self.error: BaseException | None = None
+
+    def travel_ms(self) -> float:
+        """How long one message takes between this process and a broker."""
+        return self.trouble.latency_ms * (0.3 + 1.4 * self.rng.random())
+
+    def next_ack(self) -> float:
+        """Virtual time at which the next acknowledgement is here."""
+        return min((appender.next_due() for appender in self.appenders), default=inf)
+
+    def joined(self, driver: Driver) -> None:
+        """A Marshal, or an Admin's session, begins to read the log."""
+        self.drivers.append(driver)
+        self.checks.watch(self, driver)
+
+    def cluster(self) -> SimulatedCluster:
+        """The cluster as this process reaches it."""
+        return SimulatedCluster(self.network, self)
+
+    def run(self, function: Callable[[], object], ended: Callable[[], object]) -> None:
+        """Run this in the process's main thread; ended is called when it has returned or raised."""
+
+        def main() -> None:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the story judges it
+                self.error = error
+            self.ended = True
+            ended()
+
+        self.scheduler.spawn(self, "main", main)
+
+    def kill(self) -> None:
+        """kill -9: nothing of it gets another turn. What it sent travels on."""
+        self.dead = True
+
+    def stop(self) -> None:
+        """SIGTERM, to a worker that calls marshal.stop() then."""
+        for marshal in self.marshals:
+            marshal.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """It has not died, nor ended, and it is not stopped at the moment."""
+        return not self.dead and not self.ended and self.scheduler.now >= self.stopped_until
+
+
+class Job:
+    """What a worker is given: where Kafka is, who it is, and what its work is.
+
+    A worker is a function of one Job. It does what it would do outside: make a Marshal, a consumer, and handle
+    messages, as in the README. ``handle`` stands for the work itself; the simulator keeps account of it.
+    """
+
+    def __init__(self, process: Process, scenario: Scenario, store: Store) -> None:
+        self.bootstrap_servers = BOOTSTRAP
+        self.group_id = scenario.group_id
+        self.client_id = process.client_id
+        #: The topic whose messages are to be handled.
+        self.topic = scenario.data_topic
+        self.coordination_topic = scenario.topic
+        self.heartbeat_interval_ms = scenario.heartbeat_interval_ms
+        #: "at-least-once" or "at-most-once".
+        self.delivery = scenario.delivery
+        #: A database that refuses older epochs (C9).
+        self.database = Database(store, process.checks, process)
+        #: Chance, the same on every run of a seed.
+        self.random = Random(f"{scenario.seed}/{process.name}/job")
+        self._process = process
+        self._mean_ms = scenario.handling_ms
+        #: How much slower the work is than usual.
+        self.slowness = 1.0
+
+    def marshal(self, **options: Any) -> Marshal:
+        """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` with what this job says.
+
+        ``stop()`` is called upon it where the simulation sends a SIGTERM.
+        """
+        options = {
+            "group_id": self.group_id,
+            "client_id": self.client_id,
+            "topic": self.coordination_topic,
+            "heartbeat_interval_ms": self.heartbeat_interval_ms,
+            **options,
+        }
+        marshal = Marshal(self.bootstrap_servers, **options)
+        self._process.marshals.append(marshal)
+        return marshal
+
+    def admin(self, **options: Any) -> Admin:
+        """An Admin upon the same log."""
+        options = {"topic": self.coordination_topic, "heartbeat_interval_ms": self.heartbeat_interval_ms, **options}
+        return Admin(self.bootstrap_servers, **options)
+
+    def handle(self, message: Message) -> None:
+        """Do what a message asks for, which takes a while and can't be undone."""
+        checks, process = self._process.checks, self._process
+        checks.begins(process, message)
+        self.sleep(self.random.expovariate(1000 / (self._mean_ms * self.slowness)))
+        checks.handled(process, message)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        scheduler = self._process.scheduler
+        scheduler.park(scheduler.now + max(0.002, seconds * 1000))
+
+    def start(self, function: Callable[[], object]) -> None:
+        """Run a function in a further thread of this process."""
+        self._process.scheduler.spawn(self._process, "user", function)
+
+    def monotonic(self) -> float:
+        """This process's own clock, in seconds."""
+        return self._process.runtime.monotonic()
+
+
+class Worker(Protocol):
+    """A worker under test."""
+
+    def __call__(self, job: Job, /) -> object: ...
+
+
+class Store:
+    """What a database holds, whoever is connected to it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, dict[int, int]] = {}
+        self.epochs: dict[Key, int] = {}
+        self.last_offsets: dict[Key, int] = {}
+
+
+class Database:
+    """A connection to a database that keeps, beside the rows, each partition's newest epoch and last offset (C9)."""
+
+    def __init__(self, store: Store, checks: Checks, process: Process) -> None:
+        self._store = store
+        self._checks = checks
+        self._process = process
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """All of what is written in the block, or, where it raises, nothing."""
+        transaction = Transaction(self._store)
+        yield transaction
+        transaction.commit()
+        self._checks.committed(self._process, transaction.rows)
+
+
+class Transaction:
+    """A transaction under way."""
+
+    def __init__(self, store: Store) -> None:
+        self.rows: list[Message] = []
+        self._store = store
+        self._epochs: dict[Key, int] = {}
+        self._last: dict[Key, int] = {}
+
+    def fence(self, topic: str, partition: int, epoch: int) -> int:
+        """Refuse an epoch older than the stored one (StaleEpochError), else raise it; the stored last offset."""
+        self._refuse_older(topic, partition, epoch)
+        self._epochs[topic, partition] = epoch
+        return self._store.last_offsets.get((topic, partition), -1)
+
+    def _refuse_older(self, topic: str, partition: int, epoch: int) -> None:
+        stored = self._store.epochs.get((topic, partition), -1)
+        if epoch < stored:
+            raise StaleEpochError(
+                f"{topic} [{partition}]: epoch {epoch} is over, {stored} has written. Nothing of this transaction was",
+                topic=topic,
+                partition=partition,
+                epoch=epoch,
+                stored_epoch=stored,
+            )
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Write a row for each of these."""
+        self.rows.extend(messages)
+
+    def set_last(self, topic: str, partition: int, last_offset: int) -> None:
+        """Store the partition's last offset."""
+        self._last[topic, partition] = last_offset
+
+    def commit(self) -> None:
+        """Everything, or nothing (StaleEpochError where a newer epoch came first)."""
+        for key, epoch in self._epochs.items():
+            self._refuse_older(*key, epoch)
+        self._store.epochs.update(self._epochs)
+        self._store.last_offsets.update(self._last)
+        for message in self.rows:
+            rows = self._store.rows.setdefault((message.topic() or "", message.partition() or 0), {})
+            rows[message.offset() or 0] = rows.get(message.offset() or 0, 0) + 1
+
+
+def is_expected(error: BaseException | None) -> bool:
+    """Whether faults alone can make a worker end like this: the errors that api.md names."""
+    return error is None or isinstance(error, MarshalError)

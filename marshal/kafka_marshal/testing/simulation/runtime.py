@@ -1,0 +1,242 @@
+"""The clock, the threads and the chance of one simulated process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from random import Random
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from kafka_marshal.driver import Driver
+from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.process import Process
+
+__all__ = ["SimulatedRuntime"]
+
+T = TypeVar("T")
+
+#: How long a thread takes to be on its feet once it is woken, at most (ms).
+WAKE_MS = 0.05
+#: No wait is shorter (ms): clocks that differ in their rates must not make one that never ends.
+SHORTEST_MS = 0.002
+#: How often, where a thread takes a lock, another one is let in before.
+PREEMPTION = 0.01
+PREEMPTION_MS = 0.3
+
+
+class _Lock:
+    """A lock that its owner may take again. Where it is free, another task may still come first, now and then."""
+
+    def __init__(self, scheduler: Scheduler, rng: Random) -> None:
+        self._scheduler = scheduler
+        self._chance = rng.random
+        self._owner: Task | None = None
+        self._depth = 0
+        self._queue: deque[Task] = deque()
+
+    def __enter__(self) -> Self:
+        task = self._scheduler.current
+        if self._scheduler.over or task is None:
+            raise Over
+        if self._owner is task:
+            self._depth += 1
+            return self
+        if task.held == 0 and self._chance() < PREEMPTION:
+            self._scheduler.park(self._scheduler.now + PREEMPTION_MS * self._chance())
+        self._take(task, 1)
+        return self
+
+    def _take(self, task: Task, depth: int) -> None:
+        if self._owner is None:
+            self._owner = task
+        else:
+            self._queue.append(task)
+            while self._owner is not task:
+                self._scheduler.park(None)
+        self._depth = depth
+        task.held += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        if self._scheduler.over:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._owner is not None:
+            self._owner.held -= 1
+        self._owner = self._queue.popleft() if self._queue else None
+        if self._owner is not None:
+            self._scheduler.wake(self._owner, self._scheduler.now)
+
+
+class _Condition(_Lock):
+    def __init__(self, scheduler: Scheduler, rng: Random, rate: float) -> None:
+        super().__init__(scheduler, rng)
+        self._rate = rate
+        self._waiting: dict[Task, bool] = {}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        scheduler = self._scheduler
+        task = scheduler.current
+        if scheduler.over or task is None:
+            raise Over
+        depth, self._depth = self._depth, 0
+        self._waiting[task] = False
+        self._let_go()
+        scheduler.park(None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate))
+        notified = self._waiting.pop(task)
+        self._take(task, depth)
+        return notified
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        until = None if timeout is None else self._scheduler.now + timeout * 1000 / self._rate
+        while not (found := predicate()):
+            if until is not None and until <= self._scheduler.now:
+                break
+            self.wait(None if until is None else (until - self._scheduler.now) * self._rate / 1000)
+        return found
+
+    def notify_all(self) -> None:
+        for task, notified in self._waiting.items():
+            if not notified:
+                self._waiting[task] = True
+                self._scheduler.wake(task, self._scheduler.now + WAKE_MS * self._chance())
+
+
+class _Future(Future[Any]):
+    """A future for which a task waits, not a thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def result(self, timeout: float | None = None) -> Any:
+        task = self._scheduler.current
+        if not self.done() and task is not None:
+            self.add_done_callback(lambda _: self._scheduler.wake(task, self._scheduler.now))
+            until = None if timeout is None else self._scheduler.now + timeout * 1000
+            while not self.done() and (until is None or self._scheduler.now < until):
+                self._scheduler.park(until)
+        return super().result(0)
+
+
+class _Executor:
+    """Up to so many tasks at a time; each function gets one of its own."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, threads: int, name: str) -> None:
+        self._scheduler = scheduler
+        self._process = process
+        self._threads = threads
+        self._name = name
+        self._queue: deque[tuple[_Future, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._running = 0
+        self._closed = False
+
+    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = _Future(self._scheduler)
+        self._queue.append((future, function, args))
+        if self._running < self._threads:
+            self._running += 1
+            self._scheduler.spawn(self._process, self._name, self._work)
+        return future
+
+    def _work(self) -> None:
+        while self._queue:
+            future, function, args = self._queue.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function(*args)
+            except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        self._running -= 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._closed = True
+        if cancel_futures:
+            while self._queue:
+                self._queue.popleft()[0].cancel()
+
+    def __enter__(self) -> _Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        self.shutdown()
+
+
+class _Thread:
+    """A started task."""
+
+    def __init__(self, scheduler: Scheduler, task: Task) -> None:
+        self._scheduler = scheduler
+        self.task = task
+
+    def join(self, timeout: float | None = None) -> None:
+        current = self._scheduler.current
+        until = None if timeout is None else self._scheduler.now + timeout * 1000
+        if current is not None:
+            self.task.joining.append(current)
+            while not self.task.done and (until is None or self._scheduler.now < until):
+                self._scheduler.park(until)
+
+
+class SimulatedRuntime:
+    """One process's own clock runs at a rate of its own, and started anywhere."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, rng: Random, rate: float) -> None:
+        self.clock_id = 0
+        self.clock_gettime: Callable[[int], float] = self._clock_gettime
+        self._scheduler = scheduler
+        self._process = process
+        self._rng = rng
+        self.rate = rate
+        self._offset = rng.uniform(0, 1e6)
+        self._instances = 0
+
+    def _clock_gettime(self, clock_id: int) -> float:
+        return (self._offset + self._scheduler.now * self.rate) / 1000.0
+
+    def now_ms(self) -> float:
+        return self._offset + self._scheduler.now * self.rate
+
+    def monotonic(self) -> float:
+        return (self._offset + self._scheduler.now * self.rate) / 1000.0
+
+    def random(self) -> Random:
+        return Random(self._rng.random())
+
+    def new_instance_id(self) -> str:
+        self._instances += 1
+        return f"{self._process.name}.{self._instances}"
+
+    def condition(self) -> _Condition:
+        return _Condition(self._scheduler, self._rng, self.rate)
+
+    def lock(self) -> _Lock:
+        return _Lock(self._scheduler, self._rng)
+
+    def start(self, target: Callable[[], object], name: str) -> _Thread:
+        owner = getattr(target, "__self__", None)
+        if isinstance(owner, Driver):  # a driver's thread is what makes a member of this process
+            self._process.joined(owner)
+        return _Thread(self._scheduler, self._scheduler.spawn(self._process, name, target))
+
+    def is_current(self, thread: object) -> bool:
+        return isinstance(thread, _Thread) and thread.task is self._scheduler.current
+
+    def executor(self, threads: int, name: str) -> _Executor:
+        return _Executor(self._scheduler, self._process, threads, name)

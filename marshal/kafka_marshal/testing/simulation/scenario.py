@@ -1,0 +1,194 @@
+"""One story: who takes part, how they differ, and what goes wrong, when. Drawn from a seed, or written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from random import Random
+
+__all__ = ["FAULTS", "Client", "Fault", "Scenario"]
+
+#: What can go wrong; the number is how often, relative to the others.
+FAULTS: dict[str, float] = {
+    "crash": 5,  # kill -9; started again after ``intervals``
+    "term": 2,  # SIGTERM; started again after ``intervals``
+    "stop": 4,  # SIGSTOP for ``intervals``
+    "zombie": 1,  # SIGSTOP, and another one is started in its place; it goes on after ``intervals``
+    "lost": 3,  # appends do not arrive; ``size`` of them
+    "unacknowledged": 3,  # they arrive, but their acknowledgements do not
+    "duplicated": 2,  # they are written twice
+    "late": 2,  # they arrive long after they were given up
+    "slow network": 2,  # the latency is ``size`` HI
+    "deaf": 3,  # a part of the coordination topic does not reach this client
+    "cut off": 2,  # this client reaches no broker
+    "outage": 1,  # nobody does
+    "slow handler": 2,  # the work takes ``size`` times as long
+    "grow": 1,  # the topic gets another partition
+    "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
+    "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
+}
+
+#: What workers there are, by delivery; see workers.py.
+WORKERS = {
+    "at-least-once": ("iterate", "iterate", "explicit", "poll", "consume", "batches"),
+    "at-most-once": ("iterate", "iterate", "poll", "consume", "batches"),
+}
+POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind")
+
+#: T4's margin is a tenth of HI within 2 · HI: rates may differ by a twentieth, and a little is kept for the latency.
+DRIFT_WITHIN = 0.03
+DRIFT_BEYOND = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One member: its worker is started again whenever it ends."""
+
+    name: str
+    #: The name of a built-in worker, or "yours" for the one under test.
+    worker: str = "iterate"
+    policy: str = "balanced"
+    #: How fast its clock runs, against the brokers'.
+    rate: float = 1.0
+    #: At most once: claims the next batch while one is handled.
+    claims_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    #: When it begins, in HI from the start.
+    at: float
+    kind: str
+    #: Whom it befalls; "" where it is nobody in particular.
+    client: str = ""
+    #: How long it lasts, in HI.
+    intervals: float = 1.0
+    #: How bad it is; what that means, the kind says.
+    size: float = 0.5
+    #: The partition of the coordination topic, where it matters.
+    partition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that decides a run, together with the code."""
+
+    seed: int
+    clients: tuple[Client, ...]
+    faults: tuple[Fault, ...] = ()
+    delivery: str = "at-least-once"
+    heartbeat_interval_ms: int = 500
+    coordination_partitions: int = 2
+    data_partitions: int = 8
+    messages: int = 1_200
+    #: The mean time that handling a message takes (ms).
+    handling_ms: float = 3.0
+    #: How long faults happen, in HI.
+    intervals: int = 80
+
+    #: Fixed names.
+    group_id = "group"
+    topic = "__marshal"
+    data_topic = "events"
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether a message is handed out at most once (C13)."""
+        return self.delivery == "at-most-once"
+
+    @property
+    def clocks_are_trusted(self) -> bool:
+        """Whether all clocks agree to within the margin (T4), and no broker's is set (T5)."""
+        rates = [1.0, *(client.rate for client in self.clients)]
+        return max(rates) - min(rates) <= 2.05 * DRIFT_WITHIN and all(fault.kind != "clock" for fault in self.faults)
+
+    @classmethod
+    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 80) -> Scenario:
+        """The story that a seed stands for. worker: every second client runs the one under test."""
+        rng = Random(f"kafka-marshal/{seed}")
+        delivery = "at-most-once" if rng.random() < 0.35 and not worker else "at-least-once"
+        count = rng.choice([4, 4, 4, 5])
+        drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
+        fenced = rng.random() < 0.25  # everybody writes to the fenced sink
+        clients = tuple(_client(rng, index, delivery, drift, fenced, worker) for index in range(count))
+        if not worker and rng.random() < 0.25:
+            clients += (Client("hand", "by-hand", rate=1 + rng.uniform(-1, 1) * drift),)
+        cps = rng.choice([2, 2, 3])
+        return cls(
+            seed=seed,
+            clients=clients,
+            faults=_faults(rng, [client.name for client in clients], cps, intervals, rng.random() < 0.1),
+            delivery=delivery,
+            heartbeat_interval_ms=rng.choice([300, 300, 500, 1_000]),
+            coordination_partitions=cps,
+            data_partitions=rng.choice([8, 8, 8, 10]),
+            messages=rng.randint(1_000, 1_300),
+            handling_ms=rng.choice([1.0, 3.0, 8.0]),
+            intervals=intervals,
+        )
+
+    def script(self, worker: str = "", violation: str = "") -> str:
+        """A Python program that runs this story. worker: "module:function" or "file.py:function" of the one tested."""
+        lines = [
+            '"""Shows what the simulator found:',
+            "",
+            *(violation.splitlines() or ["(nothing)"]),
+            '"""',
+            "",
+            "from kafka_marshal.testing.simulation import Client, Fault, Scenario, load_worker, simulate_one",
+            "",
+            "scenario = Scenario(",
+            *(f"    {name}={value}," for name, value in self._arguments()),
+            ")",
+            "",
+            'if __name__ == "__main__":',
+            f"    result = simulate_one(scenario, worker={f'load_worker({worker!r})' if worker else None})",
+            "    print(result.tell())",
+            "    raise SystemExit(result.violation is not None)",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _arguments(self) -> list[tuple[str, str]]:
+        found = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("clients", "faults") and value:
+                inner = "".join(f"        {_short(item)},\n" for item in value)
+                found.append((field.name, f"(\n{inner}    )"))
+            else:
+                found.append((field.name, repr(value)))
+        return found
+
+
+def _short(item: Client | Fault) -> str:
+    """Its constructor call, without what is as usual."""
+    said = [
+        f"{field.name}={getattr(item, field.name)!r}"
+        for field in fields(item)
+        if getattr(item, field.name) != field.default
+    ]
+    return f"{type(item).__name__}({', '.join(said)})"
+
+
+def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, worker: bool) -> Client:
+    kind = "fenced" if fenced and delivery == "at-least-once" else rng.choice(WORKERS[delivery])
+    if worker and index % 2 == 0:
+        kind = "yours"
+    # Somebody without a limit, so that everything is owned in the end.
+    policy = rng.choice(("balanced", "balanced", "greedy")) if index == 0 else rng.choice(POLICIES)
+    return Client(f"c{index}", kind, policy, round(1 + rng.uniform(-1, 1) * drift, 4), rng.random() < 0.4)
+
+
+def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:
+    weights = {**FAULTS, "clock": 3.0} if clock else FAULTS
+    kinds, found = list(weights), []
+    for _ in range(rng.randint(6, 24)):
+        kind = rng.choices(kinds, list(weights.values()))[0]
+        client = "" if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
+        size = round(rng.uniform(-3, 3) if kind == "clock" else rng.random(), 3)
+        length = round(rng.uniform(0.1, 5), 2)
+        found.append(Fault(round(rng.uniform(1, intervals - 5), 2), kind, client, length, size, rng.randrange(cps)))
+    return tuple(sorted(found, key=lambda fault: fault.at))

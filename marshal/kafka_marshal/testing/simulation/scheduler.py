@@ -1,0 +1,152 @@
+"""Virtual time, and threads that run one at a time, in an order that the seed decides.
+
+A *task* is a thread of the simulation: a greenlet. It runs until it waits for something; then the scheduler takes the
+earliest thing that is due, moves the time to it, and goes on there. Nothing ever sleeps, so an hour takes as long as
+the code that runs in it. Processes own tasks: one that is stopped gets no turn until it goes on, a dead one never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Protocol
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+__all__ = ["Over", "Scheduler", "Task"]
+
+#: Raised in a task that waits when the simulation is over.
+Over = GreenletExit
+
+
+#: A task that gets more turns than this within so many ms burns a processor: it waits for nothing.
+MAX_TURNS = 5_000
+WINDOW_MS = 1_000.0
+
+
+class Owner(Protocol):
+    """What the scheduler needs of a process."""
+
+    dead: bool
+    #: Virtual time (ms) until which none of its tasks gets a turn.
+    stopped_until: float
+
+
+class Task:
+    """One thread of one process."""
+
+    __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "token", "turns", "window")
+
+    def __init__(self, process: Owner, name: str, run: Callable[[], object]) -> None:
+        self.process = process
+        self.name = name
+        self.greenlet = greenlet(run)
+        #: Changes with every turn: what was planned for an earlier wait does not end a later one.
+        self.token = 0
+        self.done = False
+        #: Locks held: with one, no other task is let in between.
+        self.held = 0
+        #: Turns within the present window.
+        self.turns = 0
+        self.window = 0.0
+        #: Who waits for its end.
+        self.joining: list[Task] = []
+
+
+class Scheduler:
+    """The one loop, and the time it keeps."""
+
+    def __init__(self) -> None:
+        #: Virtual time in ms.
+        self.now = 0.0
+        self.current: Task | None = None
+        self.over = False
+        #: Told of a task that gets turn after turn and lets no time pass.
+        self.on_spin: Callable[[Task], object] = lambda task: None
+        self._halted = False
+        self._hub = getcurrent()
+        self._agenda: list[tuple[float, int, Task | None, int, Callable[[], object] | None]] = []
+        self._numbers = 0
+        self._tasks: list[Task] = []
+
+    def call_at(self, at: float, function: Callable[[], object]) -> None:
+        """Have something happen that is no task's doing: the network, a fault."""
+        self._numbers += 1
+        heappush(self._agenda, (at, self._numbers, None, 0, function))
+
+    def spawn(self, process: Owner, name: str, target: Callable[[], object]) -> Task:
+        """A new task; it gets its first turn at once, after the present one."""
+
+        def run() -> None:
+            try:
+                target()
+            finally:
+                task.done = True
+                for other in task.joining:
+                    self.wake(other, self.now)
+
+        task = Task(process, name, run)
+        self._tasks.append(task)
+        self.wake(task, self.now)
+        return task
+
+    def wake(self, task: Task, at: float) -> None:
+        """End the task's present wait at this time, if nothing ends it before."""
+        self._numbers += 1
+        heappush(self._agenda, (at, self._numbers, task, task.token, None))
+
+    def park(self, until: float | None) -> None:
+        """The current task waits until somebody wakes it, or for this time (ms) to come."""
+        task = self.current
+        if self.over or task is None:
+            raise Over
+        if until is not None:
+            self._numbers += 1
+            heappush(self._agenda, (until, self._numbers, task, task.token, None))
+        self._hub.switch()
+        if self.over:
+            raise Over
+
+    def run_until(self, until: float) -> None:
+        """Let everything happen that is due by then."""
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= until and not self._halted:
+            at, _, task, token, function = heappop(agenda)
+            if at > self.now:
+                self.now = at
+            if function is not None:
+                function()
+                continue
+            if task is None or task.token != token or task.done or task.process.dead:
+                continue
+            if task.process.stopped_until > at:
+                self._numbers += 1
+                heappush(agenda, (task.process.stopped_until, self._numbers, task, token, None))
+                continue
+            task.token += 1
+            task.turns += 1
+            if task.turns > MAX_TURNS:
+                if at < task.window + WINDOW_MS:
+                    self.on_spin(task)
+                task.window, task.turns = at, 0
+            self.current = task
+            task.greenlet.switch()
+            self.current = None
+        if not self._halted:
+            self.now = max(self.now, until)
+
+    def halt(self) -> None:
+        """Nothing more happens."""
+        self._halted = True
+
+    def close(self) -> None:
+        """End every task where it stands; what it does on the way out reaches nobody."""
+        self.over = True
+        for task in self._tasks:
+            self.current = task
+            task.done = True
+            if task.greenlet and not task.greenlet.dead:
+                task.greenlet.throw(Over)
+        self.current = None
+        self._tasks.clear()
+        self._agenda.clear()

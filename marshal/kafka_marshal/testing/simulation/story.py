@@ -1,0 +1,390 @@
+"""Runs a scenario: processes, faults, a supervisor, and the wait for everything to be well again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from random import Random
+
+from kafka_marshal.adapters.memory import MemoryBroker
+from kafka_marshal.adapters.opening import announced
+from kafka_marshal.coordination import required_settings
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.testing.simulation.checks import Checks, Key, Violation
+from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
+from kafka_marshal.testing.simulation.scenario import Fault, Scenario
+from kafka_marshal.testing.simulation.scheduler import Scheduler
+from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in
+from rationalizer import Tick, encode
+
+__all__ = ["Result", "simulate_one"]
+
+#: When the faults are over: a dead holder's 2 · HI, the end of a pause, some rounds of wishes.
+RECOVERY_INTERVALS = 30
+#: What does not get shorter with HI: topics are looked at every 5 s, a look-up may take 5 s (ms).
+RECOVERY_MS = 12_000
+#: For what there is left to do, beside the time that the work itself takes.
+DRAIN_INTERVALS = 60
+#: A worker that has ended is started again after so many HI.
+RESTART_INTERVALS = 0.5
+#: How long an admin's pause lasts where nobody ends it, at most (HI).
+PAUSE_INTERVALS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run has shown."""
+
+    scenario: Scenario
+    violation: Violation | None
+    #: Of everything that happened, in order: the same for the same scenario and code, byte for byte.
+    history_digest: str
+    events: tuple[tuple[object, ...], ...]
+    #: Virtual time, in HI.
+    intervals: float
+    counts: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def history(self) -> Iterator[str]:
+        """What happened, a line each."""
+        for name, at, *rest in self.events:
+            shown = [value.hex() if isinstance(value, bytes) else str(value) for value in rest]
+            yield f"{at:12.3f} {name:8} {' '.join(shown)}"
+
+    def tell(self) -> str:
+        """One line for people."""
+        what = "ok" if self.violation is None else f"BROKEN {self.violation}"
+        return (
+            f"seed {self.scenario.seed}: {what}; {self.intervals:.0f} HI, {len(self.scenario.faults)} faults, "
+            f"{self.counts.get('records', 0)} records, {self.counts.get('messages', 0)} messages, "
+            f"history {self.history_digest[:16]}"
+        )
+
+
+def simulate_one(scenario: Scenario, worker: Worker | None = None) -> Result:
+    """Run one scenario; worker: what its clients "yours" run. Raises nothing for a broken promise: see the result."""
+    with _quiet():
+        story = _Story(scenario, worker)
+        try:
+            with announced(BOOTSTRAP, story.open_cluster):
+                story.run()
+                story.scheduler.close()
+        finally:
+            story.scheduler.close()
+    return story.result()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of simulated trouble are nobody's business, and garbage is collected between runs, not in them."""
+    logger = logging.getLogger("kafka_marshal")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if collects:
+            gc.enable()
+
+
+class _Story:
+    def __init__(self, scenario: Scenario, worker: Worker | None) -> None:
+        self.scenario = scenario
+        self.hi = float(scenario.heartbeat_interval_ms)
+        self.scheduler = Scheduler()
+        self.checks = Checks(scenario, self.scheduler)
+        self.broker = MemoryBroker(lambda: self.network.broker_clock())
+        self.network = Network(self.scheduler, self.broker, scenario.topic)
+        self.network.on_record = self.checks.record
+        self.scheduler.on_spin = lambda task: self.checks.fail(
+            "busy waiting", f"a thread ({task.name}) of {getattr(task.process, 'name', '')} goes round and round"
+        )
+        self._worker = worker
+        self._store = Store()
+        self._clients = {client.name: client for client in scenario.clients}
+        self._hosts = {c.name: Host(c.name, c.rate, is_iterating=c.worker == "iterate") for c in scenario.clients}
+        self._admin_host = Host("admin", is_admin=True)
+        self._processes: list[Process] = []
+        #: Faults that last, by client.
+        self._active: dict[str, list[Fault]] = {client.name: [] for client in scenario.clients}
+        self._started: dict[str, int] = {}
+        self._wanted: set[str] = set(self._clients)
+        self._is_faulty = True
+
+    # Setting up.
+
+    def _make_topics(self) -> None:
+        scenario = self.scenario
+        cps = scenario.coordination_partitions
+        self.broker.create_topic(scenario.topic, cps, 1, required_settings(1))
+        init = Process("init", self._admin_host, self.network, self.checks, scenario.seed)
+        for cp in range(cps):
+            marker = Tick("init", "kafka-marshal-init", f"partitions={cps}")  # as kafka-marshal init writes it (L2)
+            self.network.arrive(scenario.topic, cp, encode(marker), init, 0.0)
+        self.broker.create_topic(scenario.data_topic, scenario.data_partitions)
+        self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
+        rng = Random(f"{scenario.seed}/messages")
+        for number in range(scenario.messages):
+            at = 0.0 if number < scenario.messages // 10 else rng.uniform(0, 0.95 * scenario.intervals) * self.hi
+            self.scheduler.call_at(at, partial(self._publish, rng.random()))
+
+    def _publish(self, chance: float) -> None:
+        partitions = self._partitions()
+        self.network.publish(self.scenario.data_topic, int(chance * partitions), b"")
+
+    def _partitions(self) -> int:
+        return self.broker.existing[self.scenario.data_topic].info.partitions
+
+    def open_cluster(self, config: object) -> SimulatedCluster:
+        """What Marshal("simulation://kafka") gets in the process that asks."""
+        task = self.scheduler.current
+        if task is None or not isinstance(task.process, Process):
+            raise MarshalError("simulation://kafka is there for the processes of a simulation only")
+        return task.process.cluster()
+
+    # Processes.
+
+    def _new_process(self, host: Host) -> Process:
+        number = self._started[host.name] = self._started.get(host.name, 0) + 1
+        process = Process(f"{host.name}#{number}", host, self.network, self.checks, self.scenario.seed)
+        self._processes.append(process)
+        return process
+
+    def start(self, name: str) -> None:
+        """Start a client's worker, unless one runs."""
+        if self.running(name) is not None:
+            return
+        client = self._clients[name]
+        process = self._new_process(self._hosts[name])
+        job = process.job = Job(process, self.scenario, self._store)
+        job.slowness = self._slowness(name)
+        worker = self._worker if client.worker == "yours" and self._worker is not None else built_in(client)
+        self._note("start", process.name)
+        process.run(lambda: worker(job), lambda: self._ended(process, name))
+
+    def _ended(self, process: Process, name: str) -> None:
+        self._note("end", process.name, type(process.error).__name__)
+        if not is_expected(process.error):
+            self.checks.fail("worker", f"{process.name} raised {process.error!r}")
+        self.checks.forget(process)
+        self._later(RESTART_INTERVALS, lambda: self.start(name))
+
+    def running(self, name: str) -> Process | None:
+        """A client's process that has not died, ended or been stopped; the newest."""
+        alive = [p for p in self._processes if p.client_id == name and not p.dead and not p.ended]
+        return next((p for p in reversed(alive) if p.stopped_until <= self.scheduler.now or not p.replaced), None)
+
+    def _kill(self, process: Process) -> None:
+        process.kill()
+        self.checks.forget(process)
+
+    def _later(self, intervals: float, function: Callable[[], object]) -> None:
+        self.scheduler.call_at(self.scheduler.now + intervals * self.hi, function)
+
+    def _note(self, name: str, *what: object) -> None:
+        self.checks.events.append((name, self.scheduler.now, *what))
+
+    # Faults.
+
+    def _befall(self, fault: Fault) -> None:
+        if not self._is_faulty:
+            return
+        self._note("fault", fault.kind, fault.client, fault.intervals, fault.size, fault.partition)
+        process = self.running(fault.client) if fault.client else None
+        match fault.kind:
+            case "crash" | "term" | "stop" | "zombie":
+                if process is not None:
+                    self._strike(process, fault)
+            case "grow":
+                if self._partitions() < self.scenario.data_partitions + 4:
+                    self.broker.grow_topic(self.scenario.data_topic, self._partitions() + 1)
+            case "pause":
+                self._pause(fault)
+            case "clock":
+                cp = fault.partition % self.scenario.coordination_partitions
+                shift = self.network.clock_shift
+                shift[cp] = shift.get(cp, 0.0) + fault.size * self.hi
+            case _:
+                for name in [fault.client] if fault.client else list(self._active):
+                    if name in self._active:
+                        self._active[name].append(fault)
+                        self._refresh(name)
+                        self._later(fault.intervals, partial(self._heal, name, fault))
+
+    def _strike(self, process: Process, fault: Fault) -> None:
+        name, back = process.client_id, partial(self.start, process.client_id)
+        if fault.kind == "crash":
+            self._kill(process)
+            self._later(fault.intervals, back)
+        elif fault.kind == "term":
+            process.stop()
+        else:
+            process.stopped_until = self.scheduler.now + fault.intervals * self.hi
+            if fault.kind == "zombie":
+                process.replaced = True
+                self._later(0.1, lambda: self.start(name))
+
+    def _heal(self, name: str, fault: Fault) -> None:
+        if fault in self._active[name]:
+            self._active[name].remove(fault)
+            self._refresh(name)
+
+    def _refresh(self, name: str) -> None:
+        """A host's trouble is what its faults make of it."""
+        trouble, fresh = self._hosts[name].trouble, Trouble()
+        for fault in self._active[name]:
+            match fault.kind:
+                case "lost":
+                    fresh.loss = max(fresh.loss, fault.size)
+                case "unacknowledged":
+                    fresh.ack_loss = max(fresh.ack_loss, fault.size)
+                case "duplicated":
+                    fresh.duplicates = max(fresh.duplicates, fault.size)
+                case "late":
+                    fresh.late = max(fresh.late, fault.size / 2)
+                case "slow network":
+                    fresh.latency_ms = max(fresh.latency_ms, fault.size * self.hi)
+                case "deaf":
+                    cp = fault.partition % self.scenario.coordination_partitions
+                    fresh.deaf_until[cp] = self.scheduler.now + fault.intervals * self.hi
+                case "cut off" | "outage":
+                    fresh.is_cut_off = True
+        for name_ in ("latency_ms", "loss", "ack_loss", "duplicates", "late", "is_cut_off", "deaf_until"):
+            setattr(trouble, name_, getattr(fresh, name_))
+        for process in self._processes:
+            if process.client_id == name and process.job is not None:
+                process.job.slowness = self._slowness(name)
+
+    def _slowness(self, name: str) -> float:
+        slow = [fault.size for fault in self._active[name] if fault.kind == "slow handler"]
+        return 1.0 + 2 * self.hi / self.scenario.handling_ms * max(slow, default=0.0) / 10
+
+    def _pause(self, fault: Fault) -> None:
+        """An admin pauses the group for a while; it may die of it, and the pause ends by itself then."""
+        process = self._new_process(self._admin_host)
+        job = Job(process, self.scenario, self._store)
+        rng = Random(f"{self.scenario.seed}/{process.name}")
+
+        def work() -> None:
+            admin = job.admin(client_id=process.name.replace("#", "-"))
+            expires_s = PAUSE_INTERVALS * self.hi / 1000
+            with admin.pause(job.group_id, expires_in=expires_s) as pause:
+                job.sleep(fault.intervals * self.hi / 1000 / 2)
+                pause.wait_released(timeout=expires_s / 2)
+                if fault.size > 0.5:
+                    keys = [(job.topic, p) for p in range(self.scenario.data_partitions) if rng.random() < 0.3]
+                    targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
+                    pause.reposition({key: rng.choice(targets) for key in keys}, force=True)
+                    self._note("moved", process.name)
+
+        def ended() -> None:
+            self._note("end", process.name, type(process.error).__name__)
+            if not is_expected(process.error):
+                self.checks.fail("admin", f"{process.name} raised {process.error!r}")
+            self.checks.forget(process)
+
+        self._note("pause", process.name)
+        process.run(work, ended)
+        if fault.size > 0.9 or fault.size < 0.1:
+            self._later(fault.intervals, lambda: self._kill(process))
+
+    def _middle(self, rng: Random) -> int:
+        return rng.randint(0, max(1, self.scenario.messages // self._partitions() // 2))
+
+    # The course of events.
+
+    def run(self) -> None:
+        """Faults for so many intervals; then everything must be owned, and drained, in time."""
+        self._make_topics()
+        rng = Random(f"{self.scenario.seed}/start")
+        for name in self._clients:
+            self._later(rng.random(), partial(self.start, name))
+        for fault in self.scenario.faults:
+            self.scheduler.call_at(fault.at * self.hi, partial(self._befall, fault))
+        self.scheduler.run_until(self.scenario.intervals * self.hi)
+        self._mend()
+        fixed = RECOVERY_MS / self.hi
+        backlog = self.scenario.messages * self.scenario.handling_ms * 2 / self.hi
+        self._wait(self._is_owned, RECOVERY_INTERVALS + PAUSE_INTERVALS + fixed)
+        self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
+        self._wait(self._is_owned, RECOVERY_INTERVALS)
+        self.scheduler.run_until(max(self.scheduler.now, 1.25 * self.scenario.intervals * self.hi))
+        if self.checks.broken is None:
+            self._look_back()
+
+    def _mend(self) -> None:
+        """Faults are over; what was stopped goes on, what died is there again."""
+        self._is_faulty = False
+        self._note("mended")
+        for name in self._clients:
+            self._active[name].clear()
+            self._refresh(name)
+        for process in self._processes:
+            if process.stopped_until > self.scheduler.now:
+                process.stopped_until = self.scheduler.now
+        for name in self._clients:
+            self._later(RESTART_INTERVALS, partial(self.start, name))
+
+    def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
+        shift = max((abs(x) for x in self.network.clock_shift.values()), default=0.0)
+        until = self.scheduler.now + intervals * self.hi + shift
+        while not condition() and self.checks.broken is None:
+            if self.scheduler.now >= until:
+                what = "everything owned" if condition == self._is_owned else "everything done"
+                self.checks.fail(
+                    "liveness", f"not {what} within {intervals:.0f} HI after the last fault: {self._state()}"
+                )
+                return
+            self.scheduler.run_until(self.scheduler.now + self.hi / 4)
+
+    def _keys(self) -> list[Key]:
+        return [(self.scenario.data_topic, partition) for partition in range(self._partitions())]
+
+    def _is_owned(self) -> bool:
+        owners = self.checks.owners()
+        return all(owners.get(key) for key in self._keys())
+
+    def _is_drained(self) -> bool:
+        logs = self.broker.existing[self.scenario.data_topic].partitions
+        return all(self.checks.stable(key) >= logs[key[1]].end - 1 for key in self._keys())
+
+    def _state(self) -> str:
+        owners = self.checks.owners()
+        logs = self.broker.existing[self.scenario.data_topic].partitions
+        return "; ".join(
+            f"{key[1]}: {[p.name for p, _ in owners.get(key, [])]} {self.checks.stable(key) + 1}/{logs[key[1]].end}"
+            for key in self._keys()
+        )
+
+    def _look_back(self) -> None:
+        """What can be said when all is done."""
+        logs = self.broker.existing[self.scenario.data_topic].partitions
+        if self.scenario.at_most_once:
+            alive = [p for p in self._processes if not p.dead]
+            self.checks.check_granted(alive, {key: logs[key[1]].end for key in self._keys()})
+        elif all(client.worker == "fenced" for client in self.scenario.clients):
+            self.checks.check_sink({key: logs[key[1]].end for key in self._keys()})
+
+    def result(self) -> Result:
+        """What has come of it."""
+        digest = sha256()
+        for event in self.checks.events:
+            digest.update(repr(event).encode())
+        return Result(
+            self.scenario,
+            self.checks.broken,
+            digest.hexdigest(),
+            tuple(self.checks.events),
+            self.scheduler.now / self.hi,
+            self.checks.counts,
+            self.checks.outcomes,
+        )

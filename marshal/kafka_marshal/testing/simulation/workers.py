@@ -1,0 +1,159 @@
+"""The workers that take part in a simulation: each way in which api.md says that messages can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafka_marshal.adapters.memory import MemoryMessage
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind
+from kafka_marshal.errors import GroupPausedError, HeldError, LeaseError, StaleEpochError
+from kafka_marshal.marshal import Marshal
+from kafka_marshal.membership import TopicPartition
+from kafka_marshal.testing.simulation.process import Job, Worker
+from kafka_marshal.testing.simulation.scenario import Client
+
+__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in"]
+
+#: What the worker that claims by hand claims.
+HAND_TOPIC = "by-hand"
+HAND_PARTITIONS = 2
+
+
+def policy_of(client: Client) -> Policy:
+    """The policy by its name."""
+    made: dict[str, Callable[[], Policy]] = {
+        "balanced": Balanced,
+        "greedy": Greedy,
+        "max-claims": lambda: Balanced() & MaxClaims(3),
+        "release-if-behind": lambda: Balanced() & ReleaseIfBehind(),
+    }
+    return made[client.policy]()
+
+
+def _consumer(
+    job: Job, client: Client, marshal: Marshal, lost: set[tuple[str, int]] | None = None, auto_done: bool = True
+) -> Consumer:
+    """A consumer as the client is to have it; lost: kept up to date by its callbacks."""
+    gone = set() if lost is None else lost
+
+    def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone.update((x.topic, x.partition) for x in partitions)
+
+    def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone.difference_update((x.topic, x.partition) for x in partitions)
+
+    once = job.delivery == "at-most-once"
+    return marshal.consumer(
+        [job.topic if job.random.random() < 0.8 else f"^{job.topic}$"],
+        delivery=job.delivery,
+        policy=policy_of(client),
+        batch_size=job.random.choice([1, 10, 50]),
+        handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
+        auto_done=auto_done,
+        claim_ahead=once and client.claims_ahead,
+        on_assign=on_assign,
+        on_lost=on_lost,
+    )
+
+
+def _iterate(job: Job, client: Client) -> None:
+    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+        while not marshal.stopping:
+            for message in consumer:
+                job.handle(message)
+                if job.random.random() < 0.002:
+                    break  # what is in hand at a break comes again
+
+
+def _explicit(job: Job, client: Client) -> None:
+    with job.marshal() as marshal, _consumer(job, client, marshal, auto_done=False) as consumer:
+        for message in consumer:
+            job.handle(message)
+            consumer.done(message)
+
+
+def _poll(job: Job, client: Client) -> None:
+    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+        while not marshal.stopping:
+            message = consumer.poll(0.2)
+            if message is not None:
+                job.handle(message)
+                consumer.done(message)
+
+
+def _consume(job: Job, client: Client) -> None:
+    """Several at a time, done in any order; what was lost meanwhile is left alone."""
+    lost: set[tuple[str, int]] = set()
+    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
+        while not marshal.stopping:
+            messages = consumer.consume(job.random.choice([3, 20]), 0.2)
+            if job.delivery == "at-least-once":
+                job.random.shuffle(messages)
+            lost.clear()
+            for message in messages:
+                if (message.topic(), message.partition()) not in lost:
+                    job.handle(message)
+                    consumer.done(message)
+
+
+def _batches(job: Job, client: Client) -> None:
+    lost: set[tuple[str, int]] = set()
+    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
+        for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
+            lost.discard((batch.topic, batch.partition))
+            for message in batch:
+                if (batch.topic, batch.partition) in lost:
+                    break
+                job.handle(message)
+            else:
+                batch.done()
+
+
+def _fenced(job: Job, client: Client) -> None:
+    """As api.md has it: what the database holds decides what is written."""
+    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+        for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
+            job.sleep(len(batch) * job.random.uniform(0.0005, 0.004) * job.slowness)
+            try:
+                with job.database.transaction() as tx:
+                    last = tx.fence(batch.topic, batch.partition, batch.epoch)
+                    tx.write(message for message in batch if (message.offset() or 0) > last)
+                    tx.set_last(batch.topic, batch.partition, max(last, batch.last_offset))
+            except StaleEpochError:
+                continue
+            batch.done()
+
+
+def _by_hand(job: Job, client: Client) -> None:
+    with job.marshal() as marshal:
+        while not marshal.stopping:
+            partition = job.random.randrange(HAND_PARTITIONS)
+            try:
+                with marshal.claim(HAND_TOPIC, partition, timeout=1.0) as lease:
+                    for _ in range(job.random.randint(1, 20)):
+                        offset = -1 if lease.last_offset is None else lease.last_offset
+                        lease.require()
+                        if job.delivery == "at-most-once":
+                            lease.grant(offset + 1)
+                        job.handle(MemoryMessage(HAND_TOPIC, partition, offset + 1, None, b"", (1, 0)))
+                        lease.heartbeat(offset + 1)
+            except (HeldError, GroupPausedError, LeaseError):
+                job.sleep(0.1)
+
+
+_WORKERS: dict[str, Callable[[Job, Client], None]] = {
+    "iterate": _iterate,
+    "explicit": _explicit,
+    "poll": _poll,
+    "consume": _consume,
+    "batches": _batches,
+    "fenced": _fenced,
+    "by-hand": _by_hand,
+}
+
+
+def built_in(client: Client) -> Worker:
+    """The worker that a client runs."""
+    worker = _WORKERS[client.worker]
+    return lambda job: worker(job, client)
