@@ -109,6 +109,18 @@ def test_what_a_watchdog_releases_is_taken_over_from_the_dead() -> None:
     assert (taken["after_last_beat_ms"], taken["after_kill_ms"], taken["vacant_ms"]) == (71, 21, 7)
 
 
+def test_times_by_clocks_that_disagree_are_left_out() -> None:
+    """A named Kafka may be behind this machine by a second: nothing is taken over before the kill."""
+    found = watched()
+    kill = found.story.kill
+    assert kill is not None
+    found.story.kill = replace(kill, at_ms=6_000)
+    assert "Its watchdog released its one partition." in found.sentences()
+    assert found.title() == "worker-2 is killed; 71 ms after its last beat all it held is in other hands"
+    assert found.rows_of(found.takeovers())[0][5:] == ("71 ms", "-")
+    assert takeover_in(found)["after_kill_ms"] is None
+
+
 def test_the_same_log_without_watchdogs_is_that_of_a_living_worker() -> None:
     found = replace(watched(), watchdog=False)
     assert found.takeovers() == []

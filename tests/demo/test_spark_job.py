@@ -67,6 +67,9 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
     assert found["jvm_gone_ms"] is not None, "its JVM had to be killed, too"
     taken = [each for each in found["takeovers"] if each["from"] == found["killed"]]
     assert taken and all(each["to"] != each["from"] for each in taken)
+    # Its JVM, which lives on for a while, does not keep its watchdog waiting.
+    assert {each["freed_by"] for each in taken} == {"watchdog"}
+    assert max(each["after_kill_ms"] - each["vacant_ms"] for each in taken) < found["jvm_gone_ms"]
     # The report stands by itself, and the audit's lies beside it.
     page = Path(found["report"]).read_text()
     assert "Messages that are no flights" in page and "Flights that fail a check" in page

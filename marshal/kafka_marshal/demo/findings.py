@@ -8,7 +8,7 @@ from typing import Final
 
 from kafka_marshal.demo.check import Range, Verdict
 from kafka_marshal.demo.ownership import Change, History, Takeover
-from kafka_marshal.demo.process import Kill, Stage, Story
+from kafka_marshal.demo.process import Stage, Story
 from kafka_marshal.demo.timeline import Mark
 
 __all__ = ["Findings", "Row", "ranges_text"]
@@ -96,12 +96,23 @@ class Findings:
             f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of "
             f"{kill.rows:,} row{_s(kill.rows)} in hand that was {_STAGES[kill.stage]} (seed {self.seed})."
         )
-        found = [killed, *self._fate_sentences(kill.client_id, kill)]
+        found = [killed, *self._fate_sentences(kill.client_id, self._killed_ms())]
         if added is not None:
             found.append(f"{added[0]} was added {(added[1] - kill.at_ms) / 1000:.1f} s after the kill.")
         return found
 
-    def _fate_sentences(self, client_id: str, kill: Kill | None) -> list[str]:
+    def _killed_ms(self) -> int | None:
+        """When the kill was, by this machine's clock; None where the log's, the broker's, plainly goes otherwise.
+
+        (Where nothing was released or taken over before it, they may still differ, on another machine.)
+        """
+        kill = self.story.kill
+        if kill is None:
+            return None
+        since = [each.at_ms - (each.vacant_ms or 0) for each in self.takeovers() if each.old == kill.client_id]
+        return kill.at_ms if min(since, default=kill.at_ms) >= kill.at_ms else None
+
+    def _fate_sentences(self, client_id: str, died_ms: int | None) -> list[str]:
         """How what a dead worker held came to others; times only where we know when it died."""
         freed = [each for each in self.takeovers() if each.old == client_id]
         released = [each for each in freed if each.change is Change.WATCHDOG]
@@ -109,14 +120,14 @@ class Findings:
         found = []
         if released:
             text = f"Its watchdog released {_of(released, freed)}"
-            if kill is not None:
+            if died_ms is not None:
                 last_ms = max(each.at_ms - (each.vacant_ms or 0) for each in released)
-                text += f" within {last_ms - kill.at_ms:,} ms; {_taken(released, kill)}"
+                text += f" within {last_ms - died_ms:,} ms; {_taken(released, died_ms)}"
             found.append(f"{text}.")
         if silent:
             text = f"{_of(silent, freed)} fell free after {self._silence} (2 · HI)"
             text = text[0].upper() + text[1:] if self.watchdog else f"It had no watchdog: {text}"
-            found.append(f"{text}; {_taken(silent, kill)}." if kill is not None else f"{text}.")
+            found.append(f"{text}; {_taken(silent, died_ms)}." if died_ms is not None else f"{text}.")
         return found
 
     def _repeat_sentences(self) -> list[str]:
@@ -190,7 +201,7 @@ class Findings:
 
     def rows_of(self, takeovers: Sequence[Takeover]) -> list[Row]:
         """Takeovers as rows of a table."""
-        kill = self.story.kill
+        kill, killed_ms = self.story.kill, self._killed_ms()
         rows = []
         for each in takeovers:
             killed = kill is not None and each.old == kill.client_id
@@ -202,7 +213,7 @@ class Findings:
                     f"{(each.at_ms - self.start_ms) / 1000:.1f} s",
                     self.freed_by(each),
                     f"{each.since_last_beat_ms:,} ms",
-                    f"{each.at_ms - kill.at_ms:,} ms" if killed and kill is not None else "-",
+                    f"{each.at_ms - killed_ms:,} ms" if killed and killed_ms is not None else "-",
                 )
             )
         return rows
@@ -210,6 +221,7 @@ class Findings:
     def summary(self) -> dict[str, object]:
         """For programs."""
         verdict, kill, added = self.verdict, self.story.kill, self.story.added
+        killed_ms = self._killed_ms()
         return {
             "equal": verdict.equal,
             "rows": verdict.rows,
@@ -232,8 +244,8 @@ class Findings:
                     "at_ms": each.at_ms - self.start_ms,
                     "freed_by": "watchdog" if each.change is Change.WATCHDOG else "silence",
                     "after_last_beat_ms": each.since_last_beat_ms,
-                    "after_kill_ms": each.at_ms - kill.at_ms
-                    if kill is not None and each.old == kill.client_id
+                    "after_kill_ms": each.at_ms - killed_ms
+                    if kill is not None and killed_ms is not None and each.old == kill.client_id
                     else None,
                     "vacant_ms": each.vacant_ms,
                 }
@@ -247,8 +259,9 @@ class Findings:
         freed = [each for each in self.takeovers() if kill is not None and each.old == kill.client_id]
         if kill is None or not freed:
             return "Who owned which partition when"
-        if all(each.change is Change.WATCHDOG for each in freed):
-            after = f"{_duration(max(each.at_ms for each in freed) - kill.at_ms)} later"
+        killed_ms = self._killed_ms()
+        if killed_ms is not None and all(each.change is Change.WATCHDOG for each in freed):
+            after = f"{_duration(max(each.at_ms for each in freed) - killed_ms)} later"
         else:
             after = f"{_duration(max(each.since_last_beat_ms for each in freed))} after its last beat"
         return f"{kill.client_id} is killed; {after} all it held is in other hands"
@@ -287,8 +300,8 @@ def _of(some: Sequence[Takeover], freed: Sequence[Takeover]) -> str:
     return f"{len(some)} of its {len(freed)} partitions"
 
 
-def _taken(freed: Sequence[Takeover], kill: Kill) -> str:
-    taken = f"{max(each.at_ms for each in freed) - kill.at_ms:,} ms after the kill"
+def _taken(freed: Sequence[Takeover], died_ms: int) -> str:
+    taken = f"{max(each.at_ms for each in freed) - died_ms:,} ms after the kill"
     return f"{taken} it was in other hands" if len(freed) == 1 else f"{taken} all of them were in other hands"
 
 
