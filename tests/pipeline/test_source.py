@@ -191,7 +191,7 @@ def test_a_batch_that_failed_comes_again(scene: Scene, stream: Any) -> None:
     with pytest.raises(StreamingQueryException, match="as planned"):
         query.awaitTermination(60)
     assert set(s.stables().values()) <= {-1, None}, "nothing is done"
-    assert len(s.rows) == 60
+    assert 40 <= len(s.rows) <= 60, "of one partition, or of both where both were claimed by then"
     s.batches, s.rows = [], []
     scene.publish(topic, 2, 10)
     query = s.start(max_records_per_batch=60)
