@@ -28,19 +28,19 @@ def addresses(kafka_bootstrap: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_two_clusters_are_refused_by_name(addresses: list[str], order: int) -> None:
+def test_q35_two_clusters_are_refused_by_name(addresses: list[str], order: int) -> None:
     with pytest.raises(ConfigurationError, match=DIFFERENT) as told:
         Marshal(",".join(addresses[::order]), group_id="g", topic="__two")
     assert all(address in str(told.value) for address in addresses)
 
 
-def test_two_clusters_are_refused_to_an_admin(addresses: list[str]) -> None:
+def test_q35_two_clusters_are_refused_to_an_admin(addresses: list[str]) -> None:
     with pytest.raises(ConfigurationError, match=DIFFERENT), Admin(",".join(addresses), topic="__two").pause("g"):
         pytest.fail("paused the group on one cluster of two")
 
 
 @pytest.mark.parametrize("command", ["init", "status"])
-def test_two_clusters_are_refused_by_the_command(
+def test_q35_two_clusters_are_refused_by_the_command(
     addresses: list[str], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main([command, "--bootstrap", ",".join(addresses), "--topic", "__two"])
@@ -73,7 +73,7 @@ def test_one_address_is_not_asked(addresses: list[str]) -> None:
     cluster.close()
 
 
-def test_a_member_that_is_told_later_ends(addresses: list[str]) -> None:
+def test_q35_a_member_that_is_told_later_ends(addresses: list[str]) -> None:
     """The second cluster's broker comes up when the member is at work already."""
     with pytest.raises(ConfigurationError, match=DIFFERENT):
         _meet_late(addresses)

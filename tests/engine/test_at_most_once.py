@@ -388,7 +388,7 @@ def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
     return net, member, consumer
 
 
-def test_c13_claimed_ahead_each_message_comes_once_and_in_order() -> None:
+def test_q34_claimed_ahead_each_message_comes_once_and_in_order() -> None:
     net, member, consumer = working()
     member.claims_ahead = True
     assert read(net, member, HI) == list(range(30))
@@ -396,7 +396,7 @@ def test_c13_claimed_ahead_each_message_comes_once_and_in_order() -> None:
     assert reported(consumer) == []
 
 
-def test_c13_claimed_ahead_one_proposal_at_a_time() -> None:
+def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     net, member, consumer = ahead()
     waiting = consumer.delivery.proposed
     assert waiting is member.assignment(T0)
@@ -404,7 +404,7 @@ def test_c13_claimed_ahead_one_proposal_at_a_time() -> None:
     assert grants(net) == [4, 9]
 
 
-def test_c13_claimed_ahead_close_reports_both_batches() -> None:
+def test_q34_claimed_ahead_close_reports_both_batches() -> None:
     net, member, consumer = ahead()
     member.close()
     net.run_until(lambda: consumer.closed, 100)
@@ -412,7 +412,7 @@ def test_c13_claimed_ahead_close_reports_both_batches() -> None:
     assert net.world(T0).progress.stable == 9
 
 
-def test_c13_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
+def test_q34_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
     net, a, consumer = ahead(end=10)
     net.topic("t", 2, end=10)
     a.look_at_topics()
@@ -428,7 +428,16 @@ def test_c13_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
     assert reported(consumer) == []
 
 
-def test_c13_claimed_ahead_the_lease_lost_both_are_reported() -> None:
+def test_q34_claimed_ahead_a_pause_lets_both_batches_be_handed_out() -> None:
+    net, member, consumer = ahead()
+    net.pause(1.5 * HI)
+    net.run_until(lambda: not member.work_granted() and not member.held(), 2 * HI)
+    assert [m.at for m in member.handled] == list(range(10))
+    assert reported(consumer) == []
+    assert net.world(T0).progress.stable == 9
+
+
+def test_q34_claimed_ahead_the_lease_lost_both_are_reported() -> None:
     net, member, consumer = ahead()
     member.paused = True
     net.run(4 * HI)
@@ -438,7 +447,7 @@ def test_c13_claimed_ahead_the_lease_lost_both_are_reported() -> None:
     assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
 
 
-def test_c13_claimed_ahead_waiting_counts_for_no_handler() -> None:
+def test_q34_claimed_ahead_waiting_counts_for_no_handler() -> None:
     """The batch claimed ahead is in nobody's hand: its time begins when the one before it is finished."""
     net, member, consumer = working(handler_timeout_ms=2.0 * HI)
     member.claims_ahead = True

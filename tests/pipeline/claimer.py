@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,7 +33,7 @@ killed = threading.Event()  # never: whoever kills does not ask
 
 def slowly(batches: Iterable[Any]) -> Iterable[Any]:
     """In an executor, which shall be lost in the middle of it."""
-    time.sleep(arguments.get("task_s", 0.0))
+    threading.Event().wait(arguments.get("task_s", 0.0))
     yield from batches
 
 

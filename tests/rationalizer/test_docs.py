@@ -63,6 +63,8 @@ def test_every_clarification_has_a_test() -> None:
         here / "test_clarifications.py",
         here / "test_snapshot_log.py",
         *sorted((ROOT / "tests/snapshots").glob("*.py")),
+        ROOT / "tests/engine/test_at_most_once.py",
+        ROOT / "tests/contract/test_addresses.py",
     ]
     tests = "".join(file.read_text(encoding="utf-8") for file in files)
     numbers = re.findall(r"^- \*\*Q(\d+)\*\*", PAGE, re.MULTILINE)
