@@ -1,7 +1,8 @@
 """Policies without engines: who holds what as a table, time in steps, and the rules by which an engine asks a policy.
 
-What a member sees, how often it may ask for a held partition (once every HI), that it leaves alone what it let go (for
-2 · HI), and that wishes are forgotten after 2 · HI, is as in placement.py and observer.py; all else is instant.
+What a member sees, how often it may ask for a held partition (one of each topic every HI), that it leaves alone what it
+let go (for 2 · HI) unless that was its surplus, and that wishes are forgotten after 2 · HI or
+when their client lets something go, is as in placement.py and observer.py; all else is instant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Player:
     policy: Policy
     topics: frozenset[str]
     let_go: dict[Key, float] = field(default_factory=dict)
-    next_ask: float = 0.0
+    next_ask: dict[str, float] = field(default_factory=dict)
 
 
 class Board:
@@ -45,7 +46,7 @@ class Board:
 
     def join(self, client_id: str, policy: Policy | None = None, topics: Iterable[str] | None = None) -> None:
         wanted = frozenset(topics) if topics is not None else frozenset(topic for topic, _ in self.holder)
-        self.players[client_id] = Player(client_id, policy or Balanced(), wanted, {}, self.now)
+        self.players[client_id] = Player(client_id, policy or Balanced(), wanted)
 
     def leave(self, client_id: str) -> None:
         """Close: everything is released."""
@@ -69,6 +70,7 @@ class Board:
         return [key for key, holder in self.holder.items() if holder not in self.players]
 
     def _free(self, key: Key) -> None:
+        self.waiting = {wish: at for wish, at in self.waiting.items() if wish[0] != self.holder[key]}
         self.holder[key] = None
         self.free_since[key] = self.now
         self.releases += 1
@@ -86,13 +88,16 @@ class Board:
         horizon = self.now - 2 * HI
         waiting: dict[str, frozenset[str]] = {}
         for (client, topic), at in self.waiting.items():
-            if at >= horizon and topic in player.topics and client != player.client_id:
+            if at >= horizon and topic in player.topics:
                 waiting[client] = waiting.get(client, frozenset()) | {topic}
+        asking = waiting.pop(player.client_id, None) is not None
         return View(
             client_id=player.client_id,
             heartbeat_interval_ms=int(HI),
             partitions=partitions,
             waiting=waiting,
+            asking=asking,
+            left_alone=frozenset(key for key, until in player.let_go.items() if until > self.now),
             asked_for=tuple(key for key, at in self.asked.items() if at >= horizon),
         )
 
@@ -105,17 +110,20 @@ class Board:
         for key in wishes.release:
             assert key in own
             self._free(key)
-            player.let_go[key] = self.now + 2 * HI
+            player.next_ask.clear()
+            if key not in wishes.surplus:
+                player.let_go[key] = self.now + 2 * HI
         claims = [key for key in wishes.claim if player.let_go.get(key, 0.0) <= self.now]
-        asks = [key for key in wishes.ask if key not in own and player.let_go.get(key, 0.0) <= self.now]
-        if asks and self.now >= player.next_ask:
-            player.next_ask = self.now + HI
-            claims.append(asks[0])
+        for key in wishes.ask:
+            if key not in own and player.let_go.get(key, 0.0) <= self.now >= player.next_ask.get(key[0], 0.0):
+                player.next_ask[key[0]] = self.now + HI
+                claims.append(key)
         for key in claims:
             assert key in view.partitions
             self.claims += 1
             if self.is_open(key):
                 self.holder[key] = client_id
+                self.asked.pop(key, None)
             elif self.holder[key] != client_id:
                 self.asked.pop(key, None)
                 self.asked[key] = self.now

@@ -34,6 +34,10 @@ Key = tuple[str, int]
 #: Why an assignment is let go when an admin pauses the group.
 PAUSED = "the group is paused (C10)"
 
+#: Why it is let go where we may want it back at once (Wishes.surplus), and where not.
+SURPLUS = "others are waiting and this member holds more than its share"
+UNWANTED = "the policy of this member lets it go"
+
 
 class Loss(StrEnum):
     """Why a lease was lost, for people and for what to do next."""
@@ -130,6 +134,7 @@ class ConsumerEngine:
         assignment.first_claim = key not in self._engine.observer.claimed
         assignment.lease = self._engine.book.want(key, self._engine.observer.cp_of(key), assignment)
         self.assignments[key] = assignment
+        self.placement.touched(key)
         self._engine.book.claim(assignment.lease, now, take_over=take_over)
 
     def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
@@ -139,6 +144,7 @@ class ConsumerEngine:
 
     def on_granted(self, assignment: Assignment, now: float) -> None:
         """The lease is ours: find out where to start (P9)."""
+        self.placement.changed(assignment.key)
         lease = self._engine.observer.lease(assignment.key)
         if lease is None:
             raise AssertionError("a granted lease is in the state of the world")
@@ -200,7 +206,7 @@ class ConsumerEngine:
             self._assign(assignment)
 
     def _assign(self, assignment: Assignment) -> None:
-        self.placement.dirty = True
+        self.placement.changed(assignment.key)
         if assignment.fetch_next <= MAX_OFFSET:
             self._engine.outbox.add(StartFetch(self.number, assignment.key, assignment.fetch_next))
         if not assignment.shown:
@@ -238,6 +244,7 @@ class ConsumerEngine:
                 if not lease.held:
                     self._report_position(key, lease.progress.stable + 1, None, None)
                 self.blocked.add(key)
+                self.placement.changed(key)
 
     def _gap(self, assignment: Assignment, first: int, last: int) -> None:
         self.gaps.append((assignment.key, first, last))
@@ -313,8 +320,8 @@ class ConsumerEngine:
         self.commit_ranges(assignment, now)
         assignment.stage = Stage.RELEASED
         self._engine.book.release(assignment.lease, self._unreported(assignment), now)
-        if assignment.releasing != PAUSED:  # what a pause takes is left to nobody: whoever is first after it goes on
-            self.placement.let_go(assignment.key, now)
+        if assignment.releasing not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
+            self.placement.leave_alone(assignment.key, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
         """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
@@ -360,7 +367,7 @@ class ConsumerEngine:
     def _remove(self, assignment: Assignment) -> None:
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
-        self.placement.dirty = True
+        self.placement.changed(assignment.key)
 
     # Progress.
 
@@ -447,7 +454,7 @@ class ConsumerEngine:
     def _act(self, wishes: Wishes, now: float) -> None:
         for key in wishes.release:
             if (assignment := self.assignments.get(key)) is not None:
-                self.revoke(assignment, "others are waiting and this member holds more than its share", now)
+                self.revoke(assignment, SURPLUS if key in wishes.surplus else UNWANTED, now)
         for key in wishes.claim:
             if not self._engine.is_taken(key):
                 self.claim(key, now)

@@ -160,9 +160,13 @@ class Engine:
             consumer.blocked.difference_update(keys)
         self._look_again()
 
-    def _look_again(self) -> None:
+    def _look_again(self, key: Key | None = None) -> None:
+        """Somebody else did something to a lease (None: to any), or wants something."""
         for consumer in self.consumers.values():
-            consumer.placement.dirty = True
+            if key is None:
+                consumer.placement.dirty = True
+            else:
+                consumer.placement.changed(key)
 
     def _verify(self, key: Key, now: float) -> None:
         """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""
@@ -181,14 +185,17 @@ class Engine:
         self, cp: int, offset: int, record: ClaimingPartition, outcome: Outcome, own: bool, now: float
     ) -> None:
         key = (record.topic, record.partition)
-        if not own:
-            if outcome.accepted and outcome.code == codes.OK:
-                self.observer.heard(key, now)
-                self._look_again()
-            elif outcome.code == codes.HELD:
-                self.observer.wished(record.client_id, key, now)
-                self._look_again()
-            return
+        if own:
+            self._own_claim_applied(cp, offset, record, outcome, now)
+        if outcome.code == codes.OK:
+            self.observer.granted(record.client_id, record.instance_id, key, now)
+            self._look_again(key)
+        elif outcome.code == codes.HELD:
+            self.observer.wished(record.client_id, key, now)
+            self._look_again(key)
+
+    def _own_claim_applied(self, cp: int, offset: int, record: ClaimingPartition, outcome: Outcome, now: float) -> None:
+        key = (record.topic, record.partition)
         lease = self.book.leases.get(key)
         wanted = lease is not None and lease.state is LeaseState.WANTED
         if not outcome.accepted:
@@ -201,7 +208,6 @@ class Engine:
         epoch = outcome.epoch if outcome.epoch is not None else offset
         if lease is not None and wanted and outcome.code == codes.OK:
             self.book.grant(lease, epoch, offset, outcome.log_time, record.heartbeat_interval_ms, now)
-            self.observer.heard(key, now)
         elif lease is None or wanted or (lease.held and lease.epoch != epoch):
             # Granted what we no longer want, or still holding an epoch that is over for us: let it go (C17).
             self.book.release_epoch(key, cp, epoch, None)
@@ -216,7 +222,8 @@ class Engine:
         lease = self.book.leases.get(key)
         if not own:
             if outcome.accepted:
-                self.observer.heard(key, now)
+                self.observer.granted(record.client_id, record.instance_id, key, now)
+                self._look_again(key)
                 ours = lease is not None and lease.state in (LeaseState.HELD, LeaseState.RELEASING)
                 if record.client_id == self.settings.client_id and ours:
                     self._replaced(record, now)
@@ -228,7 +235,7 @@ class Engine:
                 lease.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
-        self.observer.heard(key, now)
+        self.observer.granted(record.client_id, record.instance_id, key, now)
         world = self.observer.lease(key)
         if lease is not None and lease.state is LeaseState.WANTED and world is not None:
             self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
@@ -266,8 +273,8 @@ class Engine:
         for entry, code in zip(list[Heartbeat | BeatEntry](entries), entry_codes, strict=False):
             key = (entry.topic, entry.partition)
             accepted = code in codes.ACCEPTED
-            if accepted:
-                self.observer.heard(key, now)
+            if accepted and self.observer.heard(key, now):
+                self._look_again(key)
             if not own:
                 continue
             if accepted and entry.epoch is not None:
@@ -283,8 +290,8 @@ class Engine:
         key = (record.topic, record.partition)
         if not outcome.accepted:
             return
-        self.observer.freed(key, now)
-        self._look_again()
+        self.observer.freed(record.client_id, key, now)
+        self._look_again(key)
         lease = self.book.leases.get(key)
         if own and lease is not None and lease.epoch == record.epoch and isinstance(lease.owner, ManualLease):
             pause = self._worlds[lease.cp].pause(self.settings.group_id)

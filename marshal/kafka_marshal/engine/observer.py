@@ -7,12 +7,13 @@ that nothing was heard of it for more than 2 · HI. The claim's own stamp then m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
 import xxhash
 
-from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings
+from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, proof_margin_ms
 from rationalizer import Lease, World, route_lease
 
 __all__ = ["Observer"]
@@ -31,8 +32,15 @@ class Observer:
         #: Own clock (ms) when a CP's log time last moved.
         self._moved: dict[int, float] = {}
         self._free_since: dict[Key, float] = {}
+        #: Who holds what, and how much, by client_id.
+        self._holders: dict[Key, str] = {}
+        self._holdings: Counter[str] = Counter()
         self._asked: dict[Key, float] = {}
         self._waiting: dict[tuple[str, str], float] = {}
+        #: Own clock (ms) when an instance was first granted something, where that is not long ago.
+        self._met: dict[str, float] = {}
+        #: Those of them whom we have asked since.
+        self._told: set[str] = set()
         #: Hashes that never change, by key: a placement looks at every partition, and a group may have thousands.
         self._cps: dict[Key, int] = {}
         self._shares: dict[Key, float] = {}
@@ -62,24 +70,51 @@ class Observer:
                 key = (lease.topic, lease.partition)
                 self.claimed.add(key)
                 self._heard[key] = now - (world.log_time - lease.last_beat)
-                if not lease.held:
+                if lease.client_id is None:
                     self._free_since[key] = now
-                elif lease.client_id == self._settings.client_id:
+                    continue
+                self._hold(key, lease.client_id)
+                if lease.client_id == self._settings.client_id:
                     self.inherited[key] = lease.epoch
 
     def log_time_moved(self, cp: int, now: float) -> None:
         """A record was applied in a CP."""
         self._moved[cp] = now
 
-    def heard(self, key: Key, now: float) -> None:
-        """A beat or a granted claim was applied."""
-        self.claimed.add(key)
+    def heard(self, key: Key, now: float) -> bool:
+        """A beat was applied; returns whether nobody held the lease until now, as far as we saw."""
         self._heard[key] = now
-        self._free_since.pop(key, None)
+        return self._free_since.pop(key, None) is not None
 
-    def freed(self, key: Key, now: float) -> None:
-        """A lease has no holder any more."""
+    def granted(self, client_id: str, instance_id: str, key: Key, now: float) -> None:
+        """A claim (or takeover) was granted."""
+        self.heard(key, now)
+        self.claimed.add(key)
+        self._asked.pop(key, None)  # of whoever held it before
+        self._hold(key, client_id)
+        horizon = now - self._settings.heartbeat_interval_ms
+        while self._met and self._met[first := next(iter(self._met))] < horizon:
+            del self._met[first]
+            self._told.discard(first)
+        self._met.setdefault(instance_id, now)
+
+    def freed(self, client_id: str, key: Key, now: float) -> None:
+        """A lease has no holder any more. Whoever let go of its last one has left: it waits for nothing."""
         self._free_since[key] = now
+        self._hold(key, None)
+        if not self._holdings[client_id]:
+            for wish in [wish for wish in self._waiting if wish[0] == client_id]:
+                del self._waiting[wish]
+
+    def _hold(self, key: Key, client_id: str | None) -> None:
+        before = self._holders.pop(key, None)
+        if before is not None:
+            self._holdings[before] -= 1
+            if not self._holdings[before]:
+                del self._holdings[before]
+        if client_id is not None:
+            self._holders[key] = client_id
+            self._holdings[client_id] += 1
 
     def forgotten(self, cp: int) -> list[Key]:
         """The group was forgotten in a CP (C16); returns the leases that are gone."""
@@ -87,14 +122,34 @@ class Observer:
         for key in keys:
             self.claimed.discard(key)
             self._heard.pop(key, None)
+            self._hold(key, None)
             self._free_since.pop(key, None)
         return keys
 
     def wished(self, client_id: str, key: Key, now: float) -> None:
-        """Somebody asked for a held lease (C4)."""
-        self._asked.pop(key, None)
-        self._asked[key] = now
+        """Somebody asked for a held lease (C4): ourselves, too, since others count us."""
         self._waiting[client_id, key[0]] = now
+        if client_id != self._settings.client_id:
+            self._asked.pop(key, None)
+            self._asked[key] = now
+
+    def wished_at(self, topic: str) -> float:
+        """When (own clock) others saw us ask for a lease of a topic last; −inf: not lately."""
+        return self._waiting.get((self._settings.client_id, topic), -inf)
+
+    def may_not_know(self, key: Key, wished_at: float) -> bool:
+        """Whether a lease's holder came after our last wish was seen, or hardly before: it was not told then.
+
+        A replica that starts hears of no wishes. The records by which we see both may lie in two CPs, so that their
+        order says little. True once for each holder.
+        """
+        lease = self.lease(key)
+        if lease is None or lease.instance_id is None or lease.instance_id in self._told:
+            return False
+        if self._met.get(lease.instance_id, -inf) < wished_at - proof_margin_ms(self._settings.heartbeat_interval_ms):
+            return False
+        self._told.add(lease.instance_id)
+        return True
 
     def refused(self, key: Key, now: float) -> None:
         """Our own claim was rejected as HELD or NOT_FRESH: log time tells how long the holder has been silent."""
@@ -133,19 +188,20 @@ class Observer:
         return self._free_since.setdefault(key, now)
 
     def waiting(self, topics: frozenset[str], now: float) -> dict[str, frozenset[str]]:
-        """Clients that asked for a lease of these topics within the last 2 · HI, and for which; ourselves left out."""
+        """Clients that asked for a lease of these topics within the last 2 · HI, and have not left since."""
         horizon = now - 2 * self._settings.heartbeat_interval_ms
         self._waiting = {who: at for who, at in self._waiting.items() if at >= horizon}
         found: dict[str, frozenset[str]] = {}
         for client, topic in self._waiting:
-            if topic in topics and client != self._settings.client_id:
+            if topic in topics:
                 found[client] = found.get(client, frozenset()) | {topic}
         return found
 
     def asked_for(self, now: float) -> tuple[Key, ...]:
         """Held leases asked for within the last 2 · HI, most recent last."""
         horizon = now - 2 * self._settings.heartbeat_interval_ms
-        self._asked = {key: at for key, at in self._asked.items() if at >= horizon}
+        while self._asked and self._asked[first := next(iter(self._asked))] < horizon:
+            del self._asked[first]
         return tuple(self._asked)
 
     def closed_cps(self, now: float) -> dict[int, float]:

@@ -6,13 +6,14 @@ renewed, or a free partition has lain idle for HI. In between nothing is compute
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.observer import Observer
-from kafka_marshal.engine.policies import MAX_CYCLES, Cycle, PartitionView, View, Wishes
+from kafka_marshal.engine.policies import IDLE_TURN, MAX_CYCLES, Cycle, Partitions, PartitionView, View, Wishes
 from kafka_marshal.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -22,30 +23,54 @@ __all__ = ["Placement"]
 
 Key = tuple[str, int]
 
-#: Claims a member that wants many sends before it has seen an answer.
+#: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
+#: under way: who is alone has 5,000 within 25 round trips, who is not sees the others before it has too many.
 FIRST_CLAIMS = 32
+ANSWERS_PER_CLAIM = 8
 
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
 
 class Placement:
-    """When to ask the policy of one consumer, and what to show it."""
+    """When to ask the policy of one consumer, and what to show it.
+
+    What it is shown is kept, and only what changed is looked at again: the log tells of every change but one, a holder
+    that falls silent. When the first could be silent for too long, everything is looked at.
+    """
 
     def __init__(self, consumer: ConsumerEngine, observer: Observer, settings: EngineSettings) -> None:
         self._consumer = consumer
         self._observer = observer
         self._settings = settings
-        #: Something changed since the policy was last asked.
+        #: Anything may have changed since the policy was last asked.
         self.dirty = True
         #: When it must be asked again though nothing changes.
         self.deadline = 0.0
-        self._next_ask = 0.0
+        #: By topic, which held lease we asked for last.
+        self._asked: dict[str, Key] = {}
         #: Claims sent since we last wanted none: answered ones let more go out (see _wave).
         self._claimed = 0
         self._let_go: dict[Key, float] = {}
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
+        self._shown = Partitions({})
+        self._subscribed: frozenset[Key] = frozenset()
+        self._closed: dict[int, float] = {}
+        #: What is to be looked at again, and whether the policy wants to hear of it.
+        self._touched: dict[Key, None] = {}
+        self._ask_policy = False
+        #: When all has to be looked at again: silent holders, idle partitions.
+        self._look_at = 0.0
 
-    def let_go(self, key: Key, now: float) -> None:
+    def changed(self, key: Key) -> None:
+        """Something changed about one partition (or about who waits for it)."""
+        self._touched[key] = None
+        self._ask_policy = True
+
+    def touched(self, key: Key) -> None:
+        """We did something about a partition on the policy's behalf: no reason to ask it again."""
+        self._touched[key] = None
+
+    def leave_alone(self, key: Key, now: float) -> None:
         """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
         self._let_go[key] = now + 2 * self._settings.heartbeat_interval_ms
 
@@ -63,69 +88,71 @@ class Placement:
         assignment.meter = (now, done, log_end)
         cycle = Cycle(max(0, log_end - done - 1), (done - old_done) / seconds, (log_end - old_end) / seconds)
         self._cycles[assignment.key] = (*self._cycles.get(assignment.key, ()), cycle)[-MAX_CYCLES:]
-        self.dirty = True
+        self.changed(assignment.key)
 
     def wishes(self, now: float) -> Wishes | None:
         """What the policy wants done now; None: nothing changed, or the group is paused."""
-        if not self.dirty and now < self.deadline:
+        if not (self.dirty or self._ask_policy) and now < self.deadline:
             return None
-        self.dirty = False
-        self._let_go = {key: until for key, until in self._let_go.items() if until > now}
-        partitions = self._partitions(now)
-        inherited = self._inherit(partitions, now)
-        if inherited:
-            partitions = self._partitions(now)
-        if not partitions:
+        self._look(now)
+        if self._inherit(now):
+            self._look(now)
+        self.deadline = min((self._look_at, *self._closed.values(), *self._let_go.values()))
+        if not self._shown:
             return None
-        own = tuple(
-            sorted(
-                k
-                for k, x in self._consumer.assignments.items()
-                if x.stage in _OWN_STAGES and not x.releasing and k in partitions
-            )
-        )
+        assignments = self._consumer.assignments
+        own = [(key, x) for key, x in assignments.items() if x.stage in _OWN_STAGES and not x.releasing]
+        waiting = self._observer.waiting(self._consumer.subscription.topics, now)
         view = View(
             client_id=self._settings.client_id,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            partitions=partitions,
-            waiting=self._observer.waiting(self._consumer.subscription.topics, now),
+            partitions=self._shown.snapshot(),
+            asking=waiting.pop(self._settings.client_id, None) is not None,
+            waiting=waiting,
             asked_for=self._observer.asked_for(now),
+            left_alone=frozenset(self._let_go),
+            pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
         )
-        wishes = self._consumer.settings.policy.wishes(view, own, now)
-        return self._limit(wishes, view, now)
+        keys = tuple(sorted(key for key, _ in own if key in self._shown))
+        return self._limit(self._consumer.settings.policy.wishes(view, keys, now), now)
 
-    def _limit(self, wishes: Wishes, view: View, now: float) -> Wishes:
-        """Leave to others what we have just let go; ask for at most one held lease every HI."""
+    def _limit(self, wishes: Wishes, now: float) -> Wishes:
+        """Leave to others what they are to have; ask for one held lease of a topic every HI, and of whoever is new."""
         claim = self._wave(tuple(key for key in wishes.claim if key not in self._let_go))
-        release = wishes.release
-        ask = [key for key in wishes.ask if key not in self._consumer.assignments and key not in self._let_go]
-        if ask and now >= self._next_ask:
-            self._next_ask = now + self._settings.heartbeat_interval_ms
-            claim = (*claim, ask[0])
-        if ask:
-            self.deadline = min(self.deadline, self._next_ask)
-        return replace(wishes, claim=claim, release=release, ask=())
+        asks, hi = list[Key](), self._settings.heartbeat_interval_ms
+        for key in wishes.ask:
+            if key in self._consumer.assignments or key in self._let_go:
+                continue
+            under_way = self._consumer.assignments.get(self._asked.get(key[0], key))
+            if under_way is not None and under_way.stage is Stage.CLAIMING:
+                continue
+            wished_at = self._observer.wished_at(key[0])
+            if now >= wished_at + hi or self._observer.may_not_know(key, wished_at):
+                self._asked[key[0]] = key
+                asks.append(key)
+            else:
+                self.deadline = min(self.deadline, wished_at + hi)
+        return replace(wishes, claim=(*claim, *asks), ask=())
 
     def _wave(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
-        """As many of these claims as may go out now: a few at first, two more for each that the log has answered.
+        """As many of these claims as may go out now: a few at first, then one or two for each the log has answered.
 
-        So members that start together see each other before each of them has claimed everything, and who is alone
-        has thousands after some round trips.
+        So members that start together see each other before each of them has claimed everything.
         """
         under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
         if not wanted:
             self._claimed = under_way
             return ()
         answered = self._claimed - under_way
-        wave = wanted[: max(0, FIRST_CLAIMS + answered - under_way)]
+        wave = wanted[: max(0, FIRST_CLAIMS + answered // ANSWERS_PER_CLAIM - under_way)]
         self._claimed += len(wave)
-        self.dirty = self.dirty or len(wave) < len(wanted)
+        self._ask_policy = self._ask_policy or len(wave) < len(wanted)
         return wave
 
-    def _inherit(self, partitions: dict[Key, PartitionView], now: float) -> bool:
+    def _inherit(self, now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
         inherited = self._observer.inherited
-        keys = [key for key in inherited if key in partitions and not self._consumer.is_taken(key)]
+        keys = [key for key in inherited if key in self._shown and not self._consumer.is_taken(key)]
         for key in keys:
             epoch = inherited.pop(key)
             lease = self._observer.lease(key)
@@ -133,43 +160,60 @@ class Placement:
                 self._consumer.claim(key, now, take_over=True)
         return bool(keys)
 
-    def _partitions(self, now: float) -> dict[Key, PartitionView]:
-        """The subscription's partitions that can be worked on now; sets when to look again."""
-        observer, assignments, blocked = self._observer, self._consumer.assignments, self._consumer.blocked
-        closed = observer.closed_cps(now)
-        self.deadline = min((*closed.values(), *self._let_go.values()), default=inf)
-        shown: dict[Key, PartitionView] = {}
+    def _look(self, now: float) -> None:
+        """Bring up to date what is shown, and when to look again."""
+        self._let_go = {key: until for key, until in self._let_go.items() if until > now}
+        closed = self._observer.closed_cps(now)
+        partitions: Iterable[Key] = self._touched
+        if self.dirty or now >= self._look_at or closed.keys() != self._closed.keys():
+            partitions = self._consumer.subscription.partitions
+            if self.dirty:
+                self._subscribed = frozenset(partitions)
+            self._shown = Partitions({})
+            self._look_at = inf
+        self.dirty = self._ask_policy = False
+        self._closed = closed
         held: dict[str | None, PartitionView] = {}  # one view for all that somebody holds: there may be thousands
-        for key in self._consumer.subscription.partitions:
-            if key in blocked or (closed and observer.cp_of(key) in closed):
-                continue
-            assignment = assignments.get(key)
-            if assignment is not None and not assignment.over:
-                holder: str | None = self._settings.client_id
-                if cycles := self._cycles.get(key):
-                    shown[key] = PartitionView(holder=holder, cycles=cycles)
-                    continue
+        for key in partitions:
+            shown = self._view(key, now, held)
+            if shown is None:
+                self._shown.take_out(key)
             else:
-                if self._cycles:
-                    self._cycles.pop(key, None)
-                opens_at, holder = observer.look(key, now)
-                if opens_at > now:
-                    self.deadline = min(self.deadline, opens_at)
-                elif assignment is None:
-                    shown[key] = self._idle(key, now)
-                    continue
-                else:  # released by us, and not yet shown in the log
-                    holder = self._settings.client_id
-            view = held.get(holder)
-            if view is None:
-                view = held[holder] = PartitionView(holder=holder)
-            shown[key] = view
-        return shown
+                self._shown.show(key, shown)
+        self._touched = {}
+
+    def _view(self, key: Key, now: float, held: dict[str | None, PartitionView]) -> PartitionView | None:
+        """A partition of the subscription, where it can be worked on now."""
+        observer, assignment = self._observer, self._consumer.assignments.get(key)
+        if (
+            key not in self._subscribed
+            or key in self._consumer.blocked
+            or (self._closed and observer.cp_of(key) in self._closed)
+        ):
+            return None
+        holder: str | None = self._settings.client_id
+        if assignment is not None and not assignment.over:
+            if cycles := self._cycles.get(key):
+                return PartitionView(holder=holder, cycles=cycles)
+        else:
+            self._cycles.pop(key, None)
+            opens_at, holder = observer.look(key, now)
+            if opens_at > now:
+                self._look_at = min(self._look_at, opens_at)
+            elif assignment is None:
+                return self._idle(key, now)
+            else:  # released by us, and not yet shown in the log
+                holder = self._settings.client_id
+        view = held.get(holder)
+        if view is None:
+            view = held[holder] = PartitionView(holder=holder)
+        return view
 
     def _idle(self, key: Key, now: float) -> PartitionView:
         """A partition that can be claimed."""
         hi = self._settings.heartbeat_interval_ms
         since = self._observer.free_since(key, now)
-        if now - since <= hi:
-            self.deadline = min(self.deadline, since + hi + 1)
+        for due in (since + hi + 1, since + (1 + IDLE_TURN) * hi + 1):
+            if due > now:
+                self._look_at = min(self._look_at, due)
         return PartitionView(holder=None, free_since=since)

@@ -9,8 +9,11 @@ Policies combine with ``&``: ``Balanced() & MaxClaims(4)``. Each one refines the
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import xxhash
 
@@ -21,6 +24,7 @@ __all__ = [
     "Greedy",
     "MaxClaims",
     "PartitionView",
+    "Partitions",
     "Policy",
     "ReleaseIfBehind",
     "View",
@@ -59,18 +63,69 @@ class PartitionView:
     cycles: tuple[Cycle, ...] = ()
 
 
+class Partitions(dict[Key, PartitionView]):
+    """The partitions of a view, with what would take a look at each of them to know: there may be thousands."""
+
+    __slots__ = ("counts", "free")
+
+    def __init__(self, partitions: Mapping[Key, PartitionView]) -> None:
+        super().__init__(partitions)
+        #: How many partitions each holder has; holders without any may be listed with 0.
+        self.counts: Counter[str] = Counter()
+        #: Partitions that nobody holds.
+        self.free: dict[Key, None] = {}
+        for key, partition in partitions.items():
+            self._count(key, partition)
+
+    def _count(self, key: Key, partition: PartitionView) -> None:
+        if partition.holder is None:
+            self.free[key] = None
+        else:
+            self.counts[partition.holder] += 1
+
+    def take_out(self, key: Key) -> None:
+        """Show a partition no more."""
+        old = self.pop(key, None)
+        if old is None:
+            return
+        if old.holder is None:
+            del self.free[key]
+        else:
+            self.counts[old.holder] -= 1
+
+    def show(self, key: Key, partition: PartitionView) -> None:
+        """Show a partition, or show it anew."""
+        self.take_out(key)
+        self[key] = partition
+        self._count(key, partition)
+
+    def snapshot(self) -> Partitions:
+        """A copy that stays as it is."""
+        copy = Partitions({})
+        copy.update(self)
+        copy.counts.update(self.counts)
+        copy.free.update(self.free)
+        return copy
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The subscription as one client sees it: a snapshot, equal for all clients up to what is under way."""
 
     client_id: str
     heartbeat_interval_ms: int
-    #: All partitions of the subscription, sorted by topic and partition.
+    #: All partitions of the subscription that can be worked on.
     partitions: Mapping[Key, PartitionView]
     #: Clients that asked for a held partition within the last 2 · HI (C4), with the topics they asked for.
     waiting: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: Held partitions that were asked for, most recent last.
     asked_for: tuple[Key, ...] = ()
+    #: Own ones that were claimed, and the log has not answered.
+    pending: frozenset[Key] = frozenset()
+    #: Whether others see us among those that wait.
+    asking: bool = False
+    #: What our policy let go lately, and not as surplus: it is neither claimed nor asked for now.
+    left_alone: frozenset[Key] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +134,11 @@ class Wishes:
 
     claim: tuple[Key, ...] = ()
     release: tuple[Key, ...] = ()
-    #: Held by others; claimed to be seen waiting, at most one every HI.
+    #: Held by others; claimed to be seen waiting: one of each topic, and again after HI or of a holder that came since.
     ask: tuple[Key, ...] = ()
+    #: What of release is merely more than our share: we may claim it again at once should we come to lack some. The
+    #: rest we leave alone for 2 · HI.
+    surplus: frozenset[Key] = frozenset()
 
 
 class Policy:
@@ -138,39 +196,53 @@ class Greedy(Policy):
         return Wishes(claim=tuple(key for key in _free(view) if key not in mine))
 
 
+#: Idle partitions are first up to one member each, for this share of HI, then up to everybody.
+IDLE_TURN = 0.5
+
+
+@lru_cache(maxsize=1 << 16)
+def _place(key: Key) -> int:
+    """Where a partition stands in the order in which all members deal out what is free."""
+    return xxhash.xxh64_intdigest(f"{key[0]}\0{key[1]}".encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Balanced(Policy):
     """Everyone ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
 
     The n members are the holders, those who asked lately, and ourselves. Who holds most now keeps the larger share.
-    One below its share claims what is free; where too little is free it asks, and the holders above their share
-    let go as many as are missing, those with most first, of the topics that were asked for. A partition that stayed
-    free for longer than HI is claimed by anyone: nothing lies idle because a member that counts cannot take it.
+
+    What is free is dealt out: in an order that is the same for all, the first ones to the first member below its share,
+    and so on, those who asked before the others. Everybody works out the same, so that everybody claims its own part
+    at once and no two claims collide; what is claimed meanwhile changes nobody else's part.
+
+    One below its share for whom too little is free asks (C4: one visible wish for each topic, no more than it lacks,
+    again after HI, and at once of a holder that came since and can't know). The holders above their share let go as
+    many as are missing, at once, those with most first, of the topics that were asked for. Nothing is let go for
+    claims that the log has not answered: they may be refused.
+
+    A partition that stayed free for longer than HI lies idle: a member that counts cannot take it (a limit, another
+    subscription, dead). It is claimed by one of those who have their share, after half an HI more by any of them.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        counts = self._counts(view, own)
-        shares = self._shares(counts, len(view.partitions))
+        partitions = view.partitions if isinstance(view.partitions, Partitions) else Partitions(view.partitions)
+        counts = self._counts(view, own, partitions)
+        shares = self._shares(counts, len(partitions))
         mine = set(own)
-        free = [key for key in _free(view) if key not in mine]
+        free = [key for key in partitions.free if key not in mine]
         missing = shares[view.client_id] - len(own)
         if missing > 0:
-            claim = tuple(free[:missing])
-            return Wishes(claim=claim, ask=self._ask(view, counts, shares) if len(claim) < missing else ())
-        idle = tuple(
-            key
-            for key in free
-            if (since := view.partitions[key].free_since) is not None and now - since > view.heartbeat_interval_ms
-        )
-        return Wishes(claim=idle, release=() if idle else self._release(view, own, counts, shares, len(free)))
+            claim = self._dealt(view, free, counts, shares)
+            return Wishes(claim=claim, ask=self._ask(view, counts, shares)[: missing - len(claim)])
+        idle = self._idle(view, free, counts, shares, now)
+        release = () if idle else self._release(view, own, counts, shares, len(free))
+        return Wishes(claim=idle, release=release, surplus=frozenset(release))
 
     @staticmethod
-    def _counts(view: View, own: tuple[Key, ...]) -> dict[str, int]:
+    def _counts(view: View, own: tuple[Key, ...], partitions: Partitions) -> dict[str, int]:
         counts = dict.fromkeys(sorted(view.waiting), 0)
-        mine = set(own)
-        for key, partition in view.partitions.items():
-            if partition.holder is not None and key not in mine and partition.holder != view.client_id:
-                counts[partition.holder] = counts.get(partition.holder, 0) + 1
+        counts.update((holder, partitions.counts[holder]) for holder in sorted(+partitions.counts))
         counts[view.client_id] = len(own)
         return counts
 
@@ -181,12 +253,44 @@ class Balanced(Policy):
         return {client: base + (1 if place < larger else 0) for place, client in enumerate(order)}
 
     @staticmethod
+    def _dealt(view: View, free: list[Key], counts: Mapping[str, int], shares: Mapping[str, int]) -> tuple[Key, ...]:
+        """Our part of what is free, beginning at a place of our own: not everybody may know of everybody yet."""
+        waiting = {*view.waiting, view.client_id} if view.asking else view.waiting
+        first = 0
+        for client in sorted(counts, key=lambda client: (client not in waiting, client)):
+            if client == view.client_id:
+                break
+            first += max(0, shares[client] - counts[client])
+        part = sorted(free, key=_place)[first : first + shares[view.client_id] - counts[view.client_id]]
+        begin = bisect_left(part, _place((view.client_id, -1)), key=_place)
+        return tuple(part[begin:] + part[:begin])
+
+    @staticmethod
+    def _idle(
+        view: View, free: list[Key], counts: Mapping[str, int], shares: Mapping[str, int], now: float
+    ) -> tuple[Key, ...]:
+        """What of the free ones lies idle, and is up to us."""
+        hi = view.heartbeat_interval_ms
+        found: list[Key] = []
+        takers = [client for client in sorted(counts) if counts[client] >= shares[client]]
+        for key in sorted(free, key=_place):
+            since = view.partitions[key].free_since
+            if since is None or now - since <= hi:
+                continue
+            if now - since > (1 + IDLE_TURN) * hi or takers[_place(key) % len(takers)] == view.client_id:
+                found.append(key)
+        return tuple(found)
+
+    @staticmethod
     def _ask(view: View, counts: Mapping[str, int], shares: Mapping[str, int]) -> tuple[Key, ...]:
-        """Held partitions of those who hold more than their share, the richest first."""
-        above = {client for client in counts if counts[client] > shares[client]}
-        keys = [key for key, partition in view.partitions.items() if partition.holder in above]
-        keys.sort(key=lambda key: (-counts[view.partitions[key].holder or ""], _affinity(view.client_id, key)))
-        return tuple(keys)
+        """A held partition of each topic, of whoever holds most, where that is more than its share."""
+        above = {client: count for client, count in counts.items() if count > shares[client]}
+        found: dict[str, tuple[int, Key]] = {}
+        for key, partition in view.partitions.items() if above else ():
+            count = above.get(partition.holder or "", 0)
+            if count > found.get(key[0], (0, key))[0] and key not in view.left_alone:
+                found[key[0]] = (count, key)
+        return tuple(key for _, key in sorted(found.values(), key=lambda entry: (-entry[0], entry[1])))
 
     @staticmethod
     def _release(
@@ -194,7 +298,8 @@ class Balanced(Policy):
     ) -> tuple[Key, ...]:
         """Our part of what those who asked are missing: every holder above its share works it out alike."""
         wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
-        if wanted <= 0:
+        mine = [key for key in own if key not in view.pending]
+        if wanted <= 0 or len(mine) <= shares[view.client_id]:
             return ()
         topics = frozenset[str]().union(*view.waiting.values())
         able = {partition.holder for key, partition in view.partitions.items() if key[0] in topics}
@@ -208,9 +313,10 @@ class Balanced(Policy):
                 quota += 1
             if left[giver] <= shares[giver]:
                 del left[giver]
-        mine = set(own)
-        asked = [key for key in view.asked_for if key in mine]
-        others = [key for key in own if key[0] in topics and key not in view.asked_for]
+        quota = min(quota, len(mine) - shares[view.client_id])
+        held, asked_for = set(mine), set(view.asked_for)
+        asked = [key for key in view.asked_for if key in held]
+        others = [key for key in mine if key[0] in topics and key not in asked_for]
         rest = sorted(others, key=lambda key: _affinity(view.client_id, key))
         return tuple((asked + rest[::-1])[:quota])
 
@@ -233,7 +339,7 @@ class MaxClaims(Policy):
         room = self.limit - len(kept)
         if room >= 0:
             return replace(wishes, claim=wishes.claim[:room], ask=wishes.ask if room else ())
-        return Wishes(release=wishes.release + tuple(kept[self.limit :]))
+        return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +371,7 @@ class WholeTopic(Policy):
             claim=tuple(keys + rest),
             release=tuple(dict.fromkeys(release)),
             ask=tuple(key for key in wishes.ask if key[1] == 0),
+            surplus=wishes.surplus.union(orphans),
         )
 
 
