@@ -401,6 +401,7 @@ def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     waiting = consumer.delivery.proposed
     assert waiting is member.assignment(T0)
     assert consumer.delivery.propose(net.now) is waiting
+    net.run(10)
     assert grants(net) == [4, 9]
 
 
