@@ -400,6 +400,8 @@ def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     net, member, consumer = ahead()
     waiting = consumer.delivery.proposed
     assert waiting is member.assignment(T0)
+    member.fetch(10)
+    assert consumer.delivery.fullest(net.now) >= 5
     assert consumer.delivery.propose(net.now) is waiting
     net.run(10)
     assert grants(net) == [4, 9]
