@@ -403,6 +403,7 @@ def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     member.fetch(10)
     assert consumer.delivery.fullest(net.now) >= 5
     assert consumer.delivery.propose(net.now) is waiting
+    member.settle()
     net.run(10)
     assert grants(net) == [4, 9]
 
