@@ -28,6 +28,7 @@ from tests.demo.helpers import (
     rows_done,
     state_of,
     topics_of,
+    watchdogs_of,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -126,6 +127,7 @@ def test_an_interruption_leaves_neither_drivers_nor_jvms(
     below = list(descendants(run.process.pid))
     run.process.send_signal(number)
     assert run.ends(60) == 130, run.said
+    assert watchdogs_of(below) == [], "the demo has ended, and watchdogs of its drivers run on"
     eventually(lambda: not [pid for pid in below if alive(pid)], 20, "the end of all processes")
     assert state_of(run.folder) == "interrupted"
     assert "Traceback" not in run.said
@@ -135,9 +137,9 @@ def test_kill_9_of_the_demo_leaves_no_jvm(demo: Demo, kafka_bootstrap: str) -> N
     run = spark_run(demo, bootstrap=kafka_bootstrap, rows=60_000, seed=1)
     eventually(lambda: rows_done(run.folder) > 0, 120, "the first round")
     below = list(descendants(run.process.pid))
-    assert sum(map(is_driver, below)) == sum(map(is_spark, below)) == 2
+    assert sum(map(is_driver, below)) == sum(map(is_spark, below)) == len(watchdogs_of(below)) == 2
     run.process.kill()
-    eventually(lambda: not [pid for pid in below if alive(pid)], 30, "the end of all processes")
+    eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 30, "the end of all processes")
     assert state_of(run.folder) == "running"
     assert ask(run.folder / "delays.sqlite", "PRAGMA integrity_check") == [("ok",)]
 

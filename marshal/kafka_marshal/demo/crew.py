@@ -147,7 +147,7 @@ class WorkerProcess:
             time.sleep(0.02)
         return round((time.monotonic() - begun) * 1000)
 
-    def end_watchdog(self, grace_s: float = WATCHDOG_GRACE_S) -> bool:
+    def end_watchdog(self, grace_s: float) -> bool:
         """Wait until the watchdog of this worker, which has ended, is gone, too. False: it had to be killed."""
         until = time.monotonic() + grace_s
         while found := _watchdogs_of(self.process.pid):
@@ -237,7 +237,7 @@ class Crew:
     def _end_rests(self) -> None:
         for worker in self.workers.values():
             worker.end_rest()
-            worker.end_watchdog()
+            worker.end_watchdog(WATCHDOG_GRACE_S)
 
     def __enter__(self) -> Crew:
         return self
