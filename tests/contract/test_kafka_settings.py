@@ -83,6 +83,19 @@ def test_what_librdkafka_does_not_accept_is_told_at_once(config: dict[Any, objec
         KafkaCluster(NOBODY, config)
 
 
+@pytest.mark.parametrize("address", ["h:0", "h:65536", "h:x", "h:", "[::1]:99999", "good:9092, SSL://bad:70000"])
+def test_a_port_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="a port is a number from 1 to 65535"):
+        KafkaCluster(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["h", "h:65535", "[::1]:9092", "[::1]", "::1", "SASL_SSL://h", "PLAINTEXT://h:1,i:2"]
+)
+def test_addresses_as_librdkafka_takes_them(address: str) -> None:
+    KafkaCluster(address).close()
+
+
 @pytest.mark.parametrize("servers", ["", "  "])
 def test_servers_must_be_named(servers: str) -> None:
     with pytest.raises(ConfigurationError, match="bootstrap_servers"):

@@ -95,6 +95,7 @@ class KafkaCluster:
                 f"bootstrap_servers must be text like 'localhost:9092', not {bootstrap_servers!r}. Nothing was sent."
             )
         self.runtime: Runtime = THREADS
+        settings.check_addresses(str(bootstrap_servers))
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)
@@ -128,7 +129,7 @@ class KafkaCluster:
     # Look-ups.
 
     def cluster_ids(self, wait_s: float) -> dict[str, str]:
-        addresses = list(dict.fromkeys(part.strip() for part in self._bootstrap.split(",") if part.strip()))
+        addresses = settings.addresses(self._bootstrap)
         if len(addresses) < 2:
             return {}
         if self._addresses is None:
@@ -210,7 +211,7 @@ class KafkaCluster:
         if not isinstance(error, KafkaException):
             return CoordinationTopicError(f"Topic {name!r} can't be created: {error}. Nothing was changed.")
         self._serve()
-        ours = marshal_error(error, doing, self._bootstrap, self._troubles)
+        ours = marshal_error(error, doing, self._bootstrap, self._troubles, changing=True)
         cause = kafka_error(error)
         if type(ours).__name__ != "MarshalError":  # a refusal, or nobody there
             return ours
@@ -278,7 +279,7 @@ class KafkaCluster:
         found = {key: start for key, start in starts.items() if start >= before[key]}
         wanted = [key for key in starts if key not in found]
         if wanted:
-            found |= self._ask_leaders("deleting records of", wanted, timeout_s, ask)
+            found |= self._ask_leaders("deleting records of", wanted, timeout_s, ask, changing=True)
         return found
 
     def _ask_leaders(
@@ -287,6 +288,8 @@ class KafkaCluster:
         partitions: Iterable[TopicPartition],
         timeout_s: float,
         ask: Callable[[AdminClient, list[TopicPartition], float], dict[TopicPartition, T]],
+        *,
+        changing: bool = False,
     ) -> dict[TopicPartition, T]:
         """Ask the partitions' leaders; look again for those that librdkafka does not know, for they may be new."""
         keys = sorted(set(partitions))
@@ -297,7 +300,8 @@ class KafkaCluster:
             if not wanted:
                 return {}
             try:
-                return self._ask(doing, deadline - time.monotonic(), lambda admin, left_s: ask(admin, wanted, left_s))
+                left_s = deadline - time.monotonic()
+                return self._ask(doing, left_s, lambda admin, left_s: ask(admin, wanted, left_s), changing=changing)
             except _NoLeadersError:
                 return {}
 
@@ -318,7 +322,9 @@ class KafkaCluster:
             found |= ask_for(there)
         return found
 
-    def _ask(self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T]) -> T:
+    def _ask(
+        self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T], *, changing: bool = False
+    ) -> T:
         """Ask, again and again while the answer is one that passes by itself, until the time is up."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -332,7 +338,7 @@ class KafkaCluster:
                 if code == KafkaError._NOENT:
                     raise _NoLeadersError from error
                 if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
-                    raise marshal_error(error, doing, self._bootstrap, self._troubles) from error
+                    raise marshal_error(error, doing, self._bootstrap, self._troubles, changing=changing) from error
                 if code in _LEADER_CODES:
                     self._fetch_metadata(admin, deadline - time.monotonic())
             finally:

@@ -92,7 +92,7 @@ class KafkaDataWriter:
                 self._producer.poll(0.05)
                 self._check()
             except KafkaException as error:
-                raise marshal_error(error, self._doing(), self._bootstrap, self._troubles) from error
+                raise marshal_error(error, self._doing(), self._bootstrap, self._troubles, changing=True) from error
         self._accepted += 1
         if self._accepted % _LOOK_EVERY == 0:
             self._producer.poll(0)
@@ -128,7 +128,7 @@ class KafkaDataWriter:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise marshal_error(self._failure, self._doing(), self._bootstrap, self._troubles)
+            raise marshal_error(self._failure, self._doing(), self._bootstrap, self._troubles, changing=True)
 
     def _doing(self) -> str:
         return f"writing to topic {self._topic!r}"

@@ -269,9 +269,14 @@ def configuration_error(error: KafkaException | ValueError | TypeError) -> Confi
 
 
 def marshal_error(
-    error: KafkaException | KafkaError, doing: str, bootstrap_servers: str, troubles: Troubles | None = None
+    error: KafkaException | KafkaError,
+    doing: str,
+    bootstrap_servers: str,
+    troubles: Troubles | None = None,
+    *,
+    changing: bool = False,
 ) -> MarshalError:
-    """The error to raise for a call that failed; doing completes "While …"."""
+    """The error to raise for a call that failed; doing completes "While …"; changing: it did not only ask."""
     cause = kafka_error(error)
     code = cause.code()
     reason = troubles.recent() if troubles is not None else None
@@ -290,11 +295,11 @@ def marshal_error(
             )
     if code in _UNREACHABLE_CODES:
         why = reason.str() if reason is not None else cause.str()
+        known = "Whether it took place is not known, look before you try again" if changing else "Nothing was changed"
         return KafkaUnavailableError(
-            f"While {doing}: no answer from {bootstrap_servers} in time ({why}). Whether a change that was asked "
-            "for took place is not known; leases that can't be confirmed end by themselves. Check that the "
-            "broker runs, that bootstrap_servers names its listener, that its advertised.listeners can be reached "
-            "and, if it wants TLS or SASL, that security.protocol says so."
+            f"While {doing}: no answer from {bootstrap_servers} in time ({why}). {known}; leases that can't be "
+            "confirmed end by themselves. Check that the broker runs, that bootstrap_servers names its listener, that "
+            "its advertised.listeners can be reached and, if it wants TLS or SASL, that security.protocol says so."
         )
     if code in RETRY_CODES or cause.retriable():
         return KafkaUnavailableError(

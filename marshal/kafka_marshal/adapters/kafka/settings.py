@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["Role", "check", "properties"]
+__all__ = ["Role", "addresses", "check", "check_addresses", "properties"]
 
 #: How long a fetch may rest at the broker when there is nothing new. A long poll is answered the moment a record
 #: arrives, so it costs no latency; it only delays the report of an end that lies behind transaction markers.
@@ -80,6 +80,9 @@ FIXED: Mapping[str, _Fixed] = {
     "enable.partition.eof": _Fixed((), "the adapters ask for it where they need it"),
 }
 
+#: The largest TCP port.
+MAX_PORT = 65_535
+
 _DEFAULTS: Mapping[str, object] = {
     "client.id": "kafka-marshal",
     # Nothing here may wait to fill a packet: a heartbeat that is late can cost a lease.
@@ -136,6 +139,29 @@ _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
         "queued.min.messages": 20_000,
     },
 }
+
+
+def addresses(bootstrap_servers: str) -> list[str]:
+    """The bootstrap addresses, each once."""
+    return list(dict.fromkeys(part.strip() for part in bootstrap_servers.split(",") if part.strip()))
+
+
+def check_addresses(bootstrap_servers: str) -> None:
+    """Refuse a port that is none: librdkafka would take what is left of it modulo 65,536, and call somebody else.
+
+    Raises:
+        ConfigurationError: it names the address.
+    """
+    for address in addresses(bootstrap_servers):
+        _, *ports = address.rpartition("://")[2].rpartition("]")[2].split(":")
+        if len(ports) != 1:  # none, or an IPv6 address without brackets
+            continue
+        (port,) = ports
+        if not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+            raise ConfigurationError(
+                f"bootstrap_servers: {address!r} has the port {port!r}; a port is a number from 1 to {MAX_PORT}. "
+                "Nothing was sent."
+            )
 
 
 def check(config: Mapping[str, object]) -> None:
