@@ -1,6 +1,43 @@
-"""Deterministic simulation."""
+"""Deterministic simulation: the real client, engine, policies and admin on a virtual clock, with everything going wrong.
 
+:func:`simulate` runs seeds, and what broke a promise is made small and printed as a script. Your own worker can take
+part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``kafka-marshal[simulation]``.
+
+==============  ====================================================================================================
+``scheduler``   virtual time, and threads (greenlets) that run one at a time
+``runtime``     the clock and threads of one process, as :mod:`kafka_marshal.runtime` wants them
+``network``     latency, loss, repetition; each client sees the log at a time of its own
+``process``     processes, and what a worker in one is given (:class:`Job`)
+``workers``     the built-in workers: every way in which messages can be had
+``scenario``    who takes part and what goes wrong, from a seed or written down
+``checks``      what must hold with every record and every message
+``story``       runs a scenario
+``shrink``      makes a failing one small
+``campaign``    runs many
+==============  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+from kafka_marshal.testing.simulation.campaign import Report, simulate
+from kafka_marshal.testing.simulation.checks import Violation
+from kafka_marshal.testing.simulation.loading import load_worker
+from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
 
-__all__ = ["Client", "Fault", "Result", "Scenario", "simulate_one"]
+__all__ = [
+    "Client",
+    "Database",
+    "Fault",
+    "Job",
+    "Report",
+    "Result",
+    "Scenario",
+    "Transaction",
+    "Violation",
+    "Worker",
+    "load_worker",
+    "simulate",
+    "simulate_one",
+]

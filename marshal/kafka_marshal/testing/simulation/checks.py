@@ -89,8 +89,8 @@ class _Seen:
 class _Ledger:
     """What was done with the messages of one partition."""
 
-    #: offset → who handled it last, and when it was through.
-    handled: dict[int, tuple[Process, float]] = field(default_factory=dict)
+    #: offset → who handled it last, when it was through, and the epoch under which it was handed out (-1: unknown).
+    handled: dict[int, tuple[Process, float, int]] = field(default_factory=dict)
     #: Handled, or written down as done by an admin, ever.
     ever: set[int] = field(default_factory=set)
     #: At most once: offset → who was handed it.
@@ -120,8 +120,10 @@ class Checks:
         self._watched: list[tuple[Process, Driver]] = []
         #: (process, partition) → virtual time at which it knew that its lease was lost.
         self._lost: dict[tuple[str, Key], float] = {}
-        #: (instance, partition) → when its last accepted beat was sent.
-        self._beaten: dict[tuple[Process, Key], float] = {}
+        #: (process, partition, epoch) → when its last accepted beat was sent.
+        self._beaten: dict[tuple[Process, Key, int], float] = {}
+        #: The epoch under which a process got the message that it handles now.
+        self._epochs: dict[tuple[Process, Key], int] = {}
         #: At most once: what the log granted: (instance, partition, first, last offset).
         self.grants: list[tuple[str, Key, int, int]] = []
         #: What the fenced sink has.
@@ -231,7 +233,7 @@ class Checks:
         if now.stable < before.stable:
             self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
         if not isinstance(record, ClaimingPartition):
-            self._beaten[sender, key] = max(sent_at, self._beaten.get((sender, key), 0.0))
+            self._beaten[sender, key, now.epoch] = max(sent_at, self._beaten.get((sender, key, now.epoch), 0.0))
         if isinstance(record, ClaimingMessages):
             self.grants.append((record.instance_id, key, before.stable + 1, record.proposed_last_offset))
         elif not self._scenario.at_most_once:
@@ -243,10 +245,11 @@ class Checks:
             return
         ledger = self.ledger(key)
         handled = ledger.ever if sender.is_admin else ledger.handled
+        written = self._written.get(key, ())  # a sink that has it leaves it out
         spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
         for first, last in spans:
             for offset in range(first, last + 1):
-                if offset not in handled:
+                if offset not in handled and offset not in written:
                     self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
                     return
 
@@ -270,7 +273,8 @@ class Checks:
         self.counts["messages"] += 1
         self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
         assignment = _in_hand(process, key, message)
-        if assignment is None:
+        self._epochs[process, key] = -1 if assignment is None else assignment.epoch
+        if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._lost.get((process.name, key))
             if lost_at is not None and not _holds(process, key):
                 late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
@@ -302,9 +306,9 @@ class Checks:
             return  # work that was under way when the lease ended
         if seen.was_done(offset):
             self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
-        former, handled_at = before
+        former, handled_at, epoch = before
         if former is not process and former.is_iterating:
-            beaten = self._beaten.get((former, key), 0.0)
+            beaten = self._beaten.get((former, key, epoch), 0.0)
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
@@ -320,7 +324,7 @@ class Checks:
 
     def _is_handled(self, process: Process, key: Key, offset: int) -> None:
         ledger = self.ledger(key)
-        ledger.handled[offset] = (process, self._scheduler.now)
+        ledger.handled[offset] = (process, self._scheduler.now, self._epochs.get((process, key), -1))
         ledger.ever.add(offset)
 
     def committed(self, process: Process, rows: Iterable[Message]) -> None:
@@ -427,4 +431,4 @@ class _Nobody:
     is_iterating = False
 
 
-_NOBODY: tuple[Process, float] = (_Nobody(), 0.0)  # type: ignore[assignment]
+_NOBODY: tuple[Process, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import (
@@ -282,6 +282,8 @@ class SimulatedTail:
         at = now + process.travel_ms()
         if process.trouble.deaf_until:
             at = max(at, process.trouble.deaf_until.get(partition, 0.0))
+        if (every := process.fetch_ms) > 0:
+            at = every * ceil(at / every)
         at = self._last[partition] = max(at, self._last.get(partition, 0.0))
         self._coming[partition].append((at, end))
         if self._parked is not None:
@@ -379,12 +381,12 @@ class SimulatedReader(MemoryDataReader):
 
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         scheduler = self._network.scheduler
+        if scheduler.over:
+            raise Over
         self._check_open()
         found = self._fetched(max_messages)
         if found is not None or timeout_s <= 0:
             return found or ([], [])
-        if scheduler.over:
-            raise Over
         self._parked = scheduler.current
         scheduler.park(scheduler.now + max(SHORTEST_MS, timeout_s * 1000 / self._process.runtime.rate))
         self._parked = None

@@ -37,6 +37,8 @@ class Host:
     rate: float = 1.0
     is_admin: bool = False
     is_iterating: bool = False
+    #: The log reaches it every so many ms; 0: each record at once.
+    fetch_ms: float = 0.0
     trouble: Trouble = field(default_factory=Trouble)
 
 
@@ -51,6 +53,7 @@ class Process:
         self.is_admin = host.is_admin
         #: Its worker handles message after message, as `for message in consumer` does.
         self.is_iterating = host.is_iterating
+        self.fetch_ms = host.fetch_ms
         self.dead = False
         self.stopped_until = 0.0
         self.trouble = host.trouble

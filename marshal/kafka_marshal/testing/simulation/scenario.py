@@ -52,6 +52,8 @@ class Client:
     rate: float = 1.0
     #: At most once: claims the next batch while one is handled.
     claims_ahead: bool = False
+    #: The log reaches it every so many HI (0: each record at once), as a fetch brings several records.
+    fetches_every: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +110,24 @@ class Scenario:
     def from_seed(cls, seed: int, worker: bool = False, intervals: int = 80) -> Scenario:
         """The story that a seed stands for. worker: every second client runs the one under test."""
         rng = Random(f"kafka-marshal/{seed}")
-        delivery = "at-most-once" if rng.random() < 0.35 and not worker else "at-least-once"
-        count = rng.choice([4, 4, 4, 5])
+        delivery = "at-most-once" if rng.random() < 0.3 and not worker else "at-least-once"
+        count = 5 if rng.random() < 0.1 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
         clients = tuple(_client(rng, index, delivery, drift, fenced, worker) for index in range(count))
-        if not worker and rng.random() < 0.25:
+        if not worker and rng.random() < 0.12:
             clients += (Client("hand", "by-hand", rate=1 + rng.uniform(-1, 1) * drift),)
-        cps = rng.choice([2, 2, 3])
+        cps = 3 if rng.random() < 0.15 else 2
         return cls(
             seed=seed,
             clients=clients,
             faults=_faults(rng, [client.name for client in clients], cps, intervals, rng.random() < 0.1),
             delivery=delivery,
-            heartbeat_interval_ms=rng.choice([300, 300, 500, 1_000]),
+            heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
-            data_partitions=rng.choice([8, 8, 8, 10]),
+            data_partitions=10 if rng.random() < 0.1 else 8,
             messages=rng.randint(1_000, 1_300),
-            handling_ms=rng.choice([1.0, 3.0, 8.0]),
+            handling_ms=rng.choice([1.0, 2.0, 4.0]),
             intervals=intervals,
         )
 
@@ -179,7 +181,8 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
         kind = "yours"
     # Somebody without a limit, so that everything is owned in the end.
     policy = rng.choice(("balanced", "balanced", "greedy")) if index == 0 else rng.choice(POLICIES)
-    return Client(f"c{index}", kind, policy, round(1 + rng.uniform(-1, 1) * drift, 4), rng.random() < 0.4)
+    rate = round(1 + rng.uniform(-1, 1) * drift, 4)
+    return Client(f"c{index}", kind, policy, rate, rng.random() < 0.4, rng.choice((0.0, 0.1, 0.1, 0.1)))
 
 
 def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:

@@ -37,10 +37,10 @@ class Task:
 
     __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "token", "turns", "window")
 
-    def __init__(self, process: Owner, name: str, run: Callable[[], object]) -> None:
+    def __init__(self, process: Owner, name: str, run: Callable[[], object], hub: greenlet) -> None:
         self.process = process
         self.name = name
-        self.greenlet = greenlet(run)
+        self.greenlet = greenlet(run, hub)  # where it goes on when a task ends
         #: Changes with every turn: what was planned for an earlier wait does not end a later one.
         self.token = 0
         self.done = False
@@ -85,7 +85,7 @@ class Scheduler:
                 for other in task.joining:
                     self.wake(other, self.now)
 
-        task = Task(process, name, run)
+        task = Task(process, name, run, self._hub)
         self._tasks.append(task)
         self.wake(task, self.now)
         return task

@@ -138,6 +138,7 @@ def _by_hand(job: Job, client: Client) -> None:
                             lease.grant(offset + 1)
                         job.handle(MemoryMessage(HAND_TOPIC, partition, offset + 1, None, b"", (1, 0)))
                         lease.heartbeat(offset + 1)
+                        job.sleep(job.random.random() * job.heartbeat_interval_ms / 1000)
             except (HeldError, GroupPausedError, LeaseError):
                 job.sleep(0.1)
 

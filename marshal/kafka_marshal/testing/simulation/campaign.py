@@ -1,0 +1,166 @@
+"""Many seeds, side by side; what breaks is made small, and written down as a script."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from kafka_marshal.testing.simulation.loading import load_worker, name_of
+from kafka_marshal.testing.simulation.process import Worker
+from kafka_marshal.testing.simulation.scenario import Scenario
+from kafka_marshal.testing.simulation.shrink import shrink
+from kafka_marshal.testing.simulation.story import Result, simulate_one
+
+__all__ = ["Report", "simulate"]
+
+#: Seeds that one process gets at a time.
+CHUNK = 10
+#: Runs between two collections of garbage.
+COLLECT_AFTER = 5
+
+
+@dataclass(slots=True)
+class Report:
+    """What a campaign has shown."""
+
+    seeds: int = 0
+    #: Results that broke a promise, the first of each process at most; made small.
+    broken: list[Result] = field(default_factory=list)
+    #: The name of the worker under test, for the script.
+    worker: str = ""
+    intervals: float = 0.0
+    faults: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: The least of each that any seed had: "clients", "partitions", "HI" …
+    least: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, result: Result) -> None:
+        """Count one run."""
+        scenario = result.scenario
+        self.seeds += 1
+        self.intervals += result.intervals
+        self.faults += len(scenario.faults)
+        self.counts.update(result.counts)
+        self.outcomes.update(result.outcomes)
+        if result.violation is not None:
+            self.broken.append(result)
+            return
+        had = {
+            "clients": len(scenario.clients),
+            "partitions": scenario.data_partitions,
+            "CPs": scenario.coordination_partitions,
+            "HI": result.intervals,
+            "faults": len(scenario.faults),
+            "records": result.counts["records"],
+            "messages": result.counts["messages"],
+        }
+        for name, value in had.items():
+            self.least[name] = min(value, self.least.get(name, value))
+
+    @property
+    def script(self) -> str:
+        """A Python program that shows the first broken promise; "" where there is none."""
+        if not self.broken:
+            return ""
+        result = self.broken[0]
+        return result.scenario.script(self.worker, str(result.violation))
+
+    def tell(self) -> str:
+        """One line of figures."""
+        least = ", ".join(f"{value:.0f} {name}" for name, value in self.least.items())
+        return (
+            f"{self.seeds} seeds, {len(self.broken)} broken; {self.intervals:.0f} HI, {self.faults} faults, "
+            f"{self.counts['records']} records, {self.counts['replicas']} comparisons of replicas, "
+            f"{self.counts['messages']} messages ({self.counts['repeats']} repeated), "
+            f"{self.counts['transactions']} transactions; at least {least or 'nothing'} in each; {self.seconds:.0f} s"
+        )
+
+    def raise_for_violation(self) -> None:
+        """Raise AssertionError, with the script that shows it, where a promise was broken."""
+        if self.broken:
+            raise AssertionError(f"{self.broken[0].violation}\n\n{self.script}")
+
+
+def simulate(
+    worker: Worker | str | None = None,
+    seeds: int | Iterable[int] = 100,
+    *,
+    jobs: int = 1,
+    keep_going: bool = False,
+    small: bool = True,
+    progress: Callable[[Report], object] | None = None,
+) -> Report:
+    """Run seeds, and say what broke.
+
+    ``worker``: a function of one :class:`Job`, or its name; every second client of each story then runs it, at least
+    once; None: the built-in workers. ``seeds``: so many, from 0, or these. ``jobs``: processes side by side.
+    ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
+    called now and then. Raises ConfigurationError for a worker that is not found.
+    """
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    function = load_worker(worker) if isinstance(worker, str) else worker
+    report = Report(worker=worker if isinstance(worker, str) else "" if worker is None else name_of(worker))
+    began = time.monotonic()
+    for result in _run_all(function, iter(numbers), max(1, jobs)):
+        report.add(result)
+        report.seconds = time.monotonic() - began
+        if progress is not None:
+            progress(report)
+        if report.broken and not keep_going:
+            break
+    if report.broken and small:
+        report.broken[0] = shrink(report.broken[0], lambda scenario: simulate_one(scenario, function))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _run_all(worker: Worker | None, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        for number, seed in enumerate(seeds):
+            yield simulate_one(Scenario.from_seed(seed, worker is not None), worker)
+            if number % COLLECT_AFTER == 0:
+                gc.collect()
+        return
+    # Forked, so that the worker need not be pickled; nothing here has threads.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, _set_up, (worker,)) as pool:
+        waiting = [pool.submit(_run_chunk, chunk) for chunk in islice(_chunks(seeds), 2 * jobs)]
+        try:
+            while waiting:
+                results = waiting.pop(0).result()
+                if (chunk := next(_chunks(seeds), None)) is not None:
+                    waiting.append(pool.submit(_run_chunk, chunk))
+                yield from results
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _chunks(seeds: Iterator[int]) -> Iterator[list[int]]:
+    while chunk := list(islice(seeds, CHUNK)):
+        yield chunk
+
+
+_worker: Worker | None = None
+
+
+def _set_up(worker: Worker | None) -> None:
+    global _worker
+    _worker = worker
+    gc.freeze()
+
+
+def _run_chunk(seeds: list[int]) -> list[Result]:
+    found = []
+    for seed in seeds:
+        result = simulate_one(Scenario.from_seed(seed, _worker is not None), _worker)
+        found.append(replace(result, events=()))  # too much to send
+    gc.collect()
+    return found

@@ -1,0 +1,107 @@
+"""Makes a failing scenario small: fewer faults, fewer clients, fewer messages, a shorter story.
+
+Each step is kept where the smaller one still breaks the same promise. What is left is what a person reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
+from kafka_marshal.testing.simulation.story import Result
+
+__all__ = ["shrink"]
+
+#: Of the virtual time at which the promise broke, this much more is kept at first.
+AFTER = 1.02
+
+
+def shrink(result: Result, run: Callable[[Scenario], Result], attempts: int = 150) -> Result:
+    """The smallest story found within so many runs that breaks the same promise; run: runs one."""
+    if result.violation is None:
+        raise ValueError("there is nothing to shrink: this run broke no promise")
+    promise = result.violation.promise
+    best = result
+    left = attempts
+
+    def still_breaks(scenario: Scenario) -> bool:
+        nonlocal best, left
+        if left <= 0 or scenario == best.scenario:
+            return False
+        left -= 1
+        found = run(scenario)
+        if found.violation is None or found.violation.promise != promise:
+            return False
+        best = found
+        return True
+
+    progress = True
+    while progress and left > 0:
+        progress = False
+        for smaller in _steps:
+            for scenario in smaller(best):
+                if still_breaks(scenario):
+                    progress = True
+                    break  # the next step starts from what was found
+    return best
+
+
+def _shorter(result: Result) -> Iterator[Scenario]:
+    """End soon after the break, and without the faults that come later."""
+    scenario, violation = result.scenario, result.violation
+    if violation is None or violation.promise == "liveness":
+        lasting = max((fault.at + fault.intervals for fault in scenario.faults), default=0.0)
+        yield from (replace(scenario, intervals=n) for n in (5, int(lasting) + 2) if n < scenario.intervals)
+        return
+    ended = violation.at_ms / scenario.heartbeat_interval_ms * AFTER
+    kept = tuple(fault for fault in scenario.faults if fault.at <= ended)
+    share = min(1.0, ended / scenario.intervals)
+    if share < 1.0:
+        yield replace(scenario, faults=kept, intervals=int(ended) + 1, messages=max(1, int(scenario.messages * share)))
+        yield replace(scenario, faults=kept, intervals=int(ended) + 1)
+    if len(kept) < len(scenario.faults):
+        yield replace(scenario, faults=kept)
+
+
+def _fewer_faults(result: Result) -> Iterator[Scenario]:
+    """Halves, then quarters, then one by one."""
+    scenario = result.scenario
+    for kept in _without(scenario.faults):
+        yield replace(scenario, faults=kept)
+
+
+def _without(faults: tuple[Fault, ...]) -> Iterator[tuple[Fault, ...]]:
+    size = len(faults)
+    while size >= 1:
+        for start in range(0, len(faults), size):
+            yield faults[:start] + faults[start + size :]
+        size //= 2
+
+
+def _fewer_clients(result: Result) -> Iterator[Scenario]:
+    scenario = result.scenario
+    for gone in scenario.clients[1:] if len(scenario.clients) > 1 else ():
+        yield replace(
+            scenario,
+            clients=tuple(client for client in scenario.clients if client != gone),
+            faults=tuple(fault for fault in scenario.faults if fault.client != gone.name),
+        )
+
+
+def _plainer(result: Result) -> Iterator[Scenario]:
+    """Usual clocks, policies and sizes."""
+    scenario = result.scenario
+    plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead) for x in scenario.clients)
+    yield replace(scenario, clients=plain)
+    for messages in (10, 30, 100, scenario.messages // 2):
+        if 0 < messages < scenario.messages:
+            yield replace(scenario, messages=messages)
+    for partitions in (1, 2, 4):
+        if partitions < scenario.data_partitions:
+            yield replace(scenario, data_partitions=partitions)
+    if scenario.coordination_partitions > 1:
+        yield replace(scenario, coordination_partitions=1)
+
+
+_steps: tuple[Callable[[Result], Iterator[Scenario]], ...] = (_shorter, _fewer_faults, _fewer_clients, _plainer)
