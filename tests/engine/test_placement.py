@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.placement import Placement
+from kafka_marshal.engine.placement import FIRST_CLAIMS, Placement
 from kafka_marshal.engine.policies import (
     Balanced,
     Cycle,
     Greedy,
     MaxClaims,
+    Partitions,
     Policy,
     ReleaseIfBehind,
     View,
     WholeTopic,
     Wishes,
 )
-from rationalizer import ReleasingPartition
+from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.harness import HI, Member, Net
+from tests.engine.simulation import Simulation
 
 LATENCY = 30.0
 
@@ -241,6 +244,122 @@ def test_a_policy_is_asked_when_something_changed_and_not_all_the_time() -> None
     net.run(5 * HI)
     assert len(asked) > settled + 2
     assert len(member.held()) == 2
+
+
+def test_who_has_asked_and_left_is_not_waited_for() -> None:
+    """Its wish is not yet forgotten when it lets go of its last one: the others take over at once, not after an HI."""
+    net = Net(cps=4)
+    net.topic("t", 44)
+    members = fleet(net, [f"m{i}" for i in range(10)])
+    net.run_until(lambda: is_even(net, members))
+    members += fleet(net, ["brief"])
+    net.run_until(lambda: is_even(net, members))
+    began = net.now
+    members.pop().close()
+    took = net.run_until(lambda: is_even(net, members))
+    assert took <= 4 * LATENCY
+    assert kinds(net, began)["ClaimingPartition"] == 4, "dealt out: no claim in another's way"
+
+
+def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
+    """Whoever starts hears of no wishes; the one that waits sees it take all, and asks again before HI is over."""
+    net = Net(cps=1)
+    net.topic("t", 4)
+    first = net.member("first")
+    first.consumer("t", policy=Greedy())
+    net.run(100)
+    waits = net.member("waits")
+    waits.consumer("t")
+    net.run(50)
+    wishes = net.records(ClaimingPartition, "waits")
+    assert len(wishes) == 1
+    newcomer = net.member("newcomer")
+    waits.deaf = True
+    first.close()
+    first.kill()
+    newcomer.consumer("t")
+    net.run_until(lambda: len(newcomer.held()) == 4)
+    net.run(0.15 * HI)
+    waits.deaf = False
+    took = net.run_until(lambda: len(waits.held()) == 2)
+    assert took <= 50
+    net.run(0.3 * HI)
+    assert len(net.records(ClaimingPartition, "waits")) == 4, "asked twice, and claimed two"
+
+
+def test_surplus_is_taken_back_as_soon_as_there_is_need() -> None:
+    """What was let go for one that then left: nobody waits for 2 HI to have it again."""
+    net = Net(cps=2)
+    net.topic("t", 6)
+    a = net.member("a")
+    a.consumer("t")
+    net.run(100)
+    b = net.member("b")
+    b.consumer("t")
+    net.run_until(lambda: len(b.held()) == 3)
+    b.close()
+    assert net.run_until(lambda: len(a.held()) == 6) <= 50
+
+
+def test_what_a_policy_gives_up_for_other_reasons_is_left_alone() -> None:
+    """Alone with it, nobody takes it: we do, after 2 HI."""
+
+    class Drops(Balanced):
+        dropped: ClassVar[list[float]] = []
+
+        def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
+            if len(own) == 2 and not self.dropped:
+                self.dropped.append(now)
+                return Wishes(release=own[:1])
+            return Balanced.wishes(self, view, own, now)
+
+    net = Net(cps=1)
+    net.topic("t", 2)
+    a = net.member("a")
+    a.consumer("t", policy=Drops())
+    net.run_until(lambda: Drops.dropped)
+    net.run(1.9 * HI)
+    assert len(a.held()) == 1
+    net.run_until(lambda: len(a.held()) == 2, 0.2 * HI)
+
+
+def test_a_member_alone_claims_a_few_first_and_then_ever_more() -> None:
+    """So that others that start with it see it in time; and yet thousands are no matter of seconds."""
+    net = Net(cps=4)
+    net.topic("t", 900)
+    [member] = fleet(net, ["a"])
+    assert len(net.records(ClaimingPartition)) == FIRST_CLAIMS
+    assert net.run_until(lambda: len(member.held()) == 900) <= 25 * LATENCY
+    assert len(net.records(ClaimingPartition)) == 900
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking only at what changed shows what looking at everything would show, through crashes, pauses and losses.
+
+    (But for holders that fell silent: those are looked for when the first may be due.)
+    """
+    looked: list[int] = []
+    look = Placement._look
+
+    def look_and_compare(self: Placement, now: float) -> None:
+        partial = bool(self._touched) and not self.dirty
+        look(self, now)
+        at = self._look_at
+        for key in self._consumer.subscription.partitions:
+            fresh = self._view(key, now, {})
+            shown = self._shown.get(key)
+            if fresh != shown:
+                lease = self._observer.lease(key)
+                assert fresh is not None and fresh.holder is None and lease is not None and lease.held, (key, shown)
+        self._look_at = at
+        counts = Partitions(self._shown)
+        assert (+self._shown.counts, set(self._shown.free)) == (counts.counts, set(counts.free))
+        looked.append(partial)
+
+    monkeypatch.setattr(Placement, "_look", look_and_compare)
+    Simulation(seed).run(faulty_intervals=20)
+    assert sum(looked) > 3, "most of the time only what changed was looked at"
 
 
 def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:

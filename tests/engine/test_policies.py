@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -154,6 +155,88 @@ def test_more_members_than_partitions_those_without_wait_quietly() -> None:
     assert Balanced().wishes(view, own, 0.0) == Wishes()
     view, own = view_of({("t", 0): "b", ("t", 1): None})
     assert Balanced().wishes(view, own, 0.0).claim == (("t", 1),)
+
+
+def claims_of(holders: dict[Key, str | None], *members: str, asked: tuple[str, ...] = ()) -> dict[str, tuple[Key, ...]]:
+    """What each member would claim, all of whom know of each other."""
+    found = {}
+    for me in members:
+        view, own = view_of(holders, me=me, waiting=tuple(client for client in asked if client != me))
+        found[me] = Balanced().wishes(replace(view, asking=me in asked), own, 0.0).claim
+    return found
+
+
+def test_balanced_deals_out_what_is_free_so_that_no_two_claims_collide() -> None:
+    holders: dict[Key, str | None] = dict.fromkeys(keys(31))
+    dealt = claims_of(holders, "a", "b", "c", asked=("a", "b", "c"))
+    assert sorted(key for part in dealt.values() for key in part) == keys(31), "all of it, and nothing twice"
+    assert [len(part) for part in dealt.values()] == [11, 10, 10]
+
+
+def test_balanced_what_was_claimed_meanwhile_changes_nobody_else_s_part() -> None:
+    """The log shows some claims before others: the rest is dealt out as it was."""
+    holders: dict[Key, str | None] = dict.fromkeys(keys(30))
+    before = claims_of(holders, "a", "b", "c", asked=("a", "b", "c"))
+    holders.update(dict.fromkeys(before["a"][:4], "a"))
+    holders.update(dict.fromkeys(before["c"][-5:], "c"))
+    after = claims_of(holders, "a", "b", "c", asked=("a", "b", "c"))
+    assert set(after["b"]) == set(before["b"])
+    assert set(after["a"]) == set(before["a"][4:])
+    assert set(after["c"]) == set(before["c"][:-5])
+
+
+def test_balanced_deals_first_to_those_who_asked() -> None:
+    """One below its share may not want more (a limit, another subscription); one that asks does."""
+    holders: dict[Key, str | None] = {**held_by("big", 4), ("t1", 0): "a", **dict.fromkeys(keys(0, 4)[1:])}
+    dealt = claims_of(holders, "a", "b", asked=("b",))
+    assert (len(dealt["a"]), len(dealt["b"])) == (1, 2)
+    dealt = claims_of(holders, "a", "b", asked=("a", "b"))
+    assert (len(dealt["a"]), len(dealt["b"])) == (2, 1)
+
+
+def test_balanced_lets_go_of_nothing_for_claims_that_may_be_refused() -> None:
+    """Of 10 for two, we hold 5 and have claimed 3 more: if they are refused, we have no more than our share."""
+    view, own = view_of(held_by("a", 10), waiting=("b",))
+    view = replace(view, pending=frozenset(keys(10)[5:]))
+    assert Balanced().wishes(view, own, 0.0).release == ()
+    view = replace(view, pending=frozenset(keys(10)[7:]))
+    release = Balanced().wishes(view, own, 0.0).release
+    assert len(release) == 2
+    assert not set(release) & view.pending
+
+
+def test_balanced_marks_what_it_lets_go_as_surplus() -> None:
+    view, own = view_of(held_by("a", 6), waiting=("b",))
+    wishes = Balanced().wishes(view, own, 0.0)
+    assert wishes.surplus == set(wishes.release)
+    assert len(wishes.surplus) == 3
+
+
+def test_balanced_asks_for_one_of_each_topic_and_no_more_than_it_lacks() -> None:
+    """The wishes say of which topics; how many are missing, the holders see."""
+    view, own = view_of({**dict.fromkeys(keys(3, 3, 3), "b"), ("t3", 0): "c"})
+    asked = Balanced().wishes(view, own, 0.0).ask
+    assert sorted(topic for topic, _ in asked) == ["t0", "t1", "t2"]
+    view, own = view_of({**dict.fromkeys(keys(3, 3, 1), "b"), **{("u", p): "a" for p in range(2)}})
+    assert len(Balanced().wishes(view, own, 0.0).ask) == 2
+    view = replace(view, left_alone=frozenset([("t0", 0), ("t0", 1), ("t0", 2), ("t1", 0)]))
+    assert ("t0", 0) not in Balanced().wishes(view, own, 0.0).ask
+    assert ("t1", 1) in Balanced().wishes(view, own, 0.0).ask
+
+
+def test_balanced_what_lies_idle_is_up_to_one_member_at_first() -> None:
+    """Of five that have their share, not all claim it at the same moment."""
+    holders: dict[Key, str | None] = {(f"t{n}", p): f"c{n}" for n in range(5) for p in range(4)}
+    holders.update({("z", p): None for p in range(4)})
+    claims: Counter[Key] = Counter()
+    late: Counter[Key] = Counter()
+    for n in range(5):
+        view, own = view_of(holders, me=f"c{n}", waiting=("dead",))
+        assert Balanced().wishes(view, own, HI).claim == ()
+        claims.update(Balanced().wishes(view, own, HI + 1).claim)
+        late.update(Balanced().wishes(view, own, 1.5 * HI + 1).claim)
+    assert claims == {("z", p): 1 for p in range(4)}
+    assert late == {("z", p): 5 for p in range(4)}
 
 
 # -- ReleaseIfBehind ----------------------------------------------------------------------------------------------
