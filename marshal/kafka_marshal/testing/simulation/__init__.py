@@ -1,4 +1,4 @@
-"""Deterministic simulation: the real client, engine, policies and admin on a virtual clock, with everything going wrong.
+"""Deterministic simulation: the real client, engine, policies and admin on virtual time, with everything going wrong.
 
 :func:`simulate` runs seeds, and what broke a promise is made small and printed as a script. Your own worker can take
 part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``kafka-marshal[simulation]``.

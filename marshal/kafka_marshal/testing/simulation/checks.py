@@ -91,7 +91,7 @@ class _Ledger:
 
     #: offset → who handled it last, when it was through, and the epoch under which it was handed out (-1: unknown).
     handled: dict[int, tuple[Process, float, int]] = field(default_factory=dict)
-    #: Handled, or written down as done by an admin, ever.
+    #: Handled or begun (at most once), or passed over by an admin, ever.
     ever: set[int] = field(default_factory=set)
     #: At most once: offset → who was handed it.
     begun: dict[int, Process] = field(default_factory=dict)
@@ -126,6 +126,8 @@ class Checks:
         self._epochs: dict[tuple[Process, Key], int] = {}
         #: At most once: what the log granted: (instance, partition, first, last offset).
         self.grants: list[tuple[str, Key, int, int]] = []
+        #: Where an admin has set the position.
+        self._moved: set[Key] = set()
         #: What the fenced sink has.
         self._written: dict[Key, set[int]] = {}
 
@@ -263,6 +265,7 @@ class Checks:
         for offset in range(before + 1, now + 1):
             ledger.handled.setdefault(offset, _NOBODY)
             ledger.ever.add(offset)
+        self._moved.add(key)
         self._beaten = {at: sent for at, sent in self._beaten.items() if at[1] != key}
 
     # Work.
@@ -285,16 +288,19 @@ class Checks:
                         "the lease under which it got it is lost (on_lost, T4); somebody else may be at work on it",
                     )
         if self._scenario.at_most_once:
-            self._begins_once(process, key, offset)
+            self._begins_once(process, key, offset, assignment)
         else:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
 
-    def _begins_once(self, process: Process, key: Key, offset: int) -> None:
+    def _begins_once(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.ledger(key).begun
+        if assignment is None and key in self._moved:
+            return  # handed out before an admin moved the position, maybe: then others may get it again
         if offset in begun:
             self.fail("repeated", f"{_name(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
         begun[offset] = process
+        self.ledger(key).ever.add(offset)
 
     def _begins_again(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
         before = self.ledger(key).handled.get(offset)
@@ -355,7 +361,7 @@ class Checks:
                 continue
             ledger, spans = self.ledger(key), reported.get((name, key), [])
             for offset in range(first, min(last + 1, data.get(key, 0))):
-                if offset not in ledger.begun and not any(low <= offset <= high for low, high in spans):
+                if offset not in ledger.ever and not any(low <= offset <= high for low, high in spans):
                     self.fail(
                         "lost", f"{_name(key)} offset {offset} was granted to {name}, not handed out, not reported"
                     )

@@ -61,9 +61,9 @@ def _iterate(job: Job, client: Client) -> None:
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
         while not marshal.stopping:
             for message in consumer:
-                job.handle(message)
-                if job.random.random() < 0.002:
+                if job.random.random() < 0.002 and job.delivery == "at-least-once":
                     break  # what is in hand at a break comes again
+                job.handle(message)
 
 
 def _explicit(job: Job, client: Client) -> None:
