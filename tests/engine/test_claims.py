@@ -124,6 +124,18 @@ def test_c4_wishes_for_other_topics_do_not_count() -> None:
     assert a.engine.observer.waiting(frozenset({"u"}), net.now) == {"y": {"u"}}
 
 
+def test_c4_what_the_last_holder_was_asked_for_the_next_one_is_not() -> None:
+    net, (a, b, c) = group_of("abc")
+    net.run(50)
+    net.write(ClaimingPartition("b-1", "b", "g", "t", 0, HI), 0)
+    net.tick()
+    assert c.engine.observer.asked_for(net.now) == (T0,)
+    a.close()
+    assert net.run_until(lambda: b.held() or c.held()) <= 50
+    net.tick()
+    assert c.engine.observer.asked_for(net.now) == ()
+
+
 # -- C5, C6 -------------------------------------------------------------------------------------------------------
 
 

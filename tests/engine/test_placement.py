@@ -287,6 +287,19 @@ def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
     assert len(net.records(ClaimingPartition, "waits")) == 4, "asked twice, and claimed two"
 
 
+def test_while_a_wish_is_under_way_there_is_no_other() -> None:
+    net = Net(cps=1)
+    net.topic("t", 6)
+    fleet(net, ["a"])
+    net.run(200)
+    [newcomer] = fleet(net, ["b"])
+    for _ in range(2):
+        net.tick(LATENCY / 4)
+        newcomer.consumers[0].placement.dirty = True
+        newcomer.settle()
+    assert len(net.records(ClaimingPartition, "b")) == 1
+
+
 def test_surplus_is_taken_back_as_soon_as_there_is_need() -> None:
     """What was let go for one that then left: nobody waits for 2 HI to have it again."""
     net = Net(cps=2)

@@ -30,7 +30,6 @@ from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
-    BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
     ForgetGroup,
@@ -44,6 +43,7 @@ from rationalizer import (
     World,
     codes,
 )
+from rationalizer.limits import HEAD_FIELDS
 
 __all__ = ["Engine"]
 
@@ -123,18 +123,20 @@ class Engine:
         """Our replica applied one record."""
         self.observer.log_time_moved(cp, now)
         self._moved.add(cp)
-        record = outcome.record
-        if record is None or record.group_id != self.settings.group_id or self.failure is not None:
+        message = outcome.message
+        if message is None or message[4] != self.settings.group_id or self.failure is not None:
             return
-        own = record.instance_id == self.settings.instance_id and record.client_id == self.settings.client_id
+        own = message[2] == self.settings.instance_id and message[3] == self.settings.client_id
+        if outcome.type == HeartbeatBatch.__name__:  # most of the log, and large: no objects for what is known good
+            self._beats_applied(cp, offset, message[HEAD_FIELDS], outcome.entries or (), outcome, own, now)
+            return
+        record = outcome.record
         match record:
             case Heartbeat(epoch=None):
                 self._takeover_applied(cp, offset, record, outcome, own, now)
-            case Heartbeat():
-                self._beats_applied(cp, offset, [record], (outcome.code,), outcome, own, now)
-            case HeartbeatBatch():
-                entry_codes = outcome.entries or ()
-                self._beats_applied(cp, offset, record.entries, entry_codes, outcome, own, now)
+            case Heartbeat(topic=topic, partition=partition, epoch=epoch, last_offset=last_offset):
+                entry = (topic, partition, epoch, last_offset)
+                self._beats_applied(cp, offset, [entry], (outcome.code,), outcome, own, now)
             case ClaimingPartition():
                 self._claim_applied(cp, offset, record, outcome, own, now)
             case ReleasingPartition():
@@ -147,7 +149,7 @@ class Engine:
                 self._forgotten(cp, now)
             case _:
                 pass
-        if (key := _key_of(record)) is not None:
+        if record is not None and (key := _key_of(record)) is not None:
             self._verify(key, now)
         if outcome.accepted and isinstance(record, Heartbeat | ReleasingPartition) and record.last_offset is not None:
             pause = self._worlds[cp].pause(self.settings.group_id)
@@ -263,25 +265,25 @@ class Engine:
         self,
         cp: int,
         offset: int,
-        entries: Sequence[Heartbeat] | Sequence[BeatEntry],
+        entries: Sequence[tuple[str, int, int | None, int | None]],
         entry_codes: tuple[str, ...],
         outcome: Outcome,
         own: bool,
         now: float,
     ) -> None:
         beaten: list[tuple[Key, int]] = []
-        for entry, code in zip(list[Heartbeat | BeatEntry](entries), entry_codes, strict=False):
-            key = (entry.topic, entry.partition)
+        for (topic, partition, epoch, last_offset), code in zip(entries, entry_codes, strict=False):
+            key = (topic, partition)
             accepted = code in codes.ACCEPTED
             if accepted and self.observer.heard(key, now):
                 self._look_again(key)
             if not own:
                 continue
-            if accepted and entry.epoch is not None:
-                beaten.append((key, entry.epoch))
+            if accepted and epoch is not None:
+                beaten.append((key, epoch))
             lease = self.book.leases.get(key)
-            if lease is not None and lease.epoch == entry.epoch:
-                lease.owner.beaten(entry.last_offset, accepted, now)
+            if lease is not None and lease.epoch == epoch:
+                lease.owner.beaten(last_offset, accepted, now)
                 self._verify(key, now)
         if beaten:
             self.book.beat_applied(cp, offset, outcome.log_time, beaten, now)
