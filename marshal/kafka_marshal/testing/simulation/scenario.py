@@ -126,7 +126,7 @@ class Scenario:
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
             data_partitions=10 if rng.random() < 0.1 else 8,
-            messages=rng.randint(1_000, 1_300),
+            messages=rng.randint(1_100, 1_400),
             handling_ms=rng.choice([1.0, 2.0, 4.0]),
             intervals=intervals,
         )

@@ -92,7 +92,7 @@ def _consume(job: Job, client: Client) -> None:
                 job.random.shuffle(messages)
             lost.clear()
             for message in messages:
-                if (message.topic(), message.partition()) not in lost:
+                if job.delivery == "at-most-once" or (message.topic(), message.partition()) not in lost:
                     job.handle(message)
                     consumer.done(message)
 
@@ -103,7 +103,7 @@ def _batches(job: Job, client: Client) -> None:
         for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
             lost.discard((batch.topic, batch.partition))
             for message in batch:
-                if (batch.topic, batch.partition) in lost:
+                if job.delivery == "at-least-once" and (batch.topic, batch.partition) in lost:
                     break
                 job.handle(message)
             else:
