@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.cli import main
+from kafka_marshal.demo import DemoOptions
 from kafka_marshal.demo.ownership import history_of, read_dump
 from kafka_marshal.testing import LocalBroker
 from tests.demo.helpers import (
@@ -162,6 +164,19 @@ def test_wrong_use(tmp_path: Path, arguments: list[str], says: str) -> None:
     assert done.returncode == 2
     assert says in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("arguments", "watchdog"), [([], True), (["--no-watchdog"], False)])
+def test_watchdogs_can_be_left_out(monkeypatch: pytest.MonkeyPatch, arguments: list[str], watchdog: bool) -> None:
+    asked: list[DemoOptions] = []
+
+    def run(options: DemoOptions) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr("kafka_marshal.demo.run", run)
+    assert main(["demo", "--plain", *arguments]) == 0
+    assert [options.watchdog for options in asked] == [watchdog]
 
 
 def test_a_kafka_that_does_not_answer(tmp_path: Path) -> None:
