@@ -346,6 +346,34 @@ def test_a_member_alone_claims_a_few_first_and_then_ever_more() -> None:
     assert len(net.records(ClaimingPartition)) == 900
 
 
+def test_claims_go_out_in_waves() -> None:
+    """The log is heard record by record; what is wanted next goes out when half of the answers are there, together."""
+
+    class Slow(Member):
+        heard = 0
+
+        def visible(self, cp: int) -> int:
+            return min(len(self.net.logs[cp]), self.heard)
+
+        def turn(self) -> None:
+            self.heard += 1
+            super().turn()
+
+    net = Net(cps=1, step_ms=1.0, rounds=1)
+    net.topic("t", 150)
+    member = Slow(net, "a")
+    net.members.append(member)
+    member.consumer("t")
+    waves = [net.count()]
+    while len(member.held()) < 150:
+        before = net.count()
+        net.tick()
+        if net.count() > before:
+            waves.append(net.count() - before)
+    assert sum(waves) == 150
+    assert all(wave >= FIRST_CLAIMS // 2 for wave in waves[:-1]), waves
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking only at what changed shows what looking at everything would show, through crashes, pauses and losses.

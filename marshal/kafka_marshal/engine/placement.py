@@ -94,6 +94,9 @@ class Placement:
         """What the policy wants done now; None: nothing changed, or the group is paused."""
         if not (self.dirty or self._ask_policy) and now < self.deadline:
             return None
+        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        if 2 * under_way > self._limit_of_claims(under_way) and now < self.deadline:
+            return None  # the answers will be many at once: one look at them all, and then a wave of claims, not a drip
         self._look(now)
         if self._inherit(now):
             self._look(now)
@@ -135,7 +138,7 @@ class Placement:
         return replace(wishes, claim=(*claim, *asks), ask=())
 
     def _wave(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
-        """As many of these claims as may go out now: a few at first, then one or two for each the log has answered.
+        """As many of these claims as may go out now: a few at first, then waves of ever more as the log answers.
 
         So members that start together see each other before each of them has claimed everything.
         """
@@ -143,11 +146,13 @@ class Placement:
         if not wanted:
             self._claimed = under_way
             return ()
-        answered = self._claimed - under_way
-        wave = wanted[: max(0, FIRST_CLAIMS + answered // ANSWERS_PER_CLAIM - under_way)]
+        wave = wanted[: max(0, self._limit_of_claims(under_way) - under_way)]
         self._claimed += len(wave)
         self._ask_policy = self._ask_policy or len(wave) < len(wanted)
         return wave
+
+    def _limit_of_claims(self, under_way: int) -> int:
+        return FIRST_CLAIMS + max(0, self._claimed - under_way) // ANSWERS_PER_CLAIM
 
     def _inherit(self, now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
