@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick campaign check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign sim check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,13 @@ test-quick: setup ## the tests that need no broker and are not slow
 
 campaign: jars ## the tests that take minutes each (Spark on a cluster of its own); CI leaves them out
 	$(PY) -m pytest -m campaign $(ARGS)
+
+# The seeds of the simulation: make sim SEEDS=10000 FIRST=500
+SEEDS  ?= 1000
+FIRST  ?= 0
+
+sim: setup ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
+	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 

@@ -174,6 +174,8 @@ class Job:
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         scheduler = self._process.scheduler
+        if scheduler.current is not None:
+            scheduler.current.turns = 0  # whoever works, or sleeps, does not go round in circles
         scheduler.park(scheduler.now + max(0.002, seconds * 1000))
 
     def start(self, function: Callable[[], object]) -> None:

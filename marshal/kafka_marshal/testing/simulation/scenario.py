@@ -84,11 +84,14 @@ class Scenario:
     heartbeat_interval_ms: int = 500
     coordination_partitions: int = 2
     data_partitions: int = 8
-    messages: int = 1_200
+    #: Messages that come within an HI, on the average.
+    messages: float = 17.0
     #: The mean time that handling a message takes (ms).
     handling_ms: float = 3.0
     #: How long faults happen, in HI.
     intervals: int = 80
+    #: Afterwards everything must get well again; False: the story ends there.
+    recovers: bool = True
 
     #: Fixed names.
     group_id = "group"
@@ -126,8 +129,8 @@ class Scenario:
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
             data_partitions=10 if rng.random() < 0.1 else 8,
-            messages=rng.randint(1_100, 1_400),
-            handling_ms=rng.choice([1.0, 2.0, 4.0]),
+            messages=round(rng.uniform(16, 19), 1),
+            handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
         )
 

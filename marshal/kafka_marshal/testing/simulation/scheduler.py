@@ -20,8 +20,8 @@ Over = GreenletExit
 
 
 #: A task that gets more turns than this within so many ms burns a processor: it waits for nothing.
-MAX_TURNS = 5_000
-WINDOW_MS = 1_000.0
+MAX_TURNS = 1_500
+WINDOW_MS = 300.0
 
 
 class Owner(Protocol):

@@ -14,7 +14,7 @@ from kafka_marshal.testing.simulation.story import Result
 __all__ = ["shrink"]
 
 #: Of the virtual time at which the promise broke, this much more is kept at first.
-AFTER = 1.02
+AFTER = 1.05
 
 
 def shrink(result: Result, run: Callable[[Scenario], Result], attempts: int = 150) -> Result:
@@ -56,10 +56,9 @@ def _shorter(result: Result) -> Iterator[Scenario]:
         return
     ended = violation.at_ms / scenario.heartbeat_interval_ms * AFTER
     kept = tuple(fault for fault in scenario.faults if fault.at <= ended)
-    share = min(1.0, ended / scenario.intervals)
-    if share < 1.0:
-        yield replace(scenario, faults=kept, intervals=int(ended) + 1, messages=max(1, int(scenario.messages * share)))
-        yield replace(scenario, faults=kept, intervals=int(ended) + 1)
+    until = int(ended) + 1
+    if until < scenario.intervals or scenario.recovers:
+        yield replace(scenario, faults=kept, intervals=until, recovers=False)
     if len(kept) < len(scenario.faults):
         yield replace(scenario, faults=kept)
 
@@ -94,8 +93,8 @@ def _plainer(result: Result) -> Iterator[Scenario]:
     scenario = result.scenario
     plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead) for x in scenario.clients)
     yield replace(scenario, clients=plain)
-    for messages in (10, 30, 100, scenario.messages // 2):
-        if 0 < messages < scenario.messages:
+    for messages in (0.1, 1.0, 4.0, round(scenario.messages / 2, 1)):
+        if messages < scenario.messages:
             yield replace(scenario, messages=messages)
     for partitions in (1, 2, 4):
         if partitions < scenario.data_partitions:

@@ -37,6 +37,8 @@ RESTART_INTERVALS = 0.5
 READ_CACHE = 512
 #: Messages that come together, on the average.
 BURST = 5
+#: How many HI's messages are there at the start.
+AT_START = 7
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
 
@@ -137,6 +139,8 @@ class _Story:
         self._started: dict[str, int] = {}
         self._wanted: set[str] = set(self._clients)
         self._is_faulty = True
+        #: Messages that come in all.
+        self._published = 0
 
     # Setting up.
 
@@ -151,12 +155,14 @@ class _Story:
         self.broker.create_topic(scenario.data_topic, scenario.data_partitions)
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
         rng = Random(f"{scenario.seed}/messages")
-        left = scenario.messages
-        while left > 0:
-            burst = min(left, int(rng.expovariate(1 / BURST)) + 1)
-            at = 0.0 if left > 0.9 * scenario.messages else rng.uniform(0, 0.95 * scenario.intervals) * self.hi
-            self.scheduler.call_at(at, partial(self._publish, rng.random(), burst))
-            left -= burst
+        # In the order of time, so that a story that ends sooner has the same beginning.
+        at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages
+        while at < last:
+            burst = int(rng.expovariate(1 / BURST)) + 1
+            self.scheduler.call_at(at * self.hi, partial(self._publish, rng.random(), burst))
+            if self._published > AT_START * rate:
+                at += rng.expovariate(rate / burst)
+            self._published += burst
 
     def _publish(self, chance: float, burst: int) -> None:
         partitions = self._partitions()
@@ -320,7 +326,7 @@ class _Story:
             self._later(fault.intervals, lambda: self._kill(process))
 
     def _middle(self, rng: Random) -> int:
-        return rng.randint(0, max(1, self.scenario.messages // self._partitions() // 2))
+        return rng.randint(0, int(20 * self.scenario.messages / self.scenario.data_partitions) + 1)
 
     # The course of events.
 
@@ -333,9 +339,11 @@ class _Story:
         for fault in self.scenario.faults:
             self.scheduler.call_at(fault.at * self.hi, partial(self._befall, fault))
         self.scheduler.run_until(self.scenario.intervals * self.hi)
+        if not self.scenario.recovers:
+            return
         self._mend()
         fixed = RECOVERY_MS / self.hi
-        backlog = self.scenario.messages * self.scenario.handling_ms * 2 / self.hi
+        backlog = self._published * self.scenario.handling_ms * 2 / self.hi
         self._wait(self._is_owned, RECOVERY_INTERVALS + PAUSE_INTERVALS + fixed)
         self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
         self._wait(self._is_owned, RECOVERY_INTERVALS)

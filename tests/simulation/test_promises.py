@@ -1,0 +1,134 @@
+"""Each promise is really looked at: a product that breaks it is found. And what the simulator has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine.delivery import Delivery
+from kafka_marshal.engine.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.placement import Placement
+from kafka_marshal.engine.tracker import Tracker
+from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
+from kafka_marshal.testing.simulation.network import SimulatedTail
+from rationalizer import Outcome, ReleasingPartition, World, codes
+from rationalizer.progress import Progress
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def leases_never_end_by_themselves(patch: pytest.MonkeyPatch) -> None:
+    prove = LeaseBook._prove
+
+    def proven_for_long(lease: OwnLease, sent_at: float, log_time: int) -> None:
+        prove(lease, sent_at, log_time)
+        lease.valid_until += 20 * lease.heartbeat_interval_ms
+        lease.refresh()
+
+    patch.setattr(LeaseBook, "_prove", staticmethod(proven_for_long))
+
+
+def a_replica_misses_a_record(patch: pytest.MonkeyPatch) -> None:
+    entries = SimulatedTail._entries
+
+    def some(self: SimulatedTail, cp: int, position: int, end: int) -> Any:
+        found = entries(self, cp, position, end)
+        return found if self._process.client_id != "c1" or position % 7 else found[1:]
+
+    patch.setattr(SimulatedTail, "_entries", some)
+
+
+def progress_goes_back(patch: pytest.MonkeyPatch) -> None:
+    apply = World.apply
+
+    def applied(self: World, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
+        outcome = apply(self, offset, timestamp_ms, value)
+        if isinstance(outcome.record, ReleasingPartition) and outcome.accepted:
+            for lease in self.leases():
+                lease.progress.stable = max(-1, lease.progress.stable - 1)
+        return outcome
+
+    patch.setattr(World, "apply", applied)
+
+
+def everything_is_granted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Progress, "grant", lambda self, proposal: codes.OK)
+
+
+def what_is_handed_out_is_done(patch: pytest.MonkeyPatch) -> None:
+    hand_out = Tracker.hand_out
+
+    def done(self: Tracker, run: Any) -> None:
+        hand_out(self, run)
+        self._commit_offsets(run.covers_from, run.last)
+
+    patch.setattr(Tracker, "hand_out", done)
+
+
+def nobody_claims(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placement, "wishes", lambda self, now: None)
+
+
+def grants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Delivery, "_report", lambda self, key, first, last: None)
+
+
+def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("rationalizer.lease.Lease.is_stale", lambda self, log_time: True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise", "delivery"),
+    [
+        (leases_never_end_by_themselves, "two owners", "at-least-once"),
+        (a_replica_misses_a_record, "replicas differ", "at-least-once"),
+        (progress_goes_back, "progress", "at-least-once"),
+        (everything_is_granted, "repeated", "at-most-once"),
+        (what_is_handed_out_is_done, "lost", "at-least-once"),
+        (nobody_claims, "liveness", "at-least-once"),
+        (grants_are_forgotten, "lost", "at-most-once"),
+        (the_latest_claim_wins, "two owners", "at-least-once"),
+    ],
+)
+def test_a_product_that_breaks_a_promise_is_found(
+    broken: Patch, promise: str, delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    for seed in range(1, 60):
+        scenario = Scenario.from_seed(seed, intervals=40)
+        if scenario.delivery == delivery and scenario.clocks_are_trusted:
+            violation = simulate_one(scenario).violation
+            if violation is not None:
+                assert violation.promise == promise
+                return
+    pytest.fail("nothing was found")
+
+
+def _scenario(*faults: Fault, worker: str = "iterate", **options: Any) -> Scenario:
+    return Scenario(1, (Client("c0", worker), Client("c1", worker)), faults, intervals=40, messages=8.0, **options)
+
+
+def test_batches_waits_where_what_it_had_is_gone() -> None:
+    """Leases that ended took away what a batch was waited to fill for: from then on the loop turned without a wait."""
+
+    def fills_for_long(job: Job) -> None:
+        with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+            for batch in consumer.batches(max_messages=1_000, timeout=3 * job.heartbeat_interval_ms / 1000):
+                for message in batch:
+                    job.handle(message)
+                batch.done()
+
+    outages = (Fault(5, "outage", intervals=6.0), Fault(20, "cut off", "c0", intervals=6.0))
+    result = simulate_one(_scenario(*outages, worker="yours"), fills_for_long)
+    assert result.violation is None, result.violation
+
+
+def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pump = Consumer._pump
+    monkeypatch.setattr(Consumer, "_pump", lambda self, timeout_s: pump(self, 0.0))
+    violation = simulate_one(_scenario(worker="poll")).violation
+    assert violation is not None
+    assert violation.promise == "busy waiting"

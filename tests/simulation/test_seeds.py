@@ -1,0 +1,50 @@
+"""Two hundred stories, and that a story is the same wherever it is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
+
+ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "records": 1_000, "messages": 1_000}
+
+
+@pytest.mark.slow
+def test_two_hundred_seeds() -> None:
+    report = simulate(seeds=200, jobs=os.cpu_count() or 1)
+    report.raise_for_violation()
+    assert report.seeds == 200
+    assert all(report.least[name] >= least for name, least in ENOUGH.items()), report.least
+    seen = {code for _, code in report.outcomes}
+    assert {"OK", "ALREADY_HELD", "HELD", "FENCED", "NOT_HELD", "PAUSED", "REPOSITIONED", "PARTIAL"} <= seen
+
+
+_PRINT = (
+    "from kafka_marshal.testing.simulation import *\n"
+    "for seed in (3, 4):\n"
+    "    print(*simulate_one(Scenario.from_seed(seed)).history(), sep='\\n')"
+)
+
+
+def test_a_seed_is_one_history_byte_for_byte_in_every_process() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _PRINT],
+            env={**os.environ, "PYTHONHASHSEED": chance},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for chance in ("0", "4711")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) > 2_000
+
+
+def test_seeds_differ_and_runs_in_one_process_do_not_touch_each_other() -> None:
+    first, second, again = (simulate_one(Scenario.from_seed(seed, intervals=20)) for seed in (5, 6, 5))
+    assert first.history_digest == again.history_digest != second.history_digest
+    assert first.events == again.events
