@@ -1,7 +1,7 @@
 """What must hold, looked at with every record of the log and every message that is handled.
 
 =====================  =========================================================================================
-replicas agree         after each record, every replica has the digest that a replica of our own has (A2, S1)
+replicas agree         about each record, and whenever they have read, by digest, with a replica of our own (A2, S1)
 one owner              no two clients may hand out messages of a partition at the same time, each by its own clock
                        (T4); not asked where clocks differ by more than the margin, or a broker's clock is set
 epochs grow            of each lease, with every new holder (C9)
@@ -22,11 +22,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal.adapters.interface import Message, TailBatch
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.leases import OwnLease
+from kafka_marshal.replica import Applied
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -107,7 +108,9 @@ class Checks:
         #: What happened, in order: the history of this run.
         self.events: list[tuple[object, ...]] = []
         #: How often something was looked at: kind → times.
-        self.counts: dict[str, int] = dict.fromkeys(("records", "replicas", "messages", "repeats", "transactions"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("records", "replicas", "digests", "messages", "repeats", "transactions"), 0
+        )
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}
         #: (process, consumer's engine) of every consumer there ever was.
@@ -115,6 +118,7 @@ class Checks:
         self._scenario = scenario
         self._scheduler = scheduler
         self._digests: dict[int, list[str]] = {cp: [] for cp in range(cps)}
+        self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._ledgers: dict[Key, _Ledger] = {}
         self._seen: dict[Key, _Seen] = {}
         self._watched: list[tuple[Process, Driver]] = []
@@ -124,8 +128,8 @@ class Checks:
         self._beaten: dict[tuple[Process, Key, int], float] = {}
         #: The epoch under which a process got the message that it handles now.
         self._epochs: dict[tuple[Process, Key], int] = {}
-        #: At most once: what the log granted: (instance, partition, first, last offset).
-        self.grants: list[tuple[str, Key, int, int]] = []
+        #: At most once: what the log granted: (instance, partition, first, last offset, when).
+        self.grants: list[tuple[str, Key, int, int, float]] = []
         #: Where an admin has set the position.
         self._moved: set[Key] = set()
         #: What the fenced sink has.
@@ -149,22 +153,30 @@ class Checks:
     def watch(self, process: Process, driver: Driver) -> None:
         """A member of this process reads the log from now on."""
         self._watched.append((process, driver))
-        replica, digests = driver.replica, self._digests
-        lose = driver.engine.book.lose
+        replica, outcomes = driver.replica, self._outcomes
+        apply, lose = replica.apply, driver.engine.book.lose
 
         def applied(cp: int, offset: int, outcome: Outcome) -> None:
             self.counts["replicas"] += 1
-            if replica.worlds[cp].digest() != digests[cp][offset]:
-                self.fail("replicas differ", f"{process.name} after partition {cp}, offset {offset}")
-            for number, consumer in driver.engine.consumers.items():
+            if outcome != outcomes[cp][offset]:
+                self.fail("replicas differ", f"{process.name} about partition {cp}, offset {offset}: {outcome.code}")
+            for consumer in driver.engine.consumers.values():
                 self.consumers.setdefault(id(consumer), (process, consumer))
-                del number
+
+        def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+            apply(batch, applied, history=history)
+            for cp in batch.records:
+                world = replica.worlds[cp]
+                self.counts["digests"] += 1
+                if world.digest() != self._digests[cp][world.next_offset - 1]:
+                    self.fail("replicas differ", f"{process.name} after partition {cp}, offset {world.next_offset - 1}")
 
         def note_lost(lease: OwnLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
             lose(lease, reason, now)
 
         driver.listeners.append(applied)
+        replica.apply = read_and_applied  # type: ignore[method-assign]
         driver.engine.book.lose = note_lost  # type: ignore[method-assign]
 
     def owners(self) -> dict[Key, list[tuple[Process, OwnLease]]]:
@@ -204,6 +216,7 @@ class Checks:
         world = self.worlds[cp]
         outcome = world.apply(offset, stamp, value)
         self._digests[cp].append(world.digest())
+        self._outcomes[cp].append(outcome)
         self.counts["records"] += 1
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         kind = (outcome.type or "-", outcome.code)
@@ -237,7 +250,8 @@ class Checks:
         if not isinstance(record, ClaimingPartition):
             self._beaten[sender, key, now.epoch] = max(sent_at, self._beaten.get((sender, key, now.epoch), 0.0))
         if isinstance(record, ClaimingMessages):
-            self.grants.append((record.instance_id, key, before.stable + 1, record.proposed_last_offset))
+            first, last = before.stable + 1, record.proposed_last_offset
+            self.grants.append((record.instance_id, key, first, last, self._scheduler.now))
         elif not self._scenario.at_most_once:
             self._check_done(key, before, now, lease, sender)
 
@@ -356,9 +370,10 @@ class Checks:
         for process, consumer in self.consumers.values():
             for topic, partition, first, last in consumer.delivery.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
-        for instance, key, first, last in self.grants:
+        fresh = self._scheduler.now - 2 * self._scenario.heartbeat_interval_ms
+        for instance, key, first, last, granted_at in self.grants:
             name = instance.rpartition(".")[0]
-            if name not in lived:
+            if name not in lived or granted_at > fresh:
                 continue
             ledger, spans = self.ledger(key), reported.get((name, key), [])
             for offset in range(first, min(last + 1, data.get(key, 0))):

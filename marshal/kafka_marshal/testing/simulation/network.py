@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import (
@@ -37,7 +37,7 @@ __all__ = ["Network", "SimulatedCluster", "Trouble"]
 
 #: A wait for acknowledgements this short (s) lasts until the next one is here, though no longer than the other (ms).
 ACK_WATCH_S = 0.002
-ACK_SLACK_MS = 10.0
+ACK_SLACK_MS = 20.0
 
 
 @dataclass(slots=True)
@@ -199,7 +199,7 @@ class SimulatedAppender:
             offset = network.arrive(self._topic, record.partition, record.value, process, now)
             if first and on_ack is not None:
                 # A retry of what had been written is acknowledged without an offset.
-                self._answer(network.scheduler.now + process.travel_ms(), on_ack, Ack(None if twice else offset))
+                self._answer(process.reaches_at(), on_ack, Ack(None if twice else offset))
 
         network.scheduler.call_at(arrival, arrive)
         if twice:
@@ -278,12 +278,10 @@ class SimulatedTail:
         """The log has grown."""
         if topic != self._topic or partition not in self._coming or self._process.dead:
             return
-        process, now = self._process, self._network.scheduler.now
-        at = now + process.travel_ms()
+        process = self._process
+        at = process.reaches_at()
         if process.trouble.deaf_until:
             at = max(at, process.trouble.deaf_until.get(partition, 0.0))
-        if (every := process.fetch_ms) > 0:
-            at = every * ceil(at / every)
         at = self._last[partition] = max(at, self._last.get(partition, 0.0))
         self._coming[partition].append((at, end))
         if self._parked is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,7 +37,7 @@ class Host:
     rate: float = 1.0
     is_admin: bool = False
     is_iterating: bool = False
-    #: The log reaches it every so many ms; 0: each record at once.
+    #: What a broker sends reaches it every so many ms; 0: at once.
     fetch_ms: float = 0.0
     trouble: Trouble = field(default_factory=Trouble)
 
@@ -75,6 +75,11 @@ class Process:
     def travel_ms(self) -> float:
         """How long one message takes between this process and a broker."""
         return self.trouble.latency_ms * (0.3 + 1.4 * self.rng.random())
+
+    def reaches_at(self) -> float:
+        """When what a broker sends now is here."""
+        at = self.scheduler.now + self.travel_ms()
+        return self.fetch_ms * ceil(at / self.fetch_ms) if self.fetch_ms > 0 else at
 
     def next_ack(self) -> float:
         """Virtual time at which the next acknowledgement is here."""

@@ -52,7 +52,7 @@ class Client:
     rate: float = 1.0
     #: At most once: claims the next batch while one is handled.
     claims_ahead: bool = False
-    #: The log reaches it every so many HI (0: each record at once), as a fetch brings several records.
+    #: What a broker sends reaches it every so many HI (0: at once), as a fetch brings several records.
     fetches_every: float = 0.0
 
 
@@ -113,7 +113,7 @@ class Scenario:
     def from_seed(cls, seed: int, worker: bool = False, intervals: int = 80) -> Scenario:
         """The story that a seed stands for. worker: every second client runs the one under test."""
         rng = Random(f"kafka-marshal/{seed}")
-        delivery = "at-most-once" if rng.random() < 0.3 and not worker else "at-least-once"
+        delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
         count = 5 if rng.random() < 0.1 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
@@ -129,7 +129,7 @@ class Scenario:
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
             data_partitions=10 if rng.random() < 0.1 else 8,
-            messages=round(rng.uniform(16, 19), 1),
+            messages=round(rng.uniform(13, 16), 1),
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
         )
@@ -185,7 +185,7 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
     # Somebody without a limit, so that everything is owned in the end.
     policy = rng.choice(("balanced", "balanced", "greedy")) if index == 0 else rng.choice(POLICIES)
     rate = round(1 + rng.uniform(-1, 1) * drift, 4)
-    return Client(f"c{index}", kind, policy, rate, rng.random() < 0.4, rng.choice((0.0, 0.1, 0.1, 0.1)))
+    return Client(f"c{index}", kind, policy, rate, rng.random() < 0.4, rng.choice((0.0, 0.2, 0.3, 0.3, 0.3)))
 
 
 def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:

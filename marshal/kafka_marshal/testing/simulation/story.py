@@ -36,7 +36,7 @@ RESTART_INTERVALS = 0.5
 #: Values whose decoded form is kept.
 READ_CACHE = 512
 #: Messages that come together, on the average.
-BURST = 5
+BURST = 12
 #: How many HI's messages are there at the start.
 AT_START = 7
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
@@ -159,7 +159,7 @@ class _Story:
         at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages
         while at < last:
             burst = int(rng.expovariate(1 / BURST)) + 1
-            self.scheduler.call_at(at * self.hi, partial(self._publish, rng.random(), burst))
+            self.scheduler.call_at(min(at, last) * self.hi, partial(self._publish, rng.random(), burst))
             if self._published > AT_START * rate:
                 at += rng.expovariate(rate / burst)
             self._published += burst

@@ -48,7 +48,7 @@ def _consumer(
         [job.topic if job.random.random() < 0.8 else f"^{job.topic}$"],
         delivery=job.delivery,
         policy=policy_of(client),
-        batch_size=job.random.choice([1, 10, 50]),
+        batch_size=job.random.choice([1, 20, 50, 50]),
         handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
         auto_done=auto_done,
         claim_ahead=once and client.claims_ahead,
@@ -87,10 +87,10 @@ def _consume(job: Job, client: Client) -> None:
     lost: set[tuple[str, int]] = set()
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
         while not marshal.stopping:
+            lost.clear()  # before, for some may be lost while others are waited for
             messages = consumer.consume(job.random.choice([3, 20]), 0.2)
             if job.delivery == "at-least-once":
                 job.random.shuffle(messages)
-            lost.clear()
             for message in messages:
                 if job.delivery == "at-most-once" or (message.topic(), message.partition()) not in lost:
                     job.handle(message)
