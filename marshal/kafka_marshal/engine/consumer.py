@@ -400,13 +400,22 @@ class ConsumerEngine:
 
     # Time.
 
-    def step(self, now: float) -> None:
-        """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes."""
+    def step(self, now: float, silent_cps: frozenset[int]) -> None:
+        """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes.
+
+        silent_cps: paused, or not to be followed any further; elsewhere nothing is due for most assignments.
+        """
+        timeout = self.settings.handler_timeout_ms
         for assignment in list(self.assignments.values()):
-            self._step_one(assignment, now)
+            if (
+                timeout is not None
+                or assignment.stage is not Stage.ACTIVE
+                or assignment.grant is not None
+                or assignment.lease.cp in silent_cps
+            ):
+                self._step_one(assignment, now)
         if self.closing:
             return
-        timeout = self.settings.handler_timeout_ms
         if timeout is not None and self.delivery.is_hung(now, timeout):
             # Nobody would handle what we hold: others shall have all of it, until a thread of the user's comes back.
             for assignment in list(self.assignments.values()):

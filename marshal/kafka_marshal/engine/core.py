@@ -335,16 +335,18 @@ class Engine:
         for cp in sorted(self._moved):
             self.book.log_time_moved(cp, self._worlds[cp].log_time, now)
         self._moved.clear()
-        self.book.wake(now, self._silent_cps(now))
+        silent_cps = self._silent_cps(now)
+        self.book.wake(now, silent_cps)
         for manual in [x for x in self.manual.values() if x.loss or x.is_released]:
             del self.manual[manual.key]
         for manual in self.manual.values():
             manual.step(now)
         for consumer in self.consumers.values():
-            consumer.step(now)
-        for lease in list(self.book.leases.values()):
-            if lease.state is LeaseState.RELEASING and self.observer.is_stopped(lease.cp):
-                self._released(lease.key, now)  # the log will not show it to us any more (E4)
+            consumer.step(now, silent_cps)
+        if any(map(self.observer.is_stopped, silent_cps)):
+            for lease in list(self.book.leases.values()):
+                if lease.state is LeaseState.RELEASING and self.observer.is_stopped(lease.cp):
+                    self._released(lease.key, now)  # the log will not show it to us any more (E4)
         if now >= self._next_ranges:
             self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
             self._commit_ranges(now)
@@ -373,7 +375,7 @@ class Engine:
         times = [self.book.deadline()]
         times.extend(manual.deadline(now) for manual in self.manual.values())
         times.extend(consumer.deadline(now) for consumer in self.consumers.values())
-        if any(x.tracker.has_islands for consumer in self.consumers.values() for x in consumer.assignments.values()):
+        if any(consumer.assignments for consumer in self.consumers.values()):
             times.append(self._next_ranges)
         return min(times)
 

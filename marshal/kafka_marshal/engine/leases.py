@@ -162,6 +162,8 @@ class LeaseBook:
         self._proofs = Proofs()
         self._next_beat: dict[int, float] = {}
         self._next_forget = 0.0
+        #: Nothing is due before this, so that most wakes look at nothing; 0: something changed, work it out anew.
+        self._due = 0.0
         self.leases: dict[Key, OwnLease] = {}
 
     @property
@@ -211,6 +213,7 @@ class LeaseBook:
         lease.proof_due = now + hi
         self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
         self._next_beat.setdefault(lease.cp, self._beat_time(hi, now))
+        self._due = 0.0
         lease.owner.granted(now)
 
     def beat(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
@@ -221,12 +224,14 @@ class LeaseBook:
     def beat_soon(self, cp: int, now: float) -> None:
         """Beat the leases of a CP at the next wake."""
         self._next_beat[cp] = now
+        self._due = 0.0
 
     def release(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
         """Send the release; from here on the epoch is over for us (C17)."""
         lease.state = LeaseState.RELEASING
         lease.last_release = last_offset
         lease.release_sent_at = now
+        self._due = 0.0
         lease.refresh()
         self.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
 
@@ -260,11 +265,11 @@ class LeaseBook:
             if lease.in_doubt_since is None or proof.log_time >= lease.proof_log_time:
                 self._prove(lease, proof.sent_at, proof.log_time)
 
-    @staticmethod
-    def _prove(lease: OwnLease, sent_at: float, log_time: int) -> None:
+    def _prove(self, lease: OwnLease, sent_at: float, log_time: int) -> None:
         lease.proof_sent_at = sent_at
         lease.proof_log_time = log_time
         lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)
+        self._due = min(self._due, lease.valid_until)
         if lease.in_doubt_since is not None and sent_at >= lease.in_doubt_since:
             lease.in_doubt_since = None
         lease.refresh()
@@ -285,6 +290,8 @@ class LeaseBook:
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> None:
         """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases."""
+        if now < self._due:
+            return
         for lease in list(self.leases.values()):
             if lease.held and now >= lease.ends_at:
                 self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)
@@ -302,6 +309,7 @@ class LeaseBook:
             self._proofs.forget_before(
                 now - 4 * max((x.heartbeat_interval_ms for x in self.leases.values()), default=0)
             )
+        self._due = self._first_due()
 
     def _beat_due(self, beating: dict[int, list[OwnLease]], now: float, silent_cps: frozenset[int]) -> None:
         """Beat where it is due, and where it might as well be: CPs that beat together wake us once, not once each."""
@@ -336,7 +344,11 @@ class LeaseBook:
             self._proofs.sent(self._outbox.append(cp, record), cp, now)
 
     def deadline(self) -> float:
-        """When ``wake`` has something to do again."""
+        """When ``wake`` has something to do again, at the latest."""
+        self._due = self._due or self._first_due()
+        return self._due
+
+    def _first_due(self) -> float:
         times = list(self._next_beat.values())
         for lease in self.leases.values():
             if lease.held:

@@ -20,7 +20,7 @@ BATCH = 500
 
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
-SLICE_S = 0.025
+SLICE_S = 0.05
 
 
 class KafkaTail:
