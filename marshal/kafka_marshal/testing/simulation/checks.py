@@ -370,6 +370,9 @@ class Checks:
         for process, consumer in self.consumers.values():
             for topic, partition, first, last in consumer.delivery.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
+            if process.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
+                for key, _, first, last in consumer.delivery._given_up:
+                    reported.setdefault((process.name, key), []).append((first, last))
         fresh = self._scheduler.now - 2 * self._scenario.heartbeat_interval_ms
         for instance, key, first, last, granted_at in self.grants:
             name = instance.rpartition(".")[0]

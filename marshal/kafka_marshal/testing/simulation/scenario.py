@@ -129,7 +129,7 @@ class Scenario:
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
             data_partitions=10 if rng.random() < 0.1 else 8,
-            messages=round(rng.uniform(13, 16), 1),
+            messages=round(rng.uniform(14, 16), 1),
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
         )

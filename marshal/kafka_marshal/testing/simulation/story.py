@@ -163,6 +163,9 @@ class _Story:
             if self._published > AT_START * rate:
                 at += rng.expovariate(rate / burst)
             self._published += burst
+        if (missing := int(0.95 * rate * scenario.intervals) - self._published) > 0:
+            self.scheduler.call_at(last * self.hi, partial(self._publish, rng.random(), missing))
+            self._published += missing
 
     def _publish(self, chance: float, burst: int) -> None:
         partitions = self._partitions()
