@@ -23,12 +23,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def leases_never_end_by_themselves(patch: pytest.MonkeyPatch) -> None:
     prove = LeaseBook._prove
 
-    def proven_for_long(lease: OwnLease, sent_at: float, log_time: int) -> None:
-        prove(lease, sent_at, log_time)
+    def proven_for_long(self: LeaseBook, lease: OwnLease, sent_at: float, log_time: int) -> None:
+        prove(self, lease, sent_at, log_time)
         lease.valid_until += 20 * lease.heartbeat_interval_ms
         lease.refresh()
 
-    patch.setattr(LeaseBook, "_prove", staticmethod(proven_for_long))
+    patch.setattr(LeaseBook, "_prove", proven_for_long)
 
 
 def a_replica_misses_a_record(patch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,10 @@ from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.process import Process
 
-__all__ = ["Network", "SimulatedCluster", "Trouble"]
+__all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
+
+#: The brokers' time of day when a story begins (ms).
+BROKER_EPOCH_MS = 1_700_000_000_000.0
 
 #: A wait for acknowledgements this short (s) lasts until the next one is here, though no longer than the other (ms).
 ACK_WATCH_S = 0.002
@@ -76,7 +79,7 @@ class Network:
 
     def broker_clock(self) -> float:
         """The broker's time, as the partition written to has it."""
-        return 1_700_000_000_000.0 + self.scheduler.now + self._shift
+        return BROKER_EPOCH_MS + self.scheduler.now + self._shift
 
     def arrive(self, topic: str, partition: int, value: bytes, sender: Process, sent_at: float) -> int:
         """A record reaches the log; returns its offset."""

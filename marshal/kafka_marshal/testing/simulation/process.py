@@ -94,6 +94,13 @@ class Process:
         """The cluster as this process reaches it."""
         return SimulatedCluster(self.network, self)
 
+    def sleep(self, seconds: float) -> None:
+        """The present task of this process lets time pass."""
+        scheduler = self.scheduler
+        if scheduler.current is not None:
+            scheduler.current.turns = 0  # whoever works, or sleeps, does not go round in circles
+        scheduler.park(scheduler.now + max(0.002, seconds * 1000))
+
     def run(self, function: Callable[[], object], ended: Callable[[], object]) -> None:
         """Run this in the process's main thread; ended is called when it has returned or raised."""
 
@@ -178,10 +185,7 @@ class Job:
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        scheduler = self._process.scheduler
-        if scheduler.current is not None:
-            scheduler.current.turns = 0  # whoever works, or sleeps, does not go round in circles
-        scheduler.park(scheduler.now + max(0.002, seconds * 1000))
+        self._process.sleep(seconds)
 
     def start(self, function: Callable[[], object]) -> None:
         """Run a function in a further thread of this process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from kafka_marshal.adapters.opening import announced
 from kafka_marshal.coordination import required_settings
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Key, Violation
-from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
@@ -78,12 +79,44 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None) -> Result:
     with _quiet(), _decoded_once():
         story = _Story(scenario, worker)
         try:
-            with announced(BOOTSTRAP, story.open_cluster):
+            with announced(BOOTSTRAP, story.open_cluster), _virtual_time(story.scheduler):
                 story.run()
                 story.scheduler.close()
         finally:
             story.scheduler.close()
     return story.result()
+
+
+@contextmanager
+def _virtual_time(scheduler: Scheduler) -> Iterator[None]:
+    """For workers that sleep, and look at the clock, as they do outside."""
+    sleep, monotonic, moment = time.sleep, time.monotonic, time.time
+
+    def process() -> Process | None:
+        task = scheduler.current
+        return task.process if task is not None and isinstance(task.process, Process) else None
+
+    def simulated_sleep(seconds: float) -> None:
+        if (mine := process()) is not None:
+            mine.sleep(seconds)
+        else:
+            sleep(seconds)
+
+    def simulated_monotonic() -> float:
+        return monotonic() if (mine := process()) is None else mine.runtime.monotonic()
+
+    def simulated_time() -> float:
+        return moment() if process() is None else (BROKER_EPOCH_MS + scheduler.now) / 1000
+
+    with ExitStack() as stack:
+        for name, function in (
+            ("sleep", simulated_sleep),
+            ("monotonic", simulated_monotonic),
+            ("time", simulated_time),
+        ):
+            stack.callback(setattr, time, name, getattr(time, name))
+            setattr(time, name, function)
+        yield
 
 
 @contextmanager
