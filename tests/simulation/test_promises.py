@@ -126,6 +126,30 @@ def test_batches_waits_where_what_it_had_is_gone() -> None:
     assert result.violation is None, result.violation
 
 
+def test_consume_keeps_its_timeout_at_most_once() -> None:
+    """Each claim of another message took its time, and the clock was looked at only when there was no other."""
+    waited: list[float] = []
+
+    def consumes(job: Job) -> None:
+        with (
+            job.marshal() as marshal,
+            marshal.consumer([job.topic], delivery="at-most-once", batch_size=1) as consumer,
+        ):
+            while not marshal.stopping:
+                began = job.monotonic()
+                messages = consumer.consume(100, 0.2)
+                waited.append(job.monotonic() - began)
+                for message in messages:
+                    job.handle(message)
+
+    clients = (Client("c0", "yours", fetches_every=0.3), Client("c1", "yours", fetches_every=0.3))
+    result = simulate_one(
+        Scenario(1, clients, delivery="at-most-once", intervals=40, recovers=False, handling_ms=0.1), consumes
+    )
+    assert result.violation is None, result.violation
+    assert max(waited) < 0.2 + 2 * 0.5  # one claim may be under way: its record, and its way back
+
+
 def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pump = Consumer._pump
     monkeypatch.setattr(Consumer, "_pump", lambda self, timeout_s: pump(self, 0.0))

@@ -48,7 +48,7 @@ def _consumer(
         [job.topic if job.random.random() < 0.8 else f"^{job.topic}$"],
         delivery=job.delivery,
         policy=policy_of(client),
-        batch_size=job.random.choice([1, 20, 50, 50]),
+        batch_size=job.random.choice([10, 20, 50, 50]),
         handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
         auto_done=auto_done,
         claim_ahead=once and client.claims_ahead,
