@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick campaign sim check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign sim exhaustive check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,11 @@ FIRST  ?= 0
 
 sim: setup ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+DEPTH  ?= 8
+
+exhaustive: setup ## small scope, all of it: every order of DEPTH records and expiries; minutes at 8 (1.8 million states)
+	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 
