@@ -195,6 +195,6 @@ def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock
         kind = rng.choices(kinds, list(weights.values()))[0]
         client = "" if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
         size = round(rng.uniform(-3, 3) if kind == "clock" else rng.random(), 3)
-        length = round(rng.uniform(0.1, 5), 2)
+        length = round(rng.uniform(0.1, 15 if kind == "crash" else 5), 2)
         found.append(Fault(round(rng.uniform(1, intervals - 5), 2), kind, client, length, size, rng.randrange(cps)))
     return tuple(sorted(found, key=lambda fault: fault.at))

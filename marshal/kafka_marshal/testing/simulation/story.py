@@ -50,13 +50,20 @@ class Result:
 
     scenario: Scenario
     violation: Violation | None
-    #: Of everything that happened, in order: the same for the same scenario and code, byte for byte.
-    history_digest: str
+    #: What happened, in order; empty where it was thrown away.
     events: tuple[tuple[object, ...], ...]
     #: Virtual time, in HI.
     intervals: float
     counts: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def history_digest(self) -> str:
+        """Of everything that happened, in order: the same for the same scenario and code, byte for byte."""
+        digest = sha256()
+        for event in self.events:
+            digest.update(repr(event).encode())
+        return digest.hexdigest()
 
     def history(self) -> Iterator[str]:
         """What happened, a line each."""
@@ -443,13 +450,9 @@ class _Story:
 
     def result(self) -> Result:
         """What has come of it."""
-        digest = sha256()
-        for event in self.checks.events:
-            digest.update(repr(event).encode())
         return Result(
             self.scenario,
             self.checks.broken,
-            digest.hexdigest(),
             tuple(self.checks.events),
             self.scheduler.now / self.hi,
             self.checks.counts,
