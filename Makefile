@@ -62,7 +62,7 @@ sim: setup ## the simulation: SEEDS stories on virtual time, each with faults; w
 
 DEPTH  ?= 8
 
-exhaustive: setup ## small scope, all of it: every order of DEPTH records and expiries; minutes at 8 (1.8 million states)
+exhaustive: setup ## small scope, all of it: every order of DEPTH records and expiries; minutes at 8 (a million states)
 	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from rationalizer import (
     BeatEntry,
@@ -59,7 +60,9 @@ class Explored:
     """What was met."""
 
     depth: int = 0
+    #: States that differ in more than which partition is which; and with those that do not.
     states: int = 1
+    all_states: int = 1
     #: Records applied.
     steps: int = 0
     #: States first met at each depth.
@@ -80,7 +83,8 @@ class Explored:
         missing = ", ".join(f"{name} {code}" for name, code in self.missing())
         whole = "all there are" if self.is_all else f"to depth {self.depth}"
         lines.append(
-            f"{self.states:,} states ({whole}), {self.steps:,} records applied, "
+            f"{self.all_states:,} states ({whole}; {self.states:,} where the partitions may change places), "
+            f"{self.steps:,} records applied, "
             f"{len(_transitions() - set(self.missing()))} of {len(_transitions())} transitions"
             + (f"; not met: {missing}" if missing else "")
         )
@@ -128,17 +132,19 @@ def explore(depth: int, most: int | None = None) -> Explored:
     """Meet every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
     explored = Explored()
     begin: _State = (World(0, 1).snapshot(), ())
-    seen = {_canonical(World(0, 1), {})}
+    seen = {_key(_canonical(World(0, 1), {}))}
     frontier = [begin]
     while frontier and explored.depth < depth:
         explored.depth += 1
         found: list[_State] = []
         for state in frontier:
             for after, world, epochs in _steps(state, explored):
-                key = _canonical(world, epochs)
+                rows, pause = _canonical(world, epochs)
+                key = _key((rows, pause))
                 if key not in seen:
                     seen.add(key)
                     found.append(after)
+                    explored.all_states += 1 if rows[0] == rows[1] else 2
             if most is not None and len(seen) >= most:
                 break
         explored.by_depth.append(len(found))
@@ -295,7 +301,12 @@ def _is_holder(lease: Lease | None, record: Record) -> bool:
 # States that are one.
 
 
-def _canonical(world: World, epochs: dict[tuple[str, int], tuple[int, ...]]) -> bytes:
+def _key(state: tuple[list[str], str]) -> bytes:
+    """Sixteen bytes that stand for a state."""
+    return blake2b(repr(state).encode(), digest_size=16).digest()
+
+
+def _canonical(world: World, epochs: dict[tuple[str, int], tuple[int, ...]]) -> tuple[list[str], str]:
     """A state without what makes no difference: offsets, beyond their order, and ages beyond staleness."""
     log_time = world.log_time
     leases = {lease.partition: lease for lease in world.leases()}
@@ -327,7 +338,7 @@ def _canonical(world: World, epochs: dict[tuple[str, int], tuple[int, ...]]) -> 
     rows.sort()  # the partitions may change places
     pause = world.pause(GROUP)
     left = None if pause is None or pause.expires <= log_time else (pause.client_id, pause.expires - log_time)
-    return repr((rows, left)).encode()
+    return rows, repr(left)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
