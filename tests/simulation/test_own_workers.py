@@ -30,6 +30,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) ->
         (workers.falls_over, "worker"),
     ],
 )
+@pytest.mark.timeout(600)
 def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, promise: str) -> None:
     report = simulate(worker, 40, jobs=2)
     [found] = report.broken

@@ -14,6 +14,7 @@ ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "reco
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # on a machine that others use, too
 def test_two_hundred_seeds() -> None:
     report = simulate(seeds=200, jobs=os.cpu_count() or 1)
     report.raise_for_violation()
