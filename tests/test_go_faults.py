@@ -323,6 +323,9 @@ class DeadCluster:
         self.found = found
         self.closed = 0
 
+    def cluster_ids(self, wait_s: float) -> dict[str, str]:
+        return {}
+
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         if isinstance(self.found, Exception):
             raise self.found
