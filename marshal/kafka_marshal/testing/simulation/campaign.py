@@ -131,6 +131,7 @@ def _run_all(worker: Worker | None, seeds: Iterator[int], jobs: int) -> Iterator
         return
     # Forked, so that the worker need not be pickled; nothing here has threads.
     context = multiprocessing.get_context("fork")
+    others = set(context.active_children())
     with ProcessPoolExecutor(jobs, context, _set_up, (worker,)) as pool:
         waiting = [pool.submit(_run_chunk, chunk) for chunk in islice(_chunks(seeds), 2 * jobs)]
         try:
@@ -139,7 +140,9 @@ def _run_all(worker: Worker | None, seeds: Iterator[int], jobs: int) -> Iterator
                 if (chunk := next(_chunks(seeds), None)) is not None:
                     waiting.append(pool.submit(_run_chunk, chunk))
                 yield from results
-        finally:
+        finally:  # ended early, too, or interrupted: nobody waits for what still runs
+            for process in set(context.active_children()) - others:
+                process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
 
 

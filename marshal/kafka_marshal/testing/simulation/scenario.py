@@ -39,6 +39,9 @@ POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind
 DRIFT_WITHIN = 0.03
 DRIFT_BEYOND = 0.35
 
+#: Of a story's log, at least: a thousand in one of the usual length.
+RECORDS_PER_INTERVAL = 12.5
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -92,6 +95,8 @@ class Scenario:
     intervals: int = 80
     #: Afterwards everything must get well again; False: the story ends there.
     recovers: bool = True
+    #: It goes on, calmly, until the log has so many records, or for as long again.
+    records: int = 0
 
     #: Fixed names.
     group_id = "group"
@@ -132,6 +137,7 @@ class Scenario:
             messages=round(rng.uniform(14, 16), 1),
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
+            records=int(RECORDS_PER_INTERVAL * intervals),
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:

@@ -93,6 +93,7 @@ def _plainer(result: Result) -> Iterator[Scenario]:
     scenario = result.scenario
     plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead) for x in scenario.clients)
     yield replace(scenario, clients=plain)
+    yield replace(scenario, records=0)
     for messages in (0.1, 1.0, 4.0, round(scenario.messages / 2, 1)):
         if messages < scenario.messages:
             yield replace(scenario, messages=messages)

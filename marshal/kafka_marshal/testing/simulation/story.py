@@ -26,9 +26,6 @@ from rationalizer import Tick, encode, outcome, world
 
 __all__ = ["Result", "simulate_one"]
 
-#: A story of so many HI, which is not one that is made small, goes on, calmly, until its log has so many records.
-LONG_INTERVALS, LEAST_RECORDS = 80, 1_000
-
 #: When the faults are over: a dead holder's 2 · HI, the end of a pause, some rounds of wishes.
 RECOVERY_INTERVALS = 30
 #: What does not get shorter with HI: topics are looked at every 5 s, a look-up may take 5 s (ms).
@@ -394,10 +391,7 @@ class _Story:
         self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
         self._wait(self._is_owned, RECOVERY_INTERVALS)
         self.scheduler.run_until(max(self.scheduler.now, 1.25 * self.scenario.intervals * self.hi))
-        if self.scenario.intervals >= LONG_INTERVALS:
-            end = self.scheduler.now + self.scenario.intervals * self.hi  # a worker may have ended all it does
-            while self.checks.counts["records"] < LEAST_RECORDS and self.scheduler.now < end:
-                self.scheduler.run_until(self.scheduler.now + self.hi)
+        self._fill()
         if self.checks.broken is None:
             self._look_back()
 
@@ -425,6 +419,14 @@ class _Story:
                 )
                 return
             self.scheduler.run_until(self.scheduler.now + self.hi / 4)
+
+    def _fill(self) -> None:
+        """Go on, calmly, until the log has its records; a worker that has ended all it does may leave it short."""
+        until = self.scheduler.now + self.scenario.intervals * self.hi
+        while self.checks.counts["records"] < self.scenario.records and self.scheduler.now < until:
+            if self.checks.broken is not None:
+                return  # time stands still
+            self.scheduler.run_until(self.scheduler.now + self.hi)
 
     def _keys(self) -> list[Key]:
         return [(self.scenario.data_topic, partition) for partition in range(self._partitions())]
