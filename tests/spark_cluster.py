@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from kafka_marshal.testing.java import find_java
 from kafka_marshal.testing.ports import free_ports
 from tests.client.conftest import wait_until
+from tests.pipeline.programs import kill_groups
 
 __all__ = ["Cluster", "cluster"]
 
@@ -65,10 +65,7 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        kill_groups(self.processes)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from kafka_marshal.testing import (
 )
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 from tests.broker.helpers import alive, children_of, consume, eventually, produce, run_python
+from tests.secured import broker_properties, login
 
 pytestmark = [pytest.mark.broker, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -151,19 +152,10 @@ def test_answers_are_lost_behind_a_proxy_but_requests_are_done() -> None:
 
 
 def test_users_and_acls_by_settings_of_ones_own() -> None:
-    users = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_admin="a" user_worker="w";'
-    settings = {
-        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "listener.name.client.sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.client.plain.sasl.jaas.config": users,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:admin;User:ANONYMOUS",
-    }
-    admin = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin"}
-    with LocalBroker(properties=settings, client_config={**admin, "sasl.password": "a"}) as local:
+    with LocalBroker(properties=broker_properties(), client_config=login("root")) as local:
         topic = make_topic(local, "guarded")
         produce(local, topic, b"x")
-        stranger = Probe(local.bootstrap_servers, {**admin, "sasl.password": "wrong"})
+        stranger = Probe(local.bootstrap_servers, login("root", "wrong"))
         assert stranger.broker_ids(1.0) is None
 
 

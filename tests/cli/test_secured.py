@@ -6,61 +6,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafka_marshal import Marshal
 from kafka_marshal.errors import AuthenticationError, AuthorizationError
 from kafka_marshal.testing import LocalBroker
 from tests.cli.harness import Command
+from tests.secured import MEMBER, READER, allow, broker_properties, login
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-PASSWORDS = {"root": "secret", "ann": "a", "bob": "b"}
-MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
-READER = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
-
-JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required "
-BROKER = {
-    "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.client.plain.sasl.jaas.config": JAAS
-    + " ".join(f'user_{name}="{password}"' for name, password in PASSWORDS.items())
-    + ";",
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:root;User:ANONYMOUS",
-}
-
-
-def login(user: str, password: str | None = None) -> dict[str, str | int | float]:
-    return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": PASSWORDS[user] if password is None else password,
-    }
+TOLD = READER[:2]
 
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[str]:
     """ann is a member with all she needs, bob may only read; both may read the topic t."""
-    with LocalBroker(properties=BROKER, client_config=login("root")) as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **login("root")})
-        rights = [("User:ann", "__marshal", MEMBER), ("User:bob", "__marshal", READER)]
-        rights += [(who, "t", (AclOperation.READ, AclOperation.DESCRIBE)) for who in ("User:ann", "User:bob")]
-        allow = [
-            AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, who, "*", each, AclPermissionType.ALLOW)
-            for who, topic, operations in rights
-            for each in operations
-        ]
-        for answer in (*admin.create_acls(allow).values(), *admin.create_topics([NewTopic("t", 1, 1)]).values()):
+    root = login("root")
+    with LocalBroker(properties=broker_properties("ann", "bob"), client_config=root) as broker:
+        allow(broker.bootstrap_servers, root, "ann", {"__marshal": MEMBER, "t": TOLD})
+        allow(broker.bootstrap_servers, root, "bob", {"__marshal": READER, "t": TOLD})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **root})
+        for answer in admin.create_topics([NewTopic("t", 1, 1)]).values():
             answer.result(30)
         yield broker.bootstrap_servers
 

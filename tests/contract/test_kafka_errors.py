@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AdminClient
 
 from kafka_marshal.adapters.interface import Ack, FaultKind
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -34,6 +27,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.testing import LocalBroker, TcpProxy
 from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port, eventually
 from tests.contract.test_lookups import LOOKUPS
+from tests.secured import allow, broker_properties, login
 
 
 @contextmanager
@@ -149,35 +143,17 @@ def test_tls_or_sasl_to_a_plain_port(kafka_bootstrap: str, config: dict[str, obj
 
 # -- users and their rights ----------------------------------------------------------------------------------------
 
-JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_admin="secret" user_guest="secret";'
-
-
-def sasl(user: str, password: str = "secret") -> dict[str, object]:
-    return {
-        "security.protocol": "sasl_plaintext",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": password,
-    }
-
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[LocalBroker]:
-    """A broker where admin may do everything and guest nothing."""
-    properties = {
-        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.client.plain.sasl.jaas.config": JAAS,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS;User:admin",
-    }
-    with LocalBroker(properties=properties, client_config=sasl("admin")) as broker:
+    """A broker where root may do everything and guest nothing."""
+    with LocalBroker(properties=broker_properties("guest"), client_config=login("root")) as broker:
         yield broker
 
 
 @pytest.mark.broker
 def test_a_wrong_password(guarded: LocalBroker) -> None:
-    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest", "wrong"))
+    cluster = KafkaCluster(guarded.bootstrap_servers, login("guest", "wrong"))
     with pytest.raises(AuthenticationError, match="Authentication failed"):
         cluster.topics(2.0)
     cluster.close()
@@ -185,10 +161,10 @@ def test_a_wrong_password(guarded: LocalBroker) -> None:
 
 @pytest.mark.broker
 def test_an_acl_that_forbids(guarded: LocalBroker) -> None:
-    side = KafkaSide(guarded.bootstrap_servers, sasl("admin"))
+    side = KafkaSide(guarded.bootstrap_servers, login("root"))
     topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
     append(side, topic, 0, [b"a"])
-    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest"))
+    cluster = KafkaCluster(guarded.bootstrap_servers, login("guest"))
     with pytest.raises(AuthorizationError, match="forbids"):
         cluster.topic_info([topic], TIMEOUT_S)
     with pytest.raises(AuthorizationError, match="forbids"):
@@ -212,21 +188,11 @@ def test_an_acl_that_forbids(guarded: LocalBroker) -> None:
 @pytest.mark.broker
 def test_describing_is_not_reading(guarded: LocalBroker) -> None:
     """Metadata is allowed, reading is not: the readers tell."""
-    side = KafkaSide(guarded.bootstrap_servers, sasl("admin"))
+    side = KafkaSide(guarded.bootstrap_servers, login("root"))
     topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
     append(side, topic, 0, [b"a"])
-    admin = AdminClient({**sasl("admin"), "bootstrap.servers": guarded.bootstrap_servers})  # type: ignore[dict-item]
-    allow = AclBinding(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.LITERAL,
-        "User:guest",
-        "*",
-        AclOperation.DESCRIBE,
-        AclPermissionType.ALLOW,
-    )
-    admin.create_acls([allow])[allow].result(TIMEOUT_S)
-    cluster = KafkaCluster(guarded.bootstrap_servers, sasl("guest"))
+    allow(guarded.bootstrap_servers, login("root"), "guest", {topic: (AclOperation.DESCRIBE,)})
+    cluster = KafkaCluster(guarded.bootstrap_servers, login("guest"))
     eventually(lambda: topic in cluster.topics(TIMEOUT_S), "the ACL is known")
     assert cluster.watermarks([(topic, 0)], TIMEOUT_S) == {(topic, 0): (0, 1)}
     with pytest.raises(AuthorizationError):

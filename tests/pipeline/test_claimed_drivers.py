@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,62 +13,29 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.client.conftest import Scene, wait_until
+from tests.pipeline.programs import Places, kill_groups
 
 PARTITIONS, MESSAGES = 4, 300
-HI = 1_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-class Drivers:
-    """Drivers that copy one topic into one database."""
+class Drivers(Places):
+    """Drivers that share one topic."""
 
     def __init__(self, scene: Scene, folder: Path) -> None:
-        self.scene = scene
-        self.topic = scene.topic(PARTITIONS, MESSAGES)
-        self.database = folder / "places.db"
+        super().__init__(scene, scene.topic(PARTITIONS, MESSAGES), folder)
         self.processes: list[subprocess.Popen[bytes]] = []
-        with sqlite3.connect(self.database) as connection:
-            # No key: what is written twice shall be seen twice.
-            connection.execute("CREATE TABLE places (partition INTEGER, offset INTEGER, client TEXT)")
 
     def start(self, client_id: str, **options: object) -> subprocess.Popen[bytes]:
-        arguments = {
-            "bootstrap": self.scene.bootstrap,
-            "group": self.scene.group,
-            "coordination": self.scene.coordination,
-            "topic": self.topic,
-            "client_id": client_id,
-            "database": str(self.database),
-            "hi": HI,
-            "max_records": 100,
-            "pause_s": 0.3,
-            **options,
-        }
+        arguments = self.arguments(client_id, **{"max_records": 100, "pause_s": 0.3, **options})
         script = Path(__file__).with_name("claimer.py")
         process = subprocess.Popen([sys.executable, str(script), json.dumps(arguments)], start_new_session=True)
         self.processes.append(process)
         return process
 
-    def places(self) -> Counter[tuple[int, int]]:
-        with sqlite3.connect(self.database) as connection:
-            return Counter(connection.execute("SELECT partition, offset FROM places").fetchall())
-
-    def written_by(self, client_id: str) -> int:
-        with sqlite3.connect(self.database) as connection:
-            [[count]] = connection.execute("SELECT count(*) FROM places WHERE client = ?", (client_id,))
-        return int(count)
-
-    def check_all_once(self) -> None:
-        found = self.places()
-        assert len(found) == PARTITIONS * MESSAGES, "nothing is lost"
-        assert set(found.values()) == {1}, "nothing is double"
-
     def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        kill_groups(self.processes)
 
 
 @pytest.fixture
@@ -90,9 +54,9 @@ def test_partitions_move_to_a_second_driver_which_goes_on_when_the_first_is_kill
     wait_until(lambda: drivers.written_by("second") > 0, 60, "the second driver works")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert sum(drivers.places().values()) < PARTITIONS * MESSAGES, "it was killed in the middle of the work"
+    assert sum(drivers.count().values()) < PARTITIONS * MESSAGES, "it was killed in the middle of the work"
     assert second.wait(150) == 0, "available_now ends when the group has done everything, also the dead one's part"
-    drivers.check_all_once()
+    drivers.check_all_once(PARTITIONS * MESSAGES)
 
     assert [lease.stable for lease in watcher.leases()] == [MESSAGES - 1] * PARTITIONS
     check_lag(drivers)
@@ -118,7 +82,7 @@ def test_a_stopped_driver_is_replaced_and_what_it_still_writes_is_refused(driver
     first.send_signal(signal.SIGSTOP)  # Python only: its lease runs out while it holds a round
     second = drivers.start("second", available_now=True)
     assert second.wait(120) == 0
-    drivers.check_all_once()
+    drivers.check_all_once(PARTITIONS * MESSAGES)
     first.send_signal(signal.SIGCONT)
     watcher = drivers.scene.member("watcher").world
     assert watcher.wait_for(lambda world: any(lease.client_id == "first" for lease in world.leases()), 30), (
@@ -126,4 +90,4 @@ def test_a_stopped_driver_is_replaced_and_what_it_still_writes_is_refused(driver
     )
     first.terminate()
     assert first.wait(60) == 0
-    drivers.check_all_once()
+    drivers.check_all_once(PARTITIONS * MESSAGES)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import kafka_marshal
 import rationalizer
 from kafka_marshal.pipeline.session import connector_jars
 from tests.client.conftest import Scene, wait_until
+from tests.pipeline.programs import Places
 from tests.spark_cluster import Cluster
 
 PARTITIONS, MESSAGES = 2, 400
@@ -36,34 +35,20 @@ def packed(folder: Path) -> Path:
     return archive
 
 
-class Job:
+class Job(Places):
     """A program submitted to a cluster, and what it has put down."""
 
     program = "claimer.py"
 
     def __init__(self, cluster: Cluster, scene: Scene, topic: str, folder: Path) -> None:
-        self.folder = folder
-        self.cluster, self.scene, self.topic = cluster, scene, topic
-        self.database = folder / "places.db"
+        super().__init__(scene, topic, folder)
+        self.cluster = cluster
+        self.checkpoint = folder / "checkpoint"
         self.archive = packed(folder)
-        with sqlite3.connect(self.database) as connection:
-            connection.execute("CREATE TABLE places (partition INTEGER, offset INTEGER, client TEXT)")
 
     def submit(self, client_id: str, *conf: str, **more: object) -> subprocess.Popen[bytes]:
-        arguments = {
-            "bootstrap": self.scene.bootstrap,
-            "group": self.scene.group,
-            "coordination": self.scene.coordination,
-            "topic": self.topic,
-            "client_id": client_id,
-            "database": str(self.database),
-            "hi": 1_000,
-            "max_records": 80,
-            "available_now": True,
-            "master": None,  # what spark-submit says
-            "checkpoint": str(self.folder / "checkpoint"),
-            **more,
-        }
+        usual = {"max_records": 80, "available_now": True, "checkpoint": str(self.checkpoint)}
+        arguments = self.arguments(client_id, master=None, **{**usual, **more})  # the master: what spark-submit says
         settings = ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1", *conf)
         job = subprocess.Popen(
             [
@@ -77,12 +62,8 @@ class Job:
         self.cluster.processes.append(job)
         return job
 
-    def places(self) -> Counter[tuple[int, int]]:
-        with sqlite3.connect(self.database) as connection:
-            return Counter(connection.execute("SELECT partition, offset FROM places").fetchall())
-
     def works(self, job: subprocess.Popen[bytes]) -> None:
-        wait_until(lambda: len(self.places()) > 0 or job.poll() is not None, 200, "the job works")
+        wait_until(lambda: len(self.count()) > 0 or job.poll() is not None, 200, "the job works")
         assert job.poll() is None, "it ended before it was done"
 
     def lose_an_executor(self) -> None:
@@ -95,8 +76,8 @@ def test_a_job_by_spark_submit_goes_on_when_an_executor_is_lost(cluster: Cluster
     made.works(job)
     made.lose_an_executor()
     assert job.wait(150) == 0
-    assert len(made.places()) == PARTITIONS * MESSAGES
-    assert set(made.places().values()) == {1}
+    assert len(made.count()) == PARTITIONS * MESSAGES
+    assert set(made.count().values()) == {1}
 
 
 def test_at_most_once_an_executor_lost_costs_its_round_and_repeats_nothing(
@@ -109,11 +90,11 @@ def test_at_most_once_an_executor_lost_costs_its_round_and_repeats_nothing(
     made.works(job)
     made.lose_an_executor()
     status = job.wait(150)
-    lost = PARTITIONS * MESSAGES - len(made.places())
+    lost = PARTITIONS * MESSAGES - len(made.count())
     again = made.submit("second", "spark.task.maxFailures=1", **once)
     assert again.wait(150) == 0
-    assert set(made.places().values()) == {1}
-    missing = PARTITIONS * MESSAGES - len(made.places())
+    assert set(made.count().values()) == {1}
+    missing = PARTITIONS * MESSAGES - len(made.count())
     # The round in hand, and at most one more that was claimed while it was computed.
     assert missing <= 2 * 200
     assert (status != 0) == (missing > 0)
@@ -127,9 +108,9 @@ def test_the_stream_source_goes_on_when_an_executor_is_lost(cluster: Cluster, sc
     job = made.submit("query")
     made.works(job)
     made.lose_an_executor()
-    wait_until(lambda: len(made.places()) == PARTITIONS * MESSAGES or job.poll() is not None, 150, "it goes on")
-    assert len(made.places()) == PARTITIONS * MESSAGES
-    assert set(made.places().values()) == {1}
+    wait_until(lambda: len(made.count()) == PARTITIONS * MESSAGES or job.poll() is not None, 150, "it goes on")
+    assert len(made.count()) == PARTITIONS * MESSAGES
+    assert set(made.count().values()) == {1}
     watcher = scene.member("watcher")
     done = [MESSAGES - 1] * PARTITIONS
     wait_until(lambda: [lease.stable for lease in watcher.world.leases()] == done, 60, "the log says that it is done")

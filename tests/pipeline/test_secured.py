@@ -9,14 +9,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import Marshal
@@ -26,12 +18,10 @@ from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.source import register
 from kafka_marshal.testing import LocalBroker
 from kafka_marshal.testing.java import find_java
+from tests.secured import MEMBER, READER, Config, allow, broker_properties, login
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required "
-MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
-READER = (AclOperation.READ, AclOperation.DESCRIBE)
 MESSAGES = 30
 EVERYTHING = [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES)]
 
@@ -43,18 +33,8 @@ class Secured:
     bootstrap: str
     ca: Path
 
-    def login(self, user: str) -> dict[str, str | int | float]:
-        return login(self.ca, user)
-
-
-def login(ca: Path, user: str) -> dict[str, str | int | float]:
-    return {
-        "security.protocol": "SASL_SSL",
-        "ssl.ca.location": str(ca),
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": f"{user}'s",
-    }
+    def login(self, user: str) -> Config:
+        return {**login(user, protocol="SASL_SSL"), "ssl.ca.location": str(self.ca)}
 
 
 def certified(folder: Path) -> tuple[Path, Path]:
@@ -72,31 +52,19 @@ def certified(folder: Path) -> tuple[Path, Path]:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     store, ca = certified(tmp_path_factory.mktemp("tls"))
     properties = {
-        "listener.security.protocol.map": "CLIENT:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.client.plain.sasl.jaas.config": f"""{JAAS} user_root="root's" user_ann="ann's";""",
+        **broker_properties("ann", protocol="SASL_SSL"),
         "listener.name.client.ssl.keystore.type": "PKCS12",
         "listener.name.client.ssl.keystore.location": str(store),
         "listener.name.client.ssl.keystore.password": "changeit",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:root;User:ANONYMOUS",
     }
-    with LocalBroker(properties=properties, client_config=login(ca, "root")) as broker:
-        cluster = KafkaCluster(broker.bootstrap_servers, login(ca, "root"))
+    root = Secured("", ca).login("root")
+    with LocalBroker(properties=properties, client_config=root) as broker:
+        cluster = KafkaCluster(broker.bootstrap_servers, root)
         create_topic(cluster, "__marshal", 2, 30)
         cluster.create_topic("t", 2, 1, {}, 30)
         cluster.close()
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **login(ca, "root")})
-        allow = [
-            AclBinding(
-                ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, "User:ann", "*", each, AclPermissionType.ALLOW
-            )
-            for topic, operations in (("__marshal", MEMBER), ("t", READER))
-            for each in operations
-        ]
-        for answer in admin.create_acls(allow).values():
-            answer.result(30)
-        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, **login(ca, "root")})
+        allow(broker.bootstrap_servers, root, "ann", {"__marshal": MEMBER, "t": READER})
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, **root})
         for partition, offset in EVERYTHING:
             producer.produce("t", b"%d" % offset, partition=partition)
         assert producer.flush(30) == 0

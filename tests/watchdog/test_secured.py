@@ -7,8 +7,9 @@ import pytest
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.coordination import create_topic
-from tests.cli.test_secured import login, secured
+from tests.cli.test_secured import secured
 from tests.client.conftest import wait_until
+from tests.secured import login
 from tests.watchdog.conftest import LONG_HI, Worker
 
 __all__ = ["secured"]

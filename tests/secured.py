@@ -1,0 +1,65 @@
+"""Brokers that ask who you are and what you may: settings for LocalBroker, logins, rights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+__all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "login", "password_of"]
+
+Config = dict[str, str | int | float]
+
+#: What a member needs of the coordination topic; what is needed to read one.
+MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+READER = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+
+
+def password_of(user: str) -> str:
+    """With what it takes to get quoting wrong."""
+    return f"{user}'s"
+
+
+def broker_properties(*users: str, protocol: str = "SASL_PLAINTEXT") -> dict[str, str]:
+    """These users may log in, root may do everything, the others what :func:`allow` says."""
+    logins = " ".join(f'user_{user}="{password_of(user)}"' for user in ("root", *users))
+    return {
+        "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": f"{_PLAIN} {logins};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:root;User:ANONYMOUS",
+    }
+
+
+def login(user: str, password: str | None = None, protocol: str = "SASL_PLAINTEXT") -> Config:
+    """What a client says."""
+    return {
+        "security.protocol": protocol,
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": password_of(user) if password is None else password,
+    }
+
+
+def allow(bootstrap: str, root: Config, user: str, topics: Mapping[str, tuple[AclOperation, ...]]) -> None:
+    """Let a user do that with all topics whose names begin so; done when it returns (s: 30 at most)."""
+    admin = AdminClient({**root, "bootstrap.servers": bootstrap})
+    wanted = [
+        AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, f"User:{user}", "*", each, AclPermissionType.ALLOW
+        )
+        for topic, operations in topics.items()
+        for each in operations
+    ]
+    for answer in admin.create_acls(wanted).values():
+        answer.result(30)
