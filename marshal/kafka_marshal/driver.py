@@ -47,8 +47,12 @@ logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 
-#: The longest the background thread waits for the log before it looks at the clock again.
-MAX_WAIT_MS = 100.0
+#: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
+#: meanwhile is late by this at most. Ten such looks a second cost a quarter of a percent of a core with 100 leases.
+MAX_WAIT_MS = 200.0
+
+#: How long a Marshal that ends waits for its background thread.
+END_TIMEOUT_S = 2.0
 
 #: While an acknowledgement is due, which is for so long after an append, it is looked for this often.
 ACK_WATCH_MS = 50.0
@@ -512,7 +516,7 @@ class Driver:
             self.condition.notify_all()
         self.replica.close()
         if not self.runtime.is_current(self._thread):
-            self._thread.join(MAX_WAIT_MS / 1000 * 20)
+            self._thread.join(END_TIMEOUT_S)
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._callbacks.shutdown(wait=False)
         for appender in (*self._retired, self._appender):

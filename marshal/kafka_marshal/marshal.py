@@ -163,8 +163,8 @@ class Marshal:
         ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease.
         ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
-        there; faster, and a crash loses up to two batches, a ``close()`` in between up to one and what is left of the
-        one in hand, reported as ever (C13).
+        there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
+        is left of the one in hand, reported as ever (C13).
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
         finish and to call ``done``; the partitions are released when it has returned. ``config``: librdkafka
         properties for the fetching consumer.

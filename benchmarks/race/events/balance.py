@@ -35,6 +35,9 @@ FEED_S = 0.02
 #: Stable is what does not change for so long (longer than a heartbeat of any contestant but KIP-848's 5 s).
 QUIET_S = 2.2
 STEADY_S = 2.0
+
+#: What moves may add to the longest gap of a partition that does not move.
+ADDED_GAP_MS = 30.0
 TIMEOUT_S = 90.0
 
 
@@ -50,6 +53,8 @@ class Balance(Event):
         "longest gap, steady": "ms",
         "longest gap of what stays, leave": "ms",
         "longest gap of what stays, join": "ms",
+        "added to the longest gap, leave": "ms",
+        "added to the longest gap, join": "ms",
         "moved, leave": "partitions",
         "moved, join": "partitions",
         "records appended, start": "records",
@@ -64,6 +69,8 @@ class Balance(Event):
         aims = (
             Aim("start", MARSHAL.name, CLASSIC.name, 0.5),
             Aim("leave", MARSHAL.name, CLASSIC.name, 0.2),
+            Aim("added to the longest gap, leave", MARSHAL.name, "", ADDED_GAP_MS),
+            Aim("added to the longest gap, join", MARSHAL.name, "", ADDED_GAP_MS),
         )
         conditions = {
             "workers": workers,
@@ -112,7 +119,8 @@ class Balance(Event):
         found[what] = [took_ms]
         stayed = {name: set(x["held"]) & set(before[name]["held"]) for name, x in after.items() if name in before}
         gaps = [gap for name, kept in stayed.items() for p, gap in after[name]["gaps"].items() if int(p) in kept]
-        found[f"longest gap of what stays, {what}"] = [1000 * gap for gap in sorted(gaps)[-1:]]
+        longest = found[f"longest gap of what stays, {what}"] = [1000 * gap for gap in sorted(gaps)[-1:]]
+        found[f"added to the longest gap, {what}"] = [gap - found["longest gap, steady"][0] for gap in longest]
         found[f"moved, {what}"] = [self._partitions - sum(map(len, stayed.values()))]
         found[f"records appended, {what}"] = log.since_last()
 

@@ -46,10 +46,17 @@ Settle = Callable[[list[KafkaMessage], Callable[[], None]], list[KafkaMessage]]
 class Reading:
     """A librdkafka consumer with one reading thread, and any number of others that steer it by commands."""
 
-    def __init__(self, name: str, settings: dict[str, object], troubles: Troubles, slice_s: float = SLICE_S) -> None:
-        """Open the consumer (nothing is sent yet). name says in errors what this reads; slice_s: see SLICE_S."""
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, object],
+        troubles: Troubles,
+        slice_s: float = SLICE_S,
+        quiet_slice_s: float = QUIET_SLICE_S,
+    ) -> None:
+        """Open the consumer (nothing is sent yet). name says in errors what this reads; slices: see SLICE_S."""
         self.name = name
-        self._slice_s = slice_s
+        self._slice_s, self._quiet_slice_s = slice_s, quiet_slice_s
         self.troubles = troubles
         self._turn = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
@@ -126,7 +133,7 @@ class Reading:
             self._bell.wait(min(STANDBY_S, remaining_s))
             return self.consumer.poll(0)
         is_quiet = time.monotonic() - self._quiet_since > QUIET_AFTER_S
-        slice_s = max(self._slice_s, QUIET_SLICE_S) if is_quiet else self._slice_s
+        slice_s = self._quiet_slice_s if is_quiet else self._slice_s
         return self.consumer.poll(max(SHORTEST_WAIT_S, min(slice_s, remaining_s)))
 
     def _prepare(self) -> None:

@@ -20,7 +20,7 @@ BATCH = 500
 
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
-SLICE_S = 0.05
+SLICE_S, QUIET_SLICE_S = 0.05, 0.2
 
 
 class KafkaTail:
@@ -32,7 +32,7 @@ class KafkaTail:
         """Open it; reading begins at once, in librdkafka's own threads."""
         # librdkafka wants a group.id even though no group takes part.
         settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
-        self._reading = Reading(f"tail of {topic!r}", settings, troubles, SLICE_S)
+        self._reading = Reading(f"tail of {topic!r}", settings, troubles, SLICE_S, QUIET_SLICE_S)
         self._positions = dict(positions)
         self._lock = threading.Lock()
         self._reading.consumer.assign([TopicPartition(topic, cp, offset) for cp, offset in positions.items()])
