@@ -6,6 +6,7 @@ import pytest
 
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.errors import ClientReplacedError
 from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net
 
@@ -241,6 +242,15 @@ def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_gra
     net.run(100)
     assert reported(consumer) == [(0, 4)]
     assert read(net, member, HI) == list(range(5, 30))
+
+
+def test_c13_a_grant_answered_after_this_member_has_failed_is_reported_too() -> None:
+    """Replaced, as another part of the log showed it first."""
+    net, member, consumer = proposing()
+    member.engine.fail(ClientReplacedError("a newer instance"), member.clock())
+    assert reported(consumer) == [], "not known yet"
+    net.run(100)
+    assert reported(consumer) == [(0, 4)]
 
 
 def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:

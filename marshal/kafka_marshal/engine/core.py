@@ -124,9 +124,13 @@ class Engine:
         self.observer.log_time_moved(cp, now)
         self._moved.add(cp)
         message = outcome.message
-        if message is None or message[4] != self.settings.group_id or self.failure is not None:
+        if message is None or message[4] != self.settings.group_id:
             return
         own = message[2] == self.settings.instance_id and message[3] == self.settings.client_id
+        if self.failure is not None:
+            if own and isinstance(record := outcome.record, ClaimingMessages):  # sent before: nobody will get these
+                self._grant_applied(record, outcome, now)
+            return
         if outcome.type == HeartbeatBatch.__name__:  # most of the log, and large: no objects for what is known good
             self._beats_applied(cp, offset, message[HEAD_FIELDS], outcome.entries or (), outcome, own, now)
             return
