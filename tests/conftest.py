@@ -37,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.broker)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Of a test that was tried again (in CI), say why: it may be the neighbours' load, and it may be a defect."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.write_line(f"RERUN {report.nodeid}: {getattr(crash, 'message', report.longrepr)!s:.1000}")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark for the whole session: two cores, little memory, nothing to be seen from outside."""

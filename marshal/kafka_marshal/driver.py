@@ -201,15 +201,15 @@ class Driver:
         with self.condition:
             if self._ended:
                 return
-            if self._started:
+            was_started, unanswered = self._started, self._unanswered
+            if was_started:
                 self.replica.apply(batch, self._applied)
             else:
                 self._start_up(batch)
-            unanswered = self._unanswered
             self._appender.poll()
-            nothing_came = unanswered == self._unanswered and not (batch.records or batch.ends or batch.faults)
-            if unanswered and nothing_came and self.now_ms() < self._settle_by:
-                return  # an acknowledgement was looked for, and is not there yet
+            is_news = bool(batch.records or batch.faults) or unanswered != self._unanswered
+            if was_started and not is_news and self.now_ms() < self._settle_by:
+                return  # an acknowledgement was looked for, and is not there yet; or the log ends where it ended
             self._periodic()
             self.settle()
 

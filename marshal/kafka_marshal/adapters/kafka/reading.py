@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import Message as KafkaMessage
@@ -22,15 +23,21 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["SLICE_S", "Reading", "partition_of"]
+__all__ = ["Pace", "Reading", "partition_of"]
 
-#: A wait looks up this often: for commands, for a close() from another thread, and for errors told by callback.
-SLICE_S = 0.005
 
-#: Where nothing has come for so long, a wait looks up less often: 200 polls a second cost two thirds of a percent of a
-#: core, 40 a fifth of that, and who steers then waits for up to 25 ms.
-QUIET_AFTER_S = 1.0
-QUIET_SLICE_S = 0.025
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a wait looks up: for commands, for a close() from another thread, and for errors told by callback."""
+
+    slice_s: float
+    #: Where nothing has come for so long, a wait looks up less often, as each look costs some 50 microseconds.
+    quiet_after_s: float
+    quiet_slice_s: float
+
+
+#: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms.
+STEERED = Pace(0.005, 1.0, 0.025)
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1
@@ -51,12 +58,11 @@ class Reading:
         name: str,
         settings: dict[str, object],
         troubles: Troubles,
-        slice_s: float = SLICE_S,
-        quiet_slice_s: float = QUIET_SLICE_S,
+        pace: Pace = STEERED,
     ) -> None:
-        """Open the consumer (nothing is sent yet). name says in errors what this reads; slices: see SLICE_S."""
+        """Open the consumer (nothing is sent yet). name says in errors what this reads."""
         self.name = name
-        self._slice_s, self._quiet_slice_s = slice_s, quiet_slice_s
+        self._pace = pace
         self.troubles = troubles
         self._turn = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
@@ -132,8 +138,8 @@ class Reading:
         if not self.is_assigned():
             self._bell.wait(min(STANDBY_S, remaining_s))
             return self.consumer.poll(0)
-        is_quiet = time.monotonic() - self._quiet_since > QUIET_AFTER_S
-        slice_s = self._quiet_slice_s if is_quiet else self._slice_s
+        is_quiet = time.monotonic() - self._quiet_since > self._pace.quiet_after_s
+        slice_s = self._pace.quiet_slice_s if is_quiet else self._pace.slice_s
         return self.consumer.poll(max(SHORTEST_WAIT_S, min(slice_s, remaining_s)))
 
     def _prepare(self) -> None:

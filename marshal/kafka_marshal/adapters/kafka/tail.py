@@ -10,7 +10,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartitio
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
-from kafka_marshal.adapters.kafka.reading import Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import Pace, Reading, partition_of
 
 __all__ = ["KafkaTail"]
 
@@ -20,7 +20,7 @@ BATCH = 500
 
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
-SLICE_S, QUIET_SLICE_S = 0.05, 0.2
+PACE = Pace(0.05, 0.1, 0.2)
 
 
 class KafkaTail:
@@ -32,7 +32,7 @@ class KafkaTail:
         """Open it; reading begins at once, in librdkafka's own threads."""
         # librdkafka wants a group.id even though no group takes part.
         settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
-        self._reading = Reading(f"tail of {topic!r}", settings, troubles, SLICE_S, QUIET_SLICE_S)
+        self._reading = Reading(f"tail of {topic!r}", settings, troubles, PACE)
         self._positions = dict(positions)
         self._lock = threading.Lock()
         self._reading.consumer.assign([TopicPartition(topic, cp, offset) for cp, offset in positions.items()])
