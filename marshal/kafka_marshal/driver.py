@@ -343,7 +343,8 @@ class Driver:
     def locked(self, *, step: bool = True) -> Iterator[Engine]:
         """Use the engine; on leaving, what it wants done is carried out.
 
-        With step=False what is due by time is left to the background thread: for handing out, which is frequent.
+        With step=False what is due by time is left to the background thread: for handing out and looking, which are
+        frequent.
         """
         self.refuse_fork()
         with self.condition:

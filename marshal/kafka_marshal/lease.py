@@ -36,7 +36,7 @@ class Lease:
     @property
     def last_offset(self) -> int | None:
         """Everything up to this offset is done, as far as the log knows; None: nothing is (P2)."""
-        with self._driver.locked() as engine:
+        with self._driver.locked(step=False) as engine:
             lease = engine.observer.lease(self._manual.key)
             return None if lease is None or lease.progress.stable < 0 else lease.progress.stable
 

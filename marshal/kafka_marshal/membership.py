@@ -84,7 +84,7 @@ class Membership(Generic[S]):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
-        with self._driver.locked():
+        with self._driver.locked(step=False):
             found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
             return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
 

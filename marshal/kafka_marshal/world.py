@@ -66,7 +66,7 @@ class WorldView:
 
     def lease(self, topic: str, partition: int) -> LeaseInfo | None:
         """One lease; None: nobody of the group ever held it."""
-        with self._driver.locked() as engine:
+        with self._driver.locked(step=False) as engine:
             worlds = self._driver.replica.worlds
             world = worlds[route_lease(topic, partition, len(worlds))]
             lease = world.lease(engine.settings.group_id, topic, partition)
@@ -74,7 +74,7 @@ class WorldView:
 
     def leases(self) -> list[LeaseInfo]:
         """All leases of the group, sorted by topic and partition."""
-        with self._driver.locked() as engine:
+        with self._driver.locked(step=False) as engine:
             found = [
                 lease_info(lease, world)
                 for world in self._driver.replica.worlds.values()

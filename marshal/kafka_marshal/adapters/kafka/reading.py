@@ -145,7 +145,8 @@ class Reading:
     def _prepare(self) -> None:
         """Between two waits: end where we are closed, carry out commands, and what they left to be done."""
         self.check_open()
-        self._bell.clear()
+        if self._bell.is_set():
+            self._bell.clear()
         self._serve()
         if self.before_wait is not None:
             self.before_wait()
