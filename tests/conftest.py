@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster3)
         elif "kafka_broker" in fixtures or "topic_factory" in fixtures:
             item.add_marker(pytest.mark.broker)
+
+
+def pytest_sessionfinish() -> None:
+    """Kafka clients that tests dropped go now: later they would speak of a broker that is gone, after the last line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
