@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick campaign sim exhaustive check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign sim exhaustive fuzz check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,11 @@ DEPTH  ?= 8
 
 exhaustive: setup ## small scope, all of it: every order of DEPTH records and expiries; minutes at 8 (a million states)
 	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH)
+
+INPUTS ?= 1000000
+
+fuzz: jars ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
+	$(PY) -m kafka_marshal.testing.fuzz --inputs $(INPUTS) $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 

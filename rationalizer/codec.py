@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any, ClassVar, Final
 
 from msgpack import Unpacker, packb, unpackb
@@ -66,8 +65,6 @@ _SCALARS: Final = frozenset({int, str, bool, type(None)})
 _ALLOWED: Final = _SCALARS | {tuple, list}
 
 _EMPTY_MAP: Final[list[tuple[Any, Any]]] = []
-_KEY: Final = itemgetter(0)
-_VALUE: Final = itemgetter(1)
 
 #: Below this a value can't claim enough to hurt; above it the claims are checked before anything is built.
 _SMALL: Final = 1024
@@ -210,12 +207,14 @@ def _look_at_all(message: Message) -> None:
         if not found <= _ALLOWED:
             raise MalformedError("floats, binary and extension types are not allowed")
         inner: list[Any] = []
+        alike = len(found) == 1
         if tuple in found:
-            inner += chain.from_iterable([thing for thing in things if type(thing) is tuple])
+            inner += chain.from_iterable(things if alike else [thing for thing in things if type(thing) is tuple])
         if list in found:
-            pairs = list(chain.from_iterable([thing for thing in things if type(thing) is list]))
-            if not set(map(type, map(_KEY, pairs))) <= {str}:
+            maps = things if alike else [thing for thing in things if type(thing) is list]
+            flat = list(chain.from_iterable(chain.from_iterable(maps)))  # keys and values in turn
+            if not set(map(type, flat[::2])) <= {str}:
                 raise MalformedError("the keys of a map must be strings")
-            inner += map(_VALUE, pairs)
+            inner += flat[1::2]
         things = inner
     raise MalformedError(f"nested more than {MAX_DEPTH} deep")

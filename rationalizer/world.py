@@ -19,6 +19,7 @@ A record is judged in the order of E6: value, version, type, fields (codec.py); 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final
 
 from msgpack import unpackb
@@ -49,6 +50,9 @@ _HEARTBEAT: Final = b"\x99\x01\x01"
 
 #: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
 _MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
+
+#: Topic and partition of an entry of a HeartbeatBatch.
+_NAMES: Final = itemgetter(0, 1)
 
 #: (code, accepted, kind if known, fields if well formed, codes of entries)
 _Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
@@ -305,7 +309,8 @@ class World:
         if kind.belongs is Belongs.LEASE:
             return self._lease_belongs_here(message[4], message[5], message[6])
         if kind.belongs is Belongs.ENTRIES:
-            for topic, partition, _, _ in message[HEAD_FIELDS]:
+            # Entries may be a hundred thousand, and name few leases: each lease is looked up once.
+            for topic, partition in set(map(_NAMES, message[HEAD_FIELDS])):
                 if not self._lease_belongs_here(message[4], topic, partition):
                     return False
             return True

@@ -23,6 +23,9 @@ __all__ = ["KafkaDataWriter"]
 #: How long a message may wait for a broker before the writer gives up.
 DELIVERY_TIMEOUT_MS = 30_000
 
+#: The key decides; without one, chance does.
+ANY_PARTITION = -1
+
 #: Messages between two looks at what the broker answered.
 _LOOK_EVERY = 1_000
 
@@ -78,15 +81,15 @@ class KafkaDataWriter:
         """How many messages the broker has acknowledged, or, while writing goes on, will have unless it fails."""
         return self._accepted - len(self._producer)
 
-    def write(self, value: bytes | None, key: bytes | None) -> None:
-        """Queue a message; waits while the queue is full.
+    def write(self, value: bytes | None, key: bytes | None, partition: int = ANY_PARTITION) -> None:
+        """Queue a message, for the partition of its key or for that one; waits while the queue is full.
 
         Raises:
             KafkaUnavailableError: (or another error of its family) a message could not be delivered in time.
         """
         while True:
             try:
-                self._producer.produce(self._topic, value, key, on_delivery=self._delivered)
+                self._producer.produce(self._topic, value, key, partition, self._delivered)
                 break
             except BufferError:
                 self._producer.poll(0.05)

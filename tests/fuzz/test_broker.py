@@ -1,0 +1,104 @@
+"""Hostile records into a real log while workers work: the short campaign of each run, and what it would find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal.errors import UpgradeRequiredError
+from kafka_marshal.testing.fuzz.broker import PARTITIONS, WORKERS, _Flood, fuzz_a_broker
+from rationalizer import Upgrade, encode, route_lease
+from tests.client.conftest import Scene, take, wait_until
+
+Note = dict[str, Any]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("topic_factory")
+def test_a_hundred_thousand_hostile_records_harm_nobody(kafka_bootstrap: str) -> None:
+    report = fuzz_a_broker(100_000, seed=1_000_000, bootstrap=kafka_bootstrap)
+    assert report.problems == [], report.tell()
+    assert report.records >= 100_000
+    assert report.messages > 1_000
+    assert report.digests > 20
+    assert report.codes["HELD"] > 100, "nobody tried to take the workers' leases"
+
+
+@pytest.fixture
+def flood(tmp_path: Path) -> Iterator[_Flood]:
+    """One that has published two messages to each partition."""
+    made = _Flood("127.0.0.1:1", 1, 0, tmp_path, lambda _: None)
+    made.report.messages = 2 * 2 * PARTITIONS
+    yield made
+    made.cluster.close()
+
+
+def sound(flood: _Flood) -> list[Note]:
+    notes: list[Note] = [
+        {"what": "handled", "topic": topic, "partition": partition, "offset": offset}
+        for topic in (flood.alo, flood.amo)
+        for partition in range(PARTITIONS)
+        for offset in range(2)
+    ]
+    memory: list[Note] = [{"what": "memory", "mb": 50.0 + n % 3} for n in range(10)]
+    return [*notes, *memory, {"what": "claimed", "ms": 5.0}]
+
+
+def judged(flood: _Flood, notes: list[Note]) -> list[str]:
+    (flood.folder / WORKERS[0]).write_text("".join(json.dumps(note) + "\n" for note in notes))
+    flood.judge()
+    return flood.report.problems
+
+
+def test_what_is_sound_is_no_problem(flood: _Flood) -> None:
+    assert judged(flood, sound(flood)) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda notes: notes[1:], "1 messages were not handled"),
+        (lambda notes: [*notes, notes[3]], "1 messages were handled twice"),
+        (lambda notes: [*notes, {"what": "error", "text": "what it says"}], "worker-1: what it says"),
+        (lambda notes: [*notes, {"what": "memory", "mb": 150.0}], "grew by"),
+        (lambda notes: notes[:-1], "nobody could claim"),
+    ],
+)
+def test_what_is_not_is_told(flood: _Flood, spoil: Callable[[list[Note]], list[Note]], problem: str) -> None:
+    found = judged(flood, spoil(sound(flood)))
+    assert len(found) == 1
+    assert problem in found[0]
+
+
+def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
+    """In the CP that was raised, and nowhere else."""
+    topic = scene.topic(4, 50)
+    members = [scene.member(name) for name in ("a", "b")]
+    consumers = [member.consumer([topic]) for member in members]
+    for consumer in consumers:
+        take(consumer, 20)
+    cps = [route_lease(topic, partition, 3) for partition in range(4)]
+    raised = cps[0]
+    others = {(partition, offset) for partition in range(4) if cps[partition] != raised for offset in range(50, 60)}
+    assert others, "the topic's partitions all belong to one CP: choose another count"
+    appender = scene.cluster.appender(scene.coordination, delivery_timeout_ms=10_000)
+    appender.append(raised, encode(Upgrade("1", "somebody", "g", 2)))
+    assert appender.flush(10) == 0
+    appender.close()
+
+    for consumer in consumers:
+        with pytest.raises(UpgradeRequiredError, match="level 2, which this release") as caught:
+            wait_until(lambda consumer=consumer: consumer.poll(0.1) and None, 20)
+        assert caught.value.level == 2
+    with pytest.raises(UpgradeRequiredError, match="level 2"):
+        members[0].claim(topic, 0, timeout=5)
+    # Who comes later is told, too, and the other CPs go on.
+    later = scene.member("later")
+    with pytest.raises(UpgradeRequiredError, match="level 2"):
+        later.claim(topic, 0, timeout=5)
+    free = next(number for number in range(100) if route_lease("elsewhere", number, 3) != raised)
+    assert later.claim("elsewhere", free, timeout=5).valid

@@ -1,0 +1,108 @@
+"""Hostile records straight into the replay: the short campaign of each run, and that it would see what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kafka_marshal.testing.fuzz import run_offline, run_story
+from kafka_marshal.testing.fuzz.__main__ import main
+from rationalizer import World, codec, intervals
+from rationalizer.claims import Claims
+from rationalizer.snapshot_log import SnapshotParts
+
+SEED = 1_000_000
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_hostile_inputs_break_nothing() -> None:
+    report = run_offline(100_000, first=SEED, jobs=1)
+    assert [str(finding) for finding in report.total.findings] == []
+    assert report.holds, report.tell()
+    assert report.total.inputs >= 100_000
+    # It has been everywhere: most of E6's outcomes, accepted and rejected, long values, logs that end at an Upgrade.
+    assert len(report.total.codes) >= 18, report.total.codes
+    assert report.accepted > report.total.inputs / 10
+    assert report.total.large > 100
+    assert report.total.stopped > 0
+
+
+def test_one_seed_is_one_log() -> None:
+    first, second = run_story(SEED, 500, 100), run_story(SEED, 500, 100)
+    assert (first.codes, first.bytes, first.inputs) == (second.codes, second.bytes, second.inputs)
+    assert run_story(SEED + 1, 500, 100).codes != first.codes
+
+
+def _forget_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = World.restore.__func__  # type: ignore[attr-defined]
+
+    def broken(cls: type[World], snapshot: bytes, partitions: int) -> World:
+        world: World = restore(cls, snapshot, partitions)
+        world._pauses.clear()
+        return world
+
+    monkeypatch.setattr(World, "restore", classmethod(broken))
+
+
+def _lose_the_last_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that only shows where a rejected record has changed something."""
+    refused = Claims._claiming_partition
+
+    def broken(self: Claims, message: codec.Message, moment: object) -> str:
+        code = refused(self, message, moment)  # type: ignore[arg-type]
+        if code == "HELD":
+            self.leases[message[4], message[5], message[6]].last_beat += 1
+        return code
+
+    monkeypatch.setattr(Claims, "_claiming_partition", broken)
+
+
+def _let_a_value_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(ranges: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        firsts, lasts = intervals._merge([first for first, _ in ranges], [last for _, last in ranges])
+        if len(firsts) > 30:
+            raise IndexError("planted")
+        return firsts, lasts
+
+    monkeypatch.setattr("rationalizer.progress.union", broken)
+
+
+def _let_a_part_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: SnapshotParts, value: bytes | None) -> None:
+        if value is not None and len(value) % 7 == 0:
+            raise KeyError("planted")
+
+    monkeypatch.setattr(SnapshotParts, "add", broken)
+
+
+@pytest.mark.parametrize(
+    ("plant", "word"),
+    [
+        (_forget_pauses, "restored"),
+        (_lose_the_last_edit, "changed the state"),
+        (_let_a_value_raise, "uncaught IndexError"),
+        (_let_a_part_raise, "uncaught KeyError"),
+    ],
+)
+def test_what_is_planted_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], word: str
+) -> None:
+    plant(monkeypatch)
+    found = []
+    for seed in range(SEED, SEED + 20):
+        found += run_story(seed, 1_000, 200).findings
+        if any(word in finding.what for finding in found):
+            return
+    pytest.fail(f"20,000 inputs, and only {[str(finding) for finding in found]}")
+
+
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["--inputs", "2000", "--jobs", "1", "--seed", str(SEED)]) == 0
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert "0 uncaught errors, 0 other findings" in line
+    assert main(["--inputs", "0"]) == 2
+    _let_a_part_raise(monkeypatch)
+    assert main(["--story", "--seed", str(SEED)]) == 1
+    assert f"seed {SEED}, record" in capsys.readouterr().out
