@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.testing.fuzz.broker import PARTITIONS, WORKERS, _Flood, fuzz_a_broker
-from rationalizer import Upgrade, encode, route_lease
-from tests.client.conftest import Scene, take, wait_until
 
 Note = dict[str, Any]
 
@@ -72,33 +69,3 @@ def test_what_is_not_is_told(flood: _Flood, spoil: Callable[[list[Note]], list[N
     found = judged(flood, spoil(sound(flood)))
     assert len(found) == 1
     assert problem in found[0]
-
-
-def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
-    """In the CP that was raised, and nowhere else."""
-    topic = scene.topic(4, 50)
-    members = [scene.member(name) for name in ("a", "b")]
-    consumers = [member.consumer([topic]) for member in members]
-    for consumer in consumers:
-        take(consumer, 20)
-    cps = [route_lease(topic, partition, 3) for partition in range(4)]
-    raised = cps[0]
-    others = {(partition, offset) for partition in range(4) if cps[partition] != raised for offset in range(50, 60)}
-    assert others, "the topic's partitions all belong to one CP: choose another count"
-    appender = scene.cluster.appender(scene.coordination, delivery_timeout_ms=10_000)
-    appender.append(raised, encode(Upgrade("1", "somebody", "g", 2)))
-    assert appender.flush(10) == 0
-    appender.close()
-
-    for consumer in consumers:
-        with pytest.raises(UpgradeRequiredError, match="level 2, which this release") as caught:
-            wait_until(lambda consumer=consumer: consumer.poll(0.1) and None, 20)
-        assert caught.value.level == 2
-    with pytest.raises(UpgradeRequiredError, match="level 2"):
-        members[0].claim(topic, 0, timeout=5)
-    # Who comes later is told, too, and the other CPs go on.
-    later = scene.member("later")
-    with pytest.raises(UpgradeRequiredError, match="level 2"):
-        later.claim(topic, 0, timeout=5)
-    free = next(number for number in range(100) if route_lease("elsewhere", number, 3) != raised)
-    assert later.claim("elsewhere", free, timeout=5).valid

@@ -174,6 +174,8 @@ class _Flood:
         self.cluster = KafkaCluster(bootstrap, {})
         self.workers: list[subprocess.Popen[bytes]] = []
         self.written = 0
+        #: The workers have been told to end.
+        self.ending = False
 
     def run(self) -> FloodReport:
         create_topic(self.cluster, self.coordination, CPS, TIMEOUT_S)
@@ -307,6 +309,11 @@ class _Flood:
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + DRAIN_S
         while not condition():
+            ended = [
+                client_id for client_id, each in zip(WORKERS, self.workers, strict=False) if each.poll() is not None
+            ]
+            if ended and not self.ending:
+                raise TimeoutError(f"{what}: {', '.join(ended)} ended by itself")
             if time.monotonic() > until:
                 raise TimeoutError(f"not within {DRAIN_S:.0f} s: {what}")
 
@@ -349,6 +356,7 @@ class _Flood:
             self.report.problems.append(str(error))
 
     def end_workers(self) -> None:
+        self.ending = True
         for worker, client_id in zip(self.workers, WORKERS, strict=True):
             if worker.poll() is not None:
                 self.report.problems.append(f"{client_id} ended by itself, with status {worker.returncode}")

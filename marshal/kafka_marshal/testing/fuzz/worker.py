@@ -1,8 +1,8 @@
 """A worker as users write them, in a process of its own, beside a flood.
 
-``python -m kafka_marshal.testing.fuzz.worker JSON``. It consumes one topic at least once and another at most once, claims
-leases by hand now and then to see how long that takes, and writes what it does as JSON lines into a file. SIGTERM ends
-it in order.
+``python -m kafka_marshal.testing.fuzz.worker JSON``. It consumes one topic at least once and another at most once,
+claims leases by hand now and then to see how long that takes, and writes what it does as JSON lines into a file.
+SIGTERM ends it in order.
 """
 
 from __future__ import annotations
