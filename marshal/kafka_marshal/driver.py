@@ -258,14 +258,28 @@ class Driver:
             self._measure(now)
 
     def _report_upgrade(self, cp: int, level: int) -> None:
-        message = (
-            f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of "
-            "kafka-marshal "
-            "does not know: leases in it end, the other partitions go on. Install a release that supports it (E4)"
-        )
-        logger.error(message)
+        error = self._upgrade_error(cp, level)
+        logger.error("%s", error)
         for consumer in self.engine.consumers.values():
-            consumer.errors.append(UpgradeRequiredError(message, level=level))
+            consumer.errors.append(error)
+
+    def _upgrade_error(self, cp: int, level: int) -> UpgradeRequiredError:
+        return UpgradeRequiredError(
+            f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of "
+            "kafka-marshal does not know: leases in it end, the other partitions go on. Install a release that "
+            "supports it (E4)",
+            level=level,
+        )
+
+    def upgrades_told(self) -> list[UpgradeRequiredError]:
+        """What a consumer that comes now has missed: CPs that were raised above our level (E4); the lock is held."""
+        return [self._upgrade_error(cp, level) for cp, level in self.replica.stopped() if cp in self._stopped_cps]
+
+    def check_level(self, cp: int) -> None:
+        """Raise UpgradeRequiredError where nothing more can be known of this CP (E4); the lock is held."""
+        level = self.replica.worlds[cp].required_level
+        if level is not None:
+            raise self._upgrade_error(cp, level)
 
     # Snapshots (S2).
 

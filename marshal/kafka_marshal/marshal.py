@@ -32,7 +32,7 @@ from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 from kafka_marshal.world import WorldView, lease_info
-from rationalizer import ClaimingPartition, InvalidRecordError, codes
+from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
 
 __all__ = ["Marshal"]
 
@@ -219,8 +219,9 @@ class Marshal:
     def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
         """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
 
-        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer), or
-        ConfigurationError where this Marshal holds it already.
+        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer),
+        UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError where this Marshal
+        holds it already.
         """
         self._check_open()
         key = (topic, partition)
@@ -230,6 +231,7 @@ class Marshal:
             if engine.is_taken(key):
                 raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
             self._check_lease_name(topic, partition)
+            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
             manual = engine.claim(key)
         with self._driver.condition:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.
@@ -243,6 +245,7 @@ class Marshal:
             if manual.is_proven:
                 return Lease(self._driver, manual)
             manual.release(None, self._driver.now_ms())
+            self._driver.check_level(manual.lease.cp)
             raise self._refusal(manual)
 
     def _check_lease_name(self, topic: str, partition: int) -> None:

@@ -61,6 +61,7 @@ class Membership(Generic[S]):
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
             self._engine = engine.add_consumer(subscription, settings)
+            self._engine.errors.extend(driver.upgrades_told())
             driver.ports[self._engine.number] = self
         try:
             driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))

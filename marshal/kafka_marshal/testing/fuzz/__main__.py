@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,8 +88,18 @@ def _end(
     if path is not None:
         known = json.loads(path.read_text()) if path.exists() else {}
         machine = {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-        path.write_text(json.dumps({**known, "machine": machine, which: figures}, indent=2) + "\n")
+        found = {**known, which: {"commit": _commit(), "machine": machine, **figures}}
+        path.write_text(json.dumps(found, indent=2) + "\n")
     return int(not holds)
+
+
+def _commit() -> str:
+    """Of this source; "" where it is installed without its history."""
+    argv = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 if __name__ == "__main__":
