@@ -13,12 +13,13 @@ from enum import Enum
 from operator import itemgetter
 
 from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch, TailFault, TopicInfo
-from kafka_marshal.coordination import ADDRESSES_S, check_one_cluster, check_topic, snapshots_topic
+from kafka_marshal.coordination import ADDRESSES_S, check_one_cluster, check_topic, snapshots_topic, topic_option
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
     LogCutError,
     TopicChangedError,
+    TopicUnsafeError,
 )
 from kafka_marshal.snapshots.reader import Place, SnapshotReader, read_range
 from kafka_marshal.snapshots.start import CpStart, Difference
@@ -85,6 +86,8 @@ class Replica:
         self._timeout_s = timeout_s
         self._begin = begin
         self._due = due
+        #: Whether the last records seen carried the broker's time (T1).
+        self._stamped = True
         #: Why the log of snapshots could not be read, though there may be one.
         self._unreadable: AuthorizationError | None = None
         # Nobody here waits for the other: a start is short.
@@ -236,9 +239,12 @@ class Replica:
     def apply(self, batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one on (history).
 
-        Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on.
+        Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on: its log
+        was cut or made anew, made for another number of CPs, or has lost its beginning to compaction.
         """
         live = history or self.caught_up
+        if self.caught_up:
+            self._watch_stamps(batch)
         for cp, entries in batch.records.items():
             self._apply_entries(self.worlds[cp], entries, applied if live else None)
         for cp, end in batch.ends.items():
@@ -248,10 +254,28 @@ class Replica:
         for fault in batch.faults:
             self._judge(fault)
 
+    def _watch_stamps(self, batch: TailBatch) -> None:
+        """Say so where the topic was altered under us: without the broker's stamps no lease ever goes stale (T1)."""
+        for cp, entries in batch.records.items():
+            if self._stamped and entries[-1][1] < 0:
+                self._stamped = False
+                logger.error(
+                    "records of %r (partition %d, offset %d) do not carry the broker's time any more: the topic was "
+                    "altered to CreateTime. Log time stands still: leases go on, but those of members that die are not "
+                    "taken over, and no member can start. kafka-marshal init%s says how to mend it (L1, T1)",
+                    self.topic,
+                    cp,
+                    entries[-1][0],
+                    topic_option(self.topic),
+                )
+            elif not self._stamped and entries[-1][1] >= 0:
+                self._stamped = True
+                logger.warning("records of %r carry the broker's time again; all goes on as before", self.topic)
+
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Applied | None) -> None:
         cp = world.partition
-        if world.next_offset == 0 and entries and entries[0][0] == 0:
-            self._check_marker(cp, entries[0][2])
+        if world.next_offset == 0 and entries:
+            self._check_first(cp, entries[0])
         begin = 0
         while begin < len(entries) and cp not in self._refuted and world.required_level is None:
             # Up to the record that takes the next offset to the stop: what is looked at there is of exactly that place.
@@ -302,6 +326,17 @@ class Replica:
             self._judge_start(cp)
             if cp not in self._refuted:
                 del self.behind[cp]
+
+    def _check_first(self, cp: int, first: LogEntry) -> None:
+        """What a replay from the beginning begins with (L1, L2)."""
+        if first[0] > 0:
+            raise TopicUnsafeError(
+                f"partition {cp} of {self.topic!r} begins at offset 0, but its first record has offset {first[0]}: "
+                "what stood before it was compacted away, and others perhaps with it. Who holds what can't be known "
+                "from what is left, so nothing was claimed. Let the members at work finish, then make a new topic: "
+                "kafka-marshal init --topic NEW-NAME (L1)"
+            )
+        self._check_marker(cp, first[2])
 
     def _check_marker(self, cp: int, value: bytes | None) -> None:
         """The first record says how many CPs there were when the topic was made (L2)."""

@@ -88,6 +88,8 @@ class FloodReport:
     #: What the worker that grew most grew by, and the largest, MB.
     grown_mb: float = 0.0
     rss_mb: float = 0.0
+    #: How long a member that starts afterwards takes to have caught up, s.
+    start_s: float = 0.0
     #: What is wrong.
     problems: list[str] = field(default_factory=list)
 
@@ -108,7 +110,7 @@ class FloodReport:
             f"messages, {self.lost} lost, {self.repeated} repeated, {self.leases_lost} leases lost; {self.digests} "
             f"digests compared; {len(self.claims_ms)} claims meanwhile: {self.claim_ms(0.5):.0f} ms (median), "
             f"{self.claim_ms(0.99):.0f} ms (p99), {self.refused} refused; workers' memory {self.grown_mb:+.0f} MB, at "
-            f"most {self.rss_mb:.0f} MB"
+            f"most {self.rss_mb:.0f} MB; a start afterwards {self.start_s:.1f} s"
         )
 
     def figures(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ class FloodReport:
             "claim_median_ms": round(self.claim_ms(0.5), 1),
             "claim_p99_ms": round(self.claim_ms(0.99), 1),
             "claims_refused": self.refused,
+            "start_afterwards_s": round(self.start_s, 2),
             "worker_rss_growth_MB": round(self.grown_mb, 1),
             "worker_rss_limit_MB": RSS_LIMIT_MB,
             "worker_rss_max_MB": round(self.rss_mb, 1),
@@ -417,8 +420,10 @@ class _Flood:
 
         history.catch_up(TIMEOUT_S, applied=listen)
         history.close()
+        began = time.monotonic()
         shortcut = Replica(self.cluster, self.coordination, TIMEOUT_S, Begin.SNAPSHOT)
         shortcut.catch_up(TIMEOUT_S)
+        self.report.start_s = time.monotonic() - began
         shortcut.close()
         for difference in (*history.differences, *shortcut.differences):
             self.report.problems.append(f"a snapshot differs: {difference}")

@@ -1,0 +1,327 @@
+"""Shapes that a coordination log can take on a real broker: a member that starts is ready soon, or is told why not.
+
+What else is known of them: tests/contract/test_tail.py (positions outside of the log, markers at the end, stamps set
+by clients), tests/contract/test_kafka_settings.py (an open transaction does not hold the log back),
+tests/snapshots/test_start.py and test_kafka.py (logs cut at and beyond snapshots), tests/cli/test_init.py (settings
+that are refused). Here members are at work while it happens, and others start after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Consumer, Marshal
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.coordination import create_topic, snapshots_topic
+from kafka_marshal.errors import CoordinationTopicError, LogCutError, TopicChangedError, TopicUnsafeError
+from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.testing import LocalBroker
+from rationalizer import ClaimingPartition, Heartbeat, encode
+from rationalizer.snapshot_log import encode_snapshot
+from tests.client.conftest import HI, Scene, take, wait_until
+from tests.contract.sides import KafkaSide
+
+Times = Callable[[str, float], None]
+
+#: What the start of a member may take (s), and what is asserted: the machine has other work.
+READY_S = 2.0
+BOUND_S = 10.0
+CPS = 3
+MESSAGES = 2_000
+
+
+class Work:
+    """Two members that share a topic, and what they have handled."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.topic = scene.topic(4, MESSAGES)
+        self.members = [scene.member(name) for name in ("a", "b")]
+        self.consumers = [member.consumer([self.topic]) for member in self.members]
+        self.handled: list[tuple[int, int]] = []
+        wait_until(lambda: all(len(consumer.assignment()) == 2 for consumer in self.consumers), what="both have two")
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Each handles some more: it still may."""
+        for consumer in self.consumers:
+            self.handled += take(consumer, 20)
+        assert len(set(self.handled)) == len(self.handled), "something was handed out twice"
+
+    def fails_with(self, error: type[CoordinationTopicError], words: str, timeout_s: float = 30.0) -> None:
+        """Every member is told, and hands out nothing more."""
+
+        def told(consumer: Consumer) -> bool:
+            message = consumer.poll(0.1)
+            if message is not None:
+                consumer.done(message)
+            return False
+
+        for member, consumer in zip(self.members, self.consumers, strict=True):
+            with pytest.raises(error, match=words):
+                wait_until(lambda consumer=consumer: told(consumer), timeout_s)
+            with pytest.raises(error, match=words):
+                member.claim("elsewhere", 0)
+            assert consumer.assignment() == []
+
+
+@pytest.fixture
+def work(scene: Scene) -> Work:
+    return Work(scene)
+
+
+@pytest.fixture
+def side(kafka_bootstrap: str) -> Iterator[KafkaSide]:
+    made = KafkaSide(kafka_bootstrap, {})
+    yield made
+    made.close()
+
+
+@contextmanager
+def in_time(what: str, times: Times) -> Iterator[None]:
+    """What happens here takes no longer than a start may; the time goes into the test's report."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    times(what, took)
+    assert took < BOUND_S, f"{what}: {took:.1f} s; {READY_S:g} s is the aim"
+
+
+def starts(scene: Scene, times: Times, name: str = "c") -> Marshal:
+    """A member that starts now, in time, and can claim."""
+    with in_time(f"ready: {name}", times):
+        member = scene.member(name)
+    assert member.claim("elsewhere", len(scene.members), timeout=5).valid
+    return member
+
+
+def refused(scene: Scene, error: type[CoordinationTopicError], words: str, times: Times) -> None:
+    """A member that starts now is told in time why it can't."""
+    with in_time("refused", times), pytest.raises(error, match=words):
+        scene.member("late")
+
+
+def transaction(scene: Scene) -> Producer:
+    """One that has begun, with a record in each CP that somebody's claim would be."""
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"shapes-{time.time_ns()}"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for cp in range(CPS):
+        value = encode(ClaimingPartition("1", "transacting", "other", "t", cp, HI))
+        producer.produce(scene.coordination, value, b"", cp)
+    producer.flush(20)
+    return producer
+
+
+def test_transactions_open_and_aborted_and_markers_at_the_end(scene: Scene, work: Work, times: Times) -> None:
+    opened = transaction(scene)
+    work.go_on()
+    starts(scene, times, "while one is open")
+    opened.abort_transaction(20)
+    work.go_on()
+    starts(scene, times, "after its abort")
+    transaction(scene).commit_transaction(20)
+    for member in scene.members:
+        member.close()
+    # Nothing but markers at the end of the log: what a start waits for is never delivered.
+    transaction(scene).abort_transaction(20)
+    digests = []
+    for begin in (Begin.HISTORY, Begin.SNAPSHOT):
+        with in_time(f"caught up: {begin.value}", times):
+            replica = Replica(scene.cluster, scene.coordination, 10, begin)
+            replica.catch_up(10)
+        replica.close()
+        assert any(end > world.next_offset for end, world in zip(ends(scene), replica.worlds.values(), strict=True))
+        digests.append([world.digest() for world in replica.worlds.values()])
+    assert digests[0] == digests[1]
+    scene.members.clear()
+    starts(scene, times, "with markers at the end")
+
+
+def ends(scene: Scene) -> list[int]:
+    marks = scene.cluster.watermarks([(scene.coordination, cp) for cp in range(CPS)], 10)
+    return [marks[scene.coordination, cp][1] for cp in range(CPS)]
+
+
+def test_altered_to_create_time_while_members_work(
+    scene: Scene,
+    work: Work,
+    side: KafkaSide,
+    times: Times,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "kafka_marshal"):
+        side.alter_topic(scene.coordination, {"message.timestamp.type": "CreateTime"})
+        wait_until(lambda: caplog.text.count("altered to CreateTime") >= 2, what="both say so")
+    # Their leases are proven by their own clocks, and the log takes their beats: they go on, for longer than any lease.
+    until = time.monotonic() + 3 * HI / 1000
+    work.go_on()
+    before, log_time = encoded(work.members[0]), work.members[0].world.log_time
+    wait_until(lambda: time.monotonic() > until, what="longer than any lease")
+    work.go_on()
+    assert (encoded(work.members[0]), work.members[0].world.log_time) == (before, log_time)
+    assert caplog.text.count("altered to CreateTime") == 2, "once each"
+    refused(scene, TopicUnsafeError, "message.timestamp.type is CreateTime", times)
+    # Who dies meanwhile is not replaced, until somebody mends it.
+    work.members[0].terminate()
+    side.alter_topic(scene.coordination, {"message.timestamp.type": "LogAppendTime"})
+    wait_until(lambda: "the broker's time again" in caplog.text, what="it is told")
+    other = work.consumers[1]
+    wait_until(lambda: drained(other) and len(other.assignment()) == 4, 60, "the other has taken over")
+    starts(scene, times)
+
+
+def drained(consumer: Consumer) -> bool:
+    message = consumer.poll(0.05)
+    if message is not None:
+        consumer.done(message)
+    return True
+
+
+def test_made_anew_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
+    for topic in (scene.coordination, snapshots_topic(scene.coordination)):
+        side.delete_topic(topic)
+    create_topic(scene.cluster, scene.coordination, CPS, 10)
+    work.fails_with(TopicChangedError, "made anew|not in the log any more|is gone")
+    member = starts(scene, times)
+    # A new log knows nothing of the old one's positions, and says so by beginning at the beginning.
+    assert member.world.leases() == [lease for lease in member.world.leases() if lease.topic == "elsewhere"]
+
+
+def test_deleted_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
+    side.delete_topic(scene.coordination)
+    work.fails_with(TopicChangedError, "is gone")
+    refused(scene, CoordinationTopicError, "kafka-marshal init", times)
+
+
+def test_more_cps_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
+    side.grow_topic(scene.coordination, CPS + 2)
+    work.fails_with(TopicChangedError, f"{CPS + 2} partitions now, it had {CPS}")
+    refused(scene, TopicChangedError, f"made with {CPS}", times)
+
+
+def test_cps_that_are_empty(scene: Scene, topic_factory: Callable[..., str], times: Times) -> None:
+    """Made by hand: without as much as a marker."""
+    settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "retention.bytes": "-1"}
+    settings |= {"max.message.bytes": "2097152"}
+    scene.coordination = topic_factory(5, settings=settings)
+    starts(scene, times, "all empty")
+    starts(scene, times, "nearly all empty")
+
+
+def fill(scene: Scene, cp: int, records: int) -> None:
+    """One claim, and beats, up to so many records in the CP."""
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "linger.ms": 5})
+    epoch = ends(scene)[cp]
+    producer.produce(scene.coordination, encode(ClaimingPartition("1", "x", "other", "t", 3, 600_000)), b"", cp)
+    for done in range(records - epoch - 1):
+        producer.produce(scene.coordination, encode(Heartbeat("1", "x", "other", "t", 3, epoch, done)), b"", cp)
+    assert producer.flush(30) == 0
+
+
+def test_cut_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
+    """Cut behind two snapshots: who starts, starts from there. Cut beyond them: told so. Who works, works on."""
+    cp = 0
+    fill(scene, cp, 500)
+    replica = Replica(scene.cluster, scene.coordination, 10)
+    places = []
+    for _ in range(2):
+        while replica.worlds[cp].next_offset < ends(scene)[cp]:
+            replica.apply(replica.read(0.1))
+        places.append(replica.worlds[cp].next_offset)
+        side.produce(snapshots_topic(scene.coordination), cp, encode_snapshot(replica.worlds[cp]))
+        fill(scene, cp, places[-1] + 100)
+    replica.close()
+    side.delete_records(scene.coordination, cp, places[0])
+    work.go_on()
+    starts(scene, times, "cut at the second newest")
+    side.delete_records(scene.coordination, cp, places[1] + 1)
+    work.go_on()
+    refused(scene, LogCutError, "no two snapshots that the log reaches back to", times)
+    side.delete_records(scene.coordination, cp, ends(scene)[cp])
+    work.go_on()
+    refused(scene, LogCutError, "does not reach back", times)
+
+
+@pytest.fixture
+def tidy(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A scene on a broker whose cleaner does not rest between two rounds."""
+    request.getfixturevalue("kafka_broker")  # a broker is wanted: the marker follows from that
+    with LocalBroker(properties={"log.cleaner.backoff.ms": "100"}) as broker:
+        probe = Probe(broker.bootstrap_servers)
+
+        def new_topic(partitions: int, settings: dict[str, str]) -> str:
+            name = f"t-{time.time_ns()}"
+            probe.create_topic(name, partitions, 1, settings)
+            return name
+
+        made = Scene(broker.bootstrap_servers, new_topic)
+        yield made
+        made.close()
+
+
+@pytest.mark.slow
+def test_compacted_while_members_work(tidy: Scene, times: Times) -> None:
+    """A log with holes: all keys are alike, so compaction leaves of a segment only its last record."""
+    scene, side = tidy, KafkaSide(tidy.bootstrap, {})
+    work = Work(scene)
+    before = encoded(work.members[0])
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "1"}
+    side.alter_topic(scene.coordination, {**settings, "segment.ms": "500"})
+    refused(scene, TopicUnsafeError, "cleanup.policy is compact", times)
+
+    def first(cp: int) -> int:
+        tail = scene.cluster.tail(scene.coordination, {cp: 0})
+        try:
+            return next((entries[0][0] for entries in tail.read(5.0).records.values()), 0)
+        finally:
+            tail.close()
+
+    def holes() -> bool:
+        for consumer in work.consumers:
+            drained(consumer)
+        # A segment ends when something is written after its time.
+        for cp in range(CPS):
+            fill(scene, cp, 0)
+        return all(first(cp) > 0 for cp in range(CPS))
+
+    wait_until(holes, 60, "the broker's cleaner has been there")
+    # Those who were there know more than the log does, and go on.
+    work.go_on()
+    assert encoded(work.members[0]) == before
+    side.alter_topic(scene.coordination, {"cleanup.policy": "delete"})
+    refused(scene, TopicUnsafeError, "compacted away", times)
+    side.close()
+
+
+def encoded(member: Marshal) -> list[tuple[str, int, str | None, int]]:
+    return [(lease.topic, lease.partition, lease.client_id, lease.epoch) for lease in member.world.leases()]
+
+
+def test_a_log_without_its_first_record_is_refused_wherever_it_is_read() -> None:
+    """The same without waiting for a broker's cleaner."""
+    cluster = MemoryCluster()
+    cluster.create_topic("__marshal", 1, 1, settings(), 5)
+    cluster.broker.skip("__marshal", 0, 3)
+    cluster.broker.produce("__marshal", 0, encode(ClaimingPartition("1", "a", "g", "t", 0, HI)))
+    for begin in Begin:
+        replica = Replica(cluster, "__marshal", 5, begin)
+        with pytest.raises(TopicUnsafeError, match="its first record has offset 3"):
+            replica.catch_up(5)
+        replica.close()
+    with pytest.raises(TopicUnsafeError, match="compacted away"):
+        Marshal.on_cluster(cluster, group_id="g")
+
+
+def settings() -> dict[str, Any]:
+    from kafka_marshal.coordination import required_settings
+
+    return required_settings(1)
