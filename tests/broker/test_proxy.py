@@ -196,3 +196,16 @@ def test_close_ends_connections_and_frees_the_port(echo: Echo) -> None:
 def test_a_port_that_is_taken_is_said_so(echo: Echo) -> None:
     with pytest.raises(LocalBrokerError, match=f"Port {echo.port} .* taken"):
         TcpProxy(port=echo.port)
+
+
+def test_a_cut_is_no_error_of_the_proxy(proxy: TcpProxy, echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
+    """Python 3.11's asyncio reports a connection's task that ends as cancelled with a traceback."""
+    with socket.create_connection((LOOPBACK, proxy.port)) as client:
+        client.sendall(b"x")
+        assert client.recv(1) == b"x"
+        proxy.cut()
+        with contextlib.suppress(OSError):
+            assert client.recv(1) == b""
+    eventually(lambda: proxy.connections == 0)
+    eventually(lambda: echo.ends == 1)
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []

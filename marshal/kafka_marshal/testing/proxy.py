@@ -167,15 +167,27 @@ class TcpProxy:
         self._accepted += 1
         self._connections.add(connection)
         try:
+            await self._forward(reader, writer, broker_reader, broker_writer)
+        except asyncio.CancelledError:
+            pass  # by cut() or close(). Python 3.11 would report a connection that ends as cancelled as an error
+        finally:
+            self._connections.discard(connection)
+            for each in (writer, broker_writer):
+                each.transport.abort()
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        broker_reader: asyncio.StreamReader,
+        broker_writer: asyncio.StreamWriter,
+    ) -> None:
+        try:
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(_pump(reader, broker_writer, self._ways[Direction.TO_BROKER]))
                 pumps.create_task(_pump(broker_reader, writer, self._ways[Direction.TO_CLIENT]))
         except* OSError:
             pass  # one side broke the connection: so do we with the other
-        finally:
-            self._connections.discard(connection)
-            for each in (writer, broker_writer):
-                each.transport.abort()
 
     async def _close(self) -> None:
         self._server.close()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,8 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kafka_marshal.testing.chaos",
         description="Workers in processes of their own on a real broker, killed at every numbered step of claim, at "
-        "least once and at most once, stopped, cut off, their broker killed; what each did with each message is written "
-        "down outside and checked afterwards.",
+        "least once and at most once, stopped, cut off, their broker killed; what each did with each message is "
+        "written down outside and checked afterwards.",
     )
     parser.add_argument("--minutes", type=float, default=5.0, help="how long things go wrong (5)")
     parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
@@ -42,11 +44,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def where_it_ran() -> dict[str, object]:
     """Machine and commit, for figures."""
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    commit = asked.stdout.strip() or "unknown"
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "commit": commit}
+    commit = ""
+    if (git := shutil.which("git")) is not None:
+        command = [git, "rev-parse", "--short", "HEAD"]
+        folder = Path(__file__).parent
+        commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "commit": commit or "unknown"}
 
 
 def _print_violations(result: Result) -> None:
@@ -72,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         messages_a_second=options.messages,
         keep=options.keep,
     )
+    logging.basicConfig(level=logging.ERROR)  # brokers die: that connections break is no news
     sys.stderr.write(f"seed {seed}\n")
     try:
         result = run_campaign(chosen, say=lambda line: sys.stderr.write(f"{line}\n"))

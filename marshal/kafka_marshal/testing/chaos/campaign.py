@@ -222,7 +222,9 @@ class _Campaign:
                 self.look(fleet, now - began)
             if now > told + 10:
                 told = now
-                self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {fleet.counts.stops} stops, {ground.counts}")
+                self.say(
+                    f"{now - began:.0f} s: {fleet.counts.kills} kills, {fleet.counts.stops} stops, {ground.counts}"
+                )
             time.sleep(0.02)
 
     def _peace(self, fleet: Fleet, follower: Follower, ends: dict[tuple[str, int], int]) -> tuple[float, float]:

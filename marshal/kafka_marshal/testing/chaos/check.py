@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -217,8 +218,10 @@ def _check_unseen(story: Story, found: Findings) -> None:
             there = story.messages.get((topic, partition), {})
             for one in items:
                 if there and there.get(one.offset) != one.number:
-                    place = f"{topic} [{partition}] offset {one.offset}"
-                    found.say("unseen", f"{life.name} was given {one.number} as {place}, which is {there.get(one.offset)}")
+                    where = f"{topic} [{partition}] offset {one.offset}"
+                    found.say(
+                        "unseen", f"{life.name} was given {one.number} as {where}, which is {there.get(one.offset)}"
+                    )
 
 
 def _check_again(story: Story, key: Key, items: list[Handling], found: Findings) -> None:
@@ -233,7 +236,7 @@ def _check_again(story: Story, key: Key, items: list[Handling], found: Findings)
         by_offset.setdefault(one.offset, []).append(one)
     found.counts["messages"] += len(by_offset)
     for offset, several in by_offset.items():
-        for before, one in zip(several, several[1:], strict=False):
+        for before, one in pairwise(several):
             found.counts["repeats"] += 1
             _check_repeat(story, key, offset, before, one, found)
 
@@ -345,14 +348,15 @@ def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings
 
 def _check_released(story: Story, key: Key, one: Handling, tenure: Tenure, found: Findings) -> None:
     """Who lets a lease go has nothing of it in hand."""
-    if tenure.released and tenure.until is not None and one.ended is not None:
-        if one.began < tenure.until - SLACK_MS and one.ended > tenure.until + SLACK_MS:
-            if not _stopped(story, one.life, one.began, one.ended):
-                late = one.ended - tenure.until
-                found.say(
-                    "dual owner",
-                    f"{_name(key, one.offset)} was in hand at {one.life.name} for {late:.0f} ms after its release",
-                )
+    if not tenure.released or tenure.until is None or one.ended is None:
+        return
+    across = one.began < tenure.until - SLACK_MS and one.ended > tenure.until + SLACK_MS
+    if across and not _stopped(story, one.life, one.began, one.ended):
+        late = one.ended - tenure.until
+        found.say(
+            "dual owner",
+            f"{_name(key, one.offset)} was in hand at {one.life.name} for {late:.0f} ms after its release",
+        )
 
 
 def _check_sink(story: Story, key: Key, found: Findings) -> None:

@@ -197,7 +197,11 @@ class Fleet:
             if place.doom:
                 stop_after_s = chance.uniform(0.5, 2.0) if "release" in place.doom else 0.0
                 # Of some steps a worker takes few.
-                times = 1 if any(x in place.doom for x in ("takeover", "release", "assigned")) else chance.randint(1, MOST_TIMES)
+                times = (
+                    1
+                    if any(x in place.doom for x in ("takeover", "release", "assigned"))
+                    else chance.randint(1, MOST_TIMES)
+                )
                 job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s)
                 place.kill_at = now + PATIENCE_S
             elif place.fate < DOOMED + KILLED:

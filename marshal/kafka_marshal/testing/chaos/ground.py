@@ -1,4 +1,4 @@
-"""What a campaign stands on: brokers behind proxies, topics, somebody who writes messages, and what goes wrong there."""
+"""What a campaign stands on: brokers behind proxies, topics, a writer of messages, and what goes wrong there."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.coordination import create_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.broker import LocalCluster
+from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.proxy import Direction, TcpProxy
 
 __all__ = ["COORDINATION", "Ground", "Writer"]
@@ -42,7 +43,7 @@ class Ground:
         self._proxies: list[TcpProxy] = []
         self._cluster: LocalCluster | None = None
         self._fault: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -114,7 +115,7 @@ class Ground:
                 if kind in ("lost acks", "split"):
                     proxy.cut()  # what was answered meanwhile never arrives
                 proxy.restore()
-        except BaseException as error:  # told by check(), in the thread that can do something about it
+        except (LocalBrokerError, OSError) as error:  # told by check(), in the thread that can do something about it
             self._failure = error
         self.counts[kind] += 1
         self.outages.append((kind, began, time.time() * 1000))

@@ -12,6 +12,8 @@ from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.testing.chaos.lines import digest_of
 from rationalizer import (
     ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
     Heartbeat,
     HeartbeatBatch,
     Lease,
@@ -126,7 +128,9 @@ class LogHistory:
         if isinstance(record, Heartbeat | HeartbeatBatch) and record.instance_id == tenure.instance_id:
             tenure.beats.append(digest_of(value))
         if isinstance(record, ClaimingMessages):
-            grant = Grant(key, record.instance_id, lease.epoch, before + 1, record.proposed_last_offset, outcome.log_time)
+            grant = Grant(
+                key, record.instance_id, lease.epoch, before + 1, record.proposed_last_offset, outcome.log_time
+            )
             self.grants.setdefault(record.instance_id, []).append(grant)
         self.stable[key] = now
 
@@ -140,6 +144,6 @@ def _touched(record: Record, outcome: Outcome) -> list[tuple[str, int]]:
     if isinstance(record, HeartbeatBatch):
         answers = zip(record.entries, outcome.entries or (), strict=True)
         return [(entry.topic, entry.partition) for entry, code in answers if code in codes.ACCEPTED]
-    if isinstance(record, ReleasingPartition) or hasattr(record, "partition"):
+    if isinstance(record, Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges):
         return [(record.topic, record.partition)]
     return []

@@ -163,13 +163,13 @@ class _Cluster(_Around):
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> Appender:
         real = self._real.appender(topic, delivery_timeout_ms=delivery_timeout_ms)
-        return _Appender(real, self._doom, self._own, self._sent)  # type: ignore[return-value]
+        return _Appender(real, self._doom, self._own, self._sent)
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
-        return _Tail(self._real.tail(topic, positions), self._doom, self._own)  # type: ignore[return-value]
+        return _Tail(self._real.tail(topic, positions), self._doom, self._own)
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
-        return _DataReader(self._real.data_reader(group_id, config), self._doom)  # type: ignore[return-value]
+        return _DataReader(self._real.data_reader(group_id, config), self._doom)
 
 
 class _Appender(_Around):

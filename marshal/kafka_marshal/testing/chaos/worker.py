@@ -169,7 +169,9 @@ class _Worker:
         """At least once, in batches."""
         with marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer:
             for batch in consumer.batches(max_messages=BATCH, timeout=0.05):
-                self.pen.write("handed", batch.topic, batch.partition, batch.first_offset, batch.last_offset, batch.epoch)
+                self.pen.write(
+                    "handed", batch.topic, batch.partition, batch.first_offset, batch.last_offset, batch.epoch
+                )
                 for message in batch:
                     self.handle_message(message, batch.epoch)
                 batch.done()
@@ -190,7 +192,9 @@ class _Worker:
                     with sink.transaction(self.job.group, [claim]) as tx:
                         last = tx.last_offset(batch.topic, batch.partition)
                         rows = [(*_place(x), batch.epoch, int(x.value() or b"-1")) for x in batch]
-                        tx.executemany("INSERT INTO handled VALUES (NULL, ?, ?, ?, ?, ?)", [x for x in rows if x[2] > last])
+                        tx.executemany(
+                            "INSERT INTO handled VALUES (NULL, ?, ?, ?, ?, ?)", [x for x in rows if x[2] > last]
+                        )
                         self.doom.at("handling")
                         time.sleep(self.chance.random() * self.job.handling_s)
                 except StaleEpochError:

@@ -51,7 +51,9 @@ def _spawn(job: Job, log: Path, libc: ctypes.CDLL) -> int:
         os.dup2(lines, 1)
         os.dup2(lines, 2)
         logging.basicConfig(
-            level=logging.WARNING, format=f"%(asctime)s {job.client_id} {os.getpid()} %(levelname)s %(message)s", force=True
+            level=logging.WARNING,
+            format=f"%(asctime)s {job.client_id} {os.getpid()} %(levelname)s %(message)s",
+            force=True,
         )
         status = run(job)
     finally:

@@ -1,0 +1,289 @@
+"""The account of a campaign finds what is planted in it: each promise broken once, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kafka_marshal.testing.chaos.check import Findings, Life, Story, check, replay_in_cuts
+from kafka_marshal.testing.chaos.fleet import Stop
+from kafka_marshal.testing.chaos.history import LogHistory
+from kafka_marshal.testing.chaos.lines import digest_of
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Record,
+    ReleasingPartition,
+    Tick,
+    encode,
+)
+
+HI = 500
+GROUP, TOPIC = "g", "t"
+KEY = (GROUP, TOPIC, 0)
+
+
+@dataclass
+class Planted:
+    """A history in the making: one partition, one CP, offset = place in the log."""
+
+    mode: str = "at least once"
+    log: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+    lines: dict[str, list[list[Any]]] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
+    stops: list[Stop] = field(default_factory=list)
+    messages: int = 0
+    rows: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+
+    def append(self, at: int, record: Record) -> int:
+        """A record into the log, said by its sender to have been sent at that time."""
+        value = encode(record)
+        self.log.append((len(self.log), at, value))
+        if record.instance_id in self.lines:
+            self.lines[record.instance_id].append(["sent", at, 0, "beat", digest_of(value)])
+        return len(self.log) - 1
+
+    def claim(self, at: int, who: str, kind: str = "iterate") -> int:
+        """Granted: the epoch."""
+        self.lines.setdefault(who, [["start", at, GROUP, who, who, kind, ""]])
+        return self.append(at, ClaimingPartition(who, who, GROUP, TOPIC, 0, HI))
+
+    def beat(self, at: int, who: str, epoch: int, last: int | None) -> None:
+        self.append(at, Heartbeat(who, who, GROUP, TOPIC, 0, epoch, last))
+
+    def release(self, at: int, who: str, epoch: int, last: int | None) -> None:
+        self.append(at, ReleasingPartition(who, who, GROUP, TOPIC, 0, epoch, last))
+
+    def grant(self, at: int, who: str, epoch: int, last: int) -> None:
+        self.append(at, ClaimingMessages(who, who, GROUP, TOPIC, 0, epoch, last))
+
+    def say(self, who: str, what: str, at: float, *rest: object) -> None:
+        self.lines[who].append([what, at, *rest])
+
+    def handle(self, at: float, who: str, epoch: int, *offsets: int, done: bool = True) -> None:
+        for offset in offsets:
+            self.say(who, "begin", at, TOPIC, 0, offset, epoch, offset)
+            self.say(who, "end", at + 1, TOPIC, 0, offset)
+            if done:
+                self.say(who, "done", at + 1, TOPIC, 0, offset)
+
+    def write(self, epoch: int, *offsets: int) -> None:
+        self.rows.extend((TOPIC, 0, offset, epoch, offset) for offset in offsets)
+
+    def check(self) -> Findings:
+        lives = [
+            Life.of(name, number, name in self.killed, lines) for number, (name, lines) in enumerate(self.lines.items())
+        ]
+        wanted = [(cp, at) for life in lives for cp, at, _ in life.digests]
+        messages: Mapping[tuple[str, int], Mapping[int, int]] = {(TOPIC, 0): {n: n for n in range(self.messages)}}
+        return check(
+            Story(
+                HI,
+                {KEY: self.mode},
+                lives,
+                LogHistory({0: self.log}, wanted),
+                messages,
+                {(TOPIC, 0): {n: n for n in range(self.messages)}},
+                self.stops,
+                self.rows,
+            )
+        )
+
+    def promises(self) -> set[str]:
+        return {each.promise for each in self.check().violations}
+
+
+def taken_over(mode: str = "at least once", kind: str = "iterate") -> tuple[Planted, int, int]:
+    """a held the partition, was killed after offset 3, b has it since 2,000; all of four messages."""
+    planted = Planted(mode, messages=4)
+    a = planted.claim(100, "a", kind)
+    planted.killed.add("a")
+    if mode == "at least once":
+        planted.handle(200, "a", a, 0, 1)
+        planted.beat(300, "a", a, 1)
+        planted.handle(310, "a", a, 2)
+    b = planted.claim(2_000, "b", kind)
+    return planted, a, b
+
+
+def test_a_history_without_a_fault_has_none() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    found = planted.check()
+    assert found.violations == []
+    assert found.counts["repeats"] == 1
+    assert found.counts["messages"] == 4
+
+
+def test_lost() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2)
+    assert planted.promises() == {"lost"}
+
+
+def test_what_was_begun_and_not_ended_is_lost() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2)
+    planted.say("b", "begin", 2_200, TOPIC, 0, 3, b, 3)
+    assert planted.promises() == {"lost"}
+
+
+def test_repeated_though_the_log_called_it_done() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 1, 2, 3)
+    assert planted.promises() == {"repeated"}
+
+
+def test_repeated_since_a_beat_did_not_report_it() -> None:
+    planted, a, _ = taken_over()
+    planted.log.pop()
+    planted.lines["b"].clear()
+    planted.beat(600, "a", a, None)  # sent 290 ms after 2 was done, and does not tell of it
+    b = planted.claim(2_000, "b")
+    planted.lines["b"] = [["start", 2_000, GROUP, "b", "b", "iterate", ""]]
+    planted.handle(2_100, "b", b, 2, 3)
+    assert planted.promises() == {"repeated"}
+    planted.stops.append(Stop(0, 350, 599))  # it was stopped between the two: the beat may be of before
+    assert planted.promises() == set()
+
+
+def test_repeated_under_one_epoch() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    planted.handle(2_200, "b", b, 3)
+    assert planted.promises() == {"repeated"}
+
+
+def test_unseen() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    planted.say("b", "begin", 2_200, TOPIC, 0, 2, b, 77)
+    assert "unseen" in planted.promises()
+
+
+def test_dual_owner() -> None:
+    planted, a, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    planted.handle(2_150, "a", a, 2)
+    assert "dual owner" in planted.promises()
+
+
+def test_dual_owner_by_what_was_never_held() -> None:
+    planted, a, _ = taken_over()
+    planted.handle(2_100, "b", a, 2, 3)
+    assert "dual owner" in planted.promises()
+
+
+def test_a_batch_in_hand_when_the_lease_ends_may_be_finished_and_one_handed_out_later_not() -> None:
+    for handed, expected in ((1_050, set[str]()), (2_150, {"dual owner"})):
+        planted, a, b = taken_over()
+        planted.say("a", "handed", handed, TOPIC, 0, 3, 3, a)
+        planted.handle(2_160, "a", a, 3)
+        planted.handle(2_200, "b", b, 2, 3)
+        assert planted.promises() == expected
+
+
+def test_who_was_stopped_may_have_looked_at_the_clock_before() -> None:
+    planted, a, b = taken_over()
+    planted.stops.append(Stop(0, 400, 2_140))
+    planted.handle(2_150, "a", a, 3)
+    planted.handle(2_200, "b", b, 2, 3)
+    assert planted.promises() == set()
+    for offset in range(4, 14):  # but not this many times
+        planted.messages += 1
+        planted.handle(2_150, "a", a, offset)
+        planted.handle(2_300, "b", b, offset)
+    assert planted.promises() == {"dual owner"}
+
+
+def test_released_with_a_message_in_hand() -> None:
+    planted = Planted(messages=1)
+    a = planted.claim(100, "a")
+    planted.say("a", "begin", 200, TOPIC, 0, 0, a, 0)
+    planted.release(400, "a", a, None)
+    planted.say("a", "end", 600, TOPIC, 0, 0)
+    assert planted.promises() == {"dual owner"}
+
+
+def test_at_most_once_the_granted_batch_of_a_killed_worker_may_be_lost() -> None:
+    planted, _, b = taken_over("at most once", "once")
+    planted.log.pop()
+    planted.grant(300, "a", 0, 1)
+    b = planted.claim(2_000, "b", "once")
+    planted.grant(2_100, "b", b, 3)
+    planted.handle(2_200, "b", b, 2, 3)
+    found = planted.check()
+    assert found.violations == []
+    assert found.counts["at most once, not handled: crash"] == 2
+    planted.killed.clear()  # it closed in peace: then not
+    assert planted.promises() == {"lost"}
+    planted.say("a", "reported", 900, TOPIC, 0, 0, 1)  # but for what it tells of
+    assert planted.promises() == set()
+
+
+def test_at_most_once_a_batch_before_the_last_may_not_be_lost() -> None:
+    for kind, expected in (("once", {"lost"}), ("once ahead", set[str]())):
+        planted = Planted("at most once", messages=4)
+        a = planted.claim(100, "a", kind)
+        planted.killed.add("a")
+        planted.grant(200, "a", a, 1)
+        planted.grant(300, "a", a, 3)
+        planted.handle(400, "a", a, 2, 3, done=False)
+        assert planted.promises() == expected
+
+
+def test_at_most_once_never_twice() -> None:
+    planted = Planted("at most once", messages=1)
+    a = planted.claim(100, "a", "once")
+    planted.grant(200, "a", a, 0)
+    planted.handle(300, "a", a, 0)
+    b = planted.claim(2_000, "b", "once")
+    planted.handle(2_100, "b", b, 0)
+    assert planted.promises() == {"repeated"}
+
+
+SINKS: Mapping[str, tuple[Callable[[Planted, int, int], object], set[str]]] = {
+    "good": (lambda x, a, b: (x.write(a, 0, 1), x.write(b, 2, 3)), set()),
+    "stale epoch": (lambda x, a, b: (x.write(a, 0), x.write(b, 1), x.write(a, 2), x.write(b, 3)), {"stale write"}),
+    "twice": (lambda x, a, b: (x.write(a, 0, 1), x.write(b, 1, 2, 3)), {"stale write"}),
+    "out of order": (lambda x, a, b: (x.write(a, 1, 0), x.write(b, 2, 3)), {"stale write"}),
+    "lost": (lambda x, a, b: (x.write(a, 0, 1), x.write(b, 3)), {"lost"}),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_the_fenced_sink(name: str) -> None:
+    plant, expected = SINKS[name]
+    planted, a, b = taken_over("sink", "sink")
+    plant(planted, a, b)
+    assert planted.promises() == expected
+
+
+def test_a_worker_whose_replica_differs() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    there = LogHistory({0: planted.log}, [(0, 2)]).digests[0, 2]
+    planted.say("b", "digest", 3_000, 0, 2, there)
+    assert planted.promises() == set()
+    planted.say("b", "digest", 3_000, 0, 3, there)
+    assert planted.promises() == {"replicas"}
+
+
+def test_a_worker_that_failed() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    planted.say("b", "error", 3_000, "KeyError", "'x'")
+    assert planted.promises() == {"worker failed"}
+
+
+def test_replays_that_differ() -> None:
+    planted, _, _ = taken_over()
+    for at in range(200):
+        planted.append(3_000 + at, Tick("i", "c", "g"))
+    reference = LogHistory({0: planted.log})
+    assert replay_in_cuts({0: planted.log}, reference, 1) == []
+    assert [x.promise for x in replay_in_cuts({0: planted.log[:-1]}, reference, 1)] == ["replicas"]
