@@ -6,16 +6,17 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
+from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.testing.chaos.check import Findings, Life, Mode, Story, check, replay_in_cuts
 from kafka_marshal.testing.chaos.fleet import Fleet, Place
 from kafka_marshal.testing.chaos.ground import COORDINATION, Ground, Writer
 from kafka_marshal.testing.chaos.history import LogHistory
-from kafka_marshal.testing.chaos.log import Follower, read_topic
+from kafka_marshal.testing.chaos.log import Follower, read_topic, write_dump
 from kafka_marshal.testing.chaos.points import POINTS
 from kafka_marshal.testing.chaos.worker import GRANT, Job
 
@@ -163,12 +164,16 @@ class _Campaign:
                 ends = {key: max(there, default=-1) for key, there in self._messages(ground.bootstrap).items()}
                 owned, drained = self._peace(fleet, follower, ends)
                 seconds = time.monotonic() - began
-                fleet.ask_all(30.0, fleet.turn)
-                fleet.turn()
+                stubborn = fleet.ask_all(30.0, fleet.turn)
             finally:
                 fleet.close()
                 follower.close()
-            return self._account(ground, fleet, writer, seconds, owned, drained)
+            result, log = self._account(ground, fleet, writer, seconds, owned, drained)
+            for name in stubborn:
+                result.findings.say("liveness", f"{name} did not end within 30 s of SIGTERM")
+            if options.keep or not result.ok:
+                write_dump(self.folder / "log.dump", log)
+            return result
 
     def _prepare_sink(self) -> None:
         connection = sqlite3.connect(self.database)
@@ -254,7 +259,7 @@ class _Campaign:
 
     def _account(
         self, ground: Ground, fleet: Fleet, writer: Writer, seconds: float, owned: float, drained: float
-    ) -> Result:
+    ) -> tuple[Result, Mapping[int, list[LogEntry]]]:
         lives = [Life.read(path, pid, path in fleet.killed) for path, pid in sorted(fleet.files.items())]
         log = {cp: list(entries) for cp, entries in read_topic(ground.bootstrap, COORDINATION, range(CPS)).items()}
         history = LogHistory(log, [(cp, at) for life in lives for cp, at, _ in life.digests])
@@ -283,7 +288,7 @@ class _Campaign:
         for what, took, limit in (("owned", owned, OWNED_INTERVALS), ("drained", drained, DRAINED_INTERVALS)):
             if took > limit + starting:
                 findings.say("liveness", f"not everything was {what} {took:.0f} HI after the last fault")
-        return Result(
+        result = Result(
             self.options,
             findings,
             seconds,
@@ -299,6 +304,7 @@ class _Campaign:
             drained,
             outcomes=history.outcomes,
         )
+        return result, log
 
     def _rows(self) -> list[tuple[str, int, int, int, int]]:
         connection = sqlite3.connect(self.database)

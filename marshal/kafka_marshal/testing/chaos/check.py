@@ -37,6 +37,9 @@ Key = tuple[str, str, int]
 #: Between a look at the clock and the line that tells of it, on a machine with more to do than it has cores (ms).
 SLACK_MS = 100.0
 
+#: How long a worker whose lease was lost may take to tell what it had not handed out (HI).
+UNTOLD_INTERVALS = 4
+
 #: What a process that was stopped after its look at the clock may still be handed (CLOCK_STRIDE of the consumer).
 STRIDE = 8
 
@@ -85,6 +88,7 @@ class Life:
     reported: list[tuple[str, int, int, int]] = field(default_factory=list)
     digests: list[tuple[int, int, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    last_line: float = 0.0
 
     @classmethod
     def read(cls, path: Path, pid: int, killed: bool) -> Life:
@@ -98,6 +102,7 @@ class Life:
         open_: dict[tuple[str, int, int], Handling] = {}
         batches: dict[tuple[str, int], tuple[int, int, float]] = {}
         for what, at, *rest in lines:
+            life.last_line = at
             match what:
                 case "start":
                     life.group, life.client_id, life.instance_id, life.kind, _ = rest
@@ -276,15 +281,17 @@ class _Granted:
     def __init__(self, story: Story) -> None:
         self._story = story
         self._lives = {life.instance_id: life for life in story.lives if life.instance_id}
-        self.by_key: dict[Key, list[tuple[int, int, str, int]]] = {}
+        #: (first, last, instance, its grants from this one on, epoch, when), by partition.
+        self.by_key: dict[Key, list[tuple[int, int, str, int, int, int]]] = {}
         for instance_id, grants in story.log.grants.items():
             for number, grant in enumerate(grants):
                 left = len(grants) - number
-                self.by_key.setdefault(grant.key, []).append((grant.first, grant.last, instance_id, left))
+                entry = (grant.first, grant.last, instance_id, left, grant.epoch, grant.at)
+                self.by_key.setdefault(grant.key, []).append(entry)
 
     def excuse(self, key: Key, offset: int) -> str | None:
         """Why this offset may be lost: "crash", "reported"; None: it may not."""
-        for first, last, instance_id, left in self.by_key.get(key, ()):
+        for first, last, instance_id, left, epoch, granted_at in self.by_key.get(key, ()):
             if not first <= offset <= last:
                 continue
             life = self._lives.get(instance_id)
@@ -293,7 +300,15 @@ class _Granted:
             _, topic, partition = key
             if any(r[:2] == (topic, partition) and r[2] <= offset <= r[3] for r in life.reported):
                 return "reported"
-            return "crash" if life.killed and left <= 1 + life.claims_ahead else None
+            if not life.killed:
+                return None
+            if left <= 1 + life.claims_ahead:
+                return "crash"
+            # Its lease was lost, and it was killed before it could tell what it had not handed out of it.
+            tenure = self._story.log.tenure(key, epoch)
+            was_lost = tenure is not None and tenure.until is not None and not tenure.released
+            recent = life.last_line - granted_at < UNTOLD_INTERVALS * self._story.heartbeat_interval_ms
+            return "crash after a lost lease" if was_lost and recent else None
         return None
 
 

@@ -143,10 +143,10 @@ class Fleet:
             elif place.stopped_until:
                 if now >= place.stopped_until or self.calm:
                     self._go_on(place)
-            elif now >= place.kill_at:
+            elif place.pid and now >= place.kill_at:
                 place.kill_at = float("inf")
                 self.signal(place, signal.SIGKILL)
-            elif now >= place.ask_at:
+            elif place.pid and now >= place.ask_at:
                 place.ask_at = float("inf")
                 self.signal(place, signal.SIGTERM)
 
@@ -246,8 +246,8 @@ class Fleet:
             else:
                 place.kill_at = place.ask_at = float("inf")
 
-    def ask_all(self, within_s: float, turn: Callable[[], object]) -> bool:
-        """SIGTERM to all; whether all have ended in time."""
+    def ask_all(self, within_s: float, turn: Callable[[], object]) -> list[str]:
+        """SIGTERM to all; files of those that have not ended in time."""
         for place in self.places:
             self.signal(place, signal.SIGTERM)
             place.due = float("inf")
@@ -258,7 +258,7 @@ class Fleet:
                 if place.job is None:
                     place.due = float("inf")
             time.sleep(0.02)
-        return not any(place.pid for place in self.places)
+        return [Path(place.job.out).name for place in self.places if place.job is not None]
 
     def close(self) -> None:
         """Kill what still runs."""

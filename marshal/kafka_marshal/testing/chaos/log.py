@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from kafka_marshal.adapters.interface import LogEntry, TopicPartition
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from rationalizer import World
+from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
-__all__ = ["Follower", "read_topic"]
+__all__ = ["Follower", "read_topic", "write_dump"]
 
 LOOK_S = 0.2
 PATIENCE_S = 60.0
@@ -88,3 +90,11 @@ def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> Mapping
         return found
     finally:
         cluster.close()
+
+
+def write_dump(path: Path, log: Mapping[int, Iterable[LogEntry]]) -> None:
+    """A dump (D1), for ``kafka-marshal replay`` and ``audit``."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(header_line(DumpHeader("__marshal", len(log))) + "\n")
+        for cp, entries in sorted(log.items()):
+            file.writelines(record_line(DumpRecord(cp, *entry)) + "\n" for entry in entries)

@@ -31,6 +31,7 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     Record,
+    RejectedValueError,
     ReleasingPartition,
     decode,
 )
@@ -180,7 +181,11 @@ class _Appender(_Around):
         self._sent = sent
 
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
-        step = step_of(decode(value))
+        try:
+            step = step_of(decode(value))
+        except RejectedValueError:  # a snapshot, in a topic of its own
+            self._real.append(partition, value, on_ack)
+            return
         if self._sent is not None:
             self._sent(partition, step, value)
         if step != self._doom.step:

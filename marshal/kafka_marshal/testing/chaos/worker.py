@@ -153,6 +153,11 @@ class _Worker:
             self.pen.write("reported", *each)
         self.told = len(found)
 
+    def report_unanswered(self, consumer: Consumer) -> None:
+        """At its end, what it gave up claiming, and the log may have granted since or not: nobody can tell yet."""
+        for (topic, partition), _, first, last in consumer._engine.delivery._given_up:
+            self.pen.write("reported", topic, partition, first, last)
+
     # Kinds of work.
 
     def iterate(self, marshal: Marshal) -> None:
@@ -218,11 +223,14 @@ class _Worker:
             if ahead:
                 for batch in consumer.batches(max_messages=GRANT):
                     for message in batch:
+                        self.report(consumer)
                         self.handle_message(message, batch.epoch)
             else:
                 for message in consumer:
+                    self.report(consumer)
                     self.handle_message(message, self._epoch(message))
         self.report(consumer)
+        self.report_unanswered(consumer)
 
     def by_hand(self, marshal: Marshal) -> None:
         """Leases by hand: work that is no topic's, numbered by the offsets; half of the partitions at most once."""
