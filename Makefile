@@ -17,6 +17,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup jars test test-quick campaign sim exhaustive fuzz check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign sim exhaustive chaos soak check lint format types layers bench race profile demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +70,14 @@ INPUTS ?= 1000000
 
 fuzz: jars ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
 	$(PY) -m kafka_marshal.testing.fuzz --inputs $(INPUTS) $(ARGS)
+MINUTES ?= 5
+SEED    ?=
+
+chaos: jars ## faults on real brokers for MINUTES: workers killed at every step, stopped, cut off; SEED=, ARGS=--cluster3
+	$(PY) -m kafka_marshal.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: jars ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
+	$(PY) -m kafka_marshal.testing.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 

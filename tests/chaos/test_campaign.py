@@ -1,0 +1,45 @@
+"""A short campaign on a broker of its own, and a short soak."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.testing.chaos import Options, run_campaign
+from kafka_marshal.testing.soak import STEADY, soak
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_twenty_seconds_of_faults() -> None:
+    result = run_campaign(Options(minutes=1 / 3, seed=20, network_every_s=4.0, broker_every_s=12.0))
+    assert result.findings.violations == []
+    assert result.kills >= 15
+    assert sum(result.points.values()) >= 10
+    assert result.stops >= 3
+    assert result.faults.get("broker", 0) >= 1
+    assert sum(result.faults.values()) >= 2
+    assert result.findings.counts["messages"] >= 500
+    assert result.findings.counts["digests"] >= 10
+
+
+@pytest.mark.cluster3
+@pytest.mark.campaign
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_leaders_change() -> None:
+    result = run_campaign(Options(minutes=1.0, seed=30, brokers=3, broker_every_s=15.0))
+    assert result.findings.violations == []
+    assert result.kills >= 15
+    assert result.faults.get("broker", 0) >= 2
+
+
+@pytest.mark.broker
+@pytest.mark.campaign
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_minutes_of_soak() -> None:
+    result, series = soak(Options(minutes=2.0, seed=40, steady=STEADY))
+    assert result.findings.violations == []
+    assert set(series.samples) == set(STEADY)
+    assert result.stops + sum(result.faults.values()) >= 4
