@@ -91,6 +91,7 @@ class Fleet:
         self.killed: set[Path] = set()
         #: No more faults: who is started now stays.
         self.calm = False
+        self._ending = False
         self._folder = folder
         self._chance = chance
         self._points: dict[str, Iterator[str]] = {x: _in_turn(x, chance) for x in sorted(set(KINDS.values()))}
@@ -138,7 +139,7 @@ class Fleet:
                 self.files[Path(place.job.out)] = place.pid
             if place.pid in ended:
                 self._note_end(place, ended[place.pid], now)
-            if place.job is None and now >= place.due:
+            if place.job is None and now >= place.due and not self._ending:
                 self._fill(place, now)
             elif place.stopped_until:
                 if now >= place.stopped_until or self.calm:
@@ -248,15 +249,12 @@ class Fleet:
 
     def ask_all(self, within_s: float, turn: Callable[[], object]) -> list[str]:
         """SIGTERM to all; files of those that have not ended in time."""
+        self._ending = True
         for place in self.places:
             self.signal(place, signal.SIGTERM)
-            place.due = float("inf")
         until = time.monotonic() + within_s
         while any(place.pid for place in self.places) and time.monotonic() < until:
             turn()
-            for place in self.places:
-                if place.job is None:
-                    place.due = float("inf")
             time.sleep(0.02)
         return [Path(place.job.out).name for place in self.places if place.job is not None]
 
