@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         minutes=options.minutes,
         seed=seed,
         brokers=3 if options.cluster3 else 1,
+        broker_every_s=20.0 if options.cluster3 else 45.0,  # two of three go on: leaders change
         heartbeat_interval_ms=options.heartbeat_interval_ms,
         messages_a_second=options.messages,
         keep=options.keep,
