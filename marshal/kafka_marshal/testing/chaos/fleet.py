@@ -192,6 +192,7 @@ class Fleet:
             client_id=place.client_id or place.name,
             out=str(self._folder / f"{place.name}-{place.generation:04}.jsonl"),
             seed=chance.getrandbits(32),
+            handling_s=chance.choice((0.001, 0.003, 0.02)),
         )
         place.kill_at = place.ask_at = float("inf")
         if not self.calm and not place.steady:
@@ -203,7 +204,8 @@ class Fleet:
                     if any(x in place.doom for x in ("takeover", "release", "assigned"))
                     else chance.randint(1, MOST_TIMES)
                 )
-                job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s)
+                linger_s = chance.choice((0.0, chance.random())) * job.heartbeat_interval_ms / 1000
+                job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s, linger_s=linger_s)
                 place.kill_at = now + PATIENCE_S
             elif place.fate < DOOMED + KILLED:
                 place.kill_at = now + chance.uniform(0.1, 4.0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,12 +117,16 @@ class Doom:
     times: int = 1
     #: Called just before.
     last_words: Callable[[], object] | None = None
+    #: Between records: how long the worker stands there (seconds) before it dies, while its beats go on.
+    linger_s: float = 0.0
 
     def at(self, step: str, moment: Moment | None = None) -> None:
         """The process is at this step now: the end, if it is its."""
         if step == self.step and moment is self.moment:
             self.times -= 1
             if self.times == 0:
+                if moment is None:
+                    time.sleep(self.linger_s)
                 if self.last_words is not None:
                     self.last_words()
                 os.kill(os.getpid(), signal.SIGKILL)

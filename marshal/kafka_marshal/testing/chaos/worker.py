@@ -28,6 +28,9 @@ __all__ = ["BATCH", "GRANT", "KINDS", "Job", "run"]
 #: Messages of a batch at least once, and of a claim at most once.
 BATCH, GRANT = 20, 10
 
+#: Of so many messages the handling takes up to an HI, so that beats fall into it, and others wait behind it.
+LONG_SHARE = 0.02
+
 #: Kind → how it is delivered.
 KINDS = {
     "iterate": "at least once",
@@ -59,6 +62,8 @@ class Job:
     times: int = 1
     #: Seconds after which it closes in peace; 0: never.
     stop_after_s: float = 0.0
+    #: How long it stands at a fail point of its own before it dies.
+    linger_s: float = 0.0
     #: The longest that a message's handling takes, in seconds.
     handling_s: float = 0.003
     #: The fenced sink's file, for the kind "sink".
@@ -71,7 +76,7 @@ class _Worker:
         self.pen = Pen(Path(job.out))
         self.chance = Random(job.seed)
         step, moment = POINTS[job.doom] if job.doom else ("never", None)
-        self.doom = Doom(step, moment, job.times, lambda: self.pen.write("die", job.doom))
+        self.doom = Doom(step, moment, job.times, lambda: self.pen.write("die", job.doom), job.linger_s)
         self.epochs: dict[tuple[str, int], int] = {}
         self.told = 0
 
@@ -116,6 +121,8 @@ class _Worker:
         self.doom.at("handed out")
         self.pen.write("begin", topic, partition, offset, epoch, number)
         took = self.chance.random() * self.job.handling_s
+        if self.chance.random() < LONG_SHARE:
+            took = self.chance.random() * self.job.heartbeat_interval_ms / 1000
         time.sleep(took / 2)
         self.doom.at("handling")
         time.sleep(took / 2)
