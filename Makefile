@@ -16,8 +16,8 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick campaign sim exhaustive fuzz check lint format types layers bench race profile demo demo-plain dist clean distclean
-.PHONY: help setup jars test test-quick campaign sim exhaustive chaos soak check lint format types layers bench race profile demo demo-plain dist clean distclean
+.PHONY: help setup jars test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
+.PHONY: demo demo-plain dist clean distclean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,7 @@ INPUTS ?= 1000000
 
 fuzz: jars ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
 	$(PY) -m kafka_marshal.testing.fuzz --inputs $(INPUTS) $(ARGS)
+
 MINUTES ?= 5
 SEED    ?=
 
