@@ -20,7 +20,7 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 from __future__ import annotations
 
 from kafka_marshal.testing.simulation.campaign import Report, simulate
-from kafka_marshal.testing.simulation.checks import Violation
+from kafka_marshal.testing.simulation.checks import Judge, Violation
 from kafka_marshal.testing.simulation.loading import load_worker
 from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
@@ -31,6 +31,7 @@ __all__ = [
     "Database",
     "Fault",
     "Job",
+    "Judge",
     "Report",
     "Result",
     "Scenario",

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.loading import load_worker, name_of
 from kafka_marshal.testing.simulation.process import Worker
 from kafka_marshal.testing.simulation.scenario import Scenario
@@ -97,19 +98,21 @@ def simulate(
     keep_going: bool = False,
     small: bool = True,
     progress: Callable[[Report], object] | None = None,
+    judge: Callable[[Scenario], Judge] | None = None,
 ) -> Report:
     """Run seeds, and say what broke.
 
     ``worker``: a function of one :class:`Job`, or its name; every second client of each story then runs it, at least
     once; None: the built-in workers. ``seeds``: so many, from 0, or these. ``jobs``: processes side by side.
     ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
-    called now and then. Raises ConfigurationError for a worker that is not found.
+    called now and then. ``judge`` makes the second opinion that each story is held against (:class:`Judge`). Raises
+    ConfigurationError for a worker that is not found.
     """
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=worker if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
-    for result in _run_all(function, iter(numbers), max(1, jobs)):
+    for result in _run_all(function, judge, iter(numbers), max(1, jobs)):
         report.add(result)
         report.seconds = time.monotonic() - began
         if progress is not None:
@@ -117,22 +120,29 @@ def simulate(
         if report.broken and not keep_going:
             break
     if report.broken and small:
-        report.broken[0] = shrink(report.broken[0], lambda scenario: simulate_one(scenario, function))
+        report.broken[0] = shrink(report.broken[0], lambda scenario: _run_one(scenario, function, judge))
     report.seconds = time.monotonic() - began
     return report
 
 
-def _run_all(worker: Worker | None, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
+MakeJudge = Callable[[Scenario], Judge]
+
+
+def _run_one(scenario: Scenario, worker: Worker | None, judge: MakeJudge | None) -> Result:
+    return simulate_one(scenario, worker, None if judge is None else judge(scenario))
+
+
+def _run_all(worker: Worker | None, judge: MakeJudge | None, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
     if jobs == 1:
         for number, seed in enumerate(seeds):
-            yield simulate_one(Scenario.from_seed(seed, worker is not None), worker)
+            yield _run_one(Scenario.from_seed(seed, worker is not None), worker, judge)
             if number % COLLECT_AFTER == 0:
                 gc.collect()
         return
     # Forked, so that the worker need not be pickled; nothing here has threads.
     context = multiprocessing.get_context("fork")
     others = set(context.active_children())
-    with ProcessPoolExecutor(jobs, context, _set_up, (worker,)) as pool:
+    with ProcessPoolExecutor(jobs, context, _set_up, (worker, judge)) as pool:
         waiting = [pool.submit(_run_chunk, chunk) for chunk in islice(_chunks(seeds), 2 * jobs)]
         try:
             while waiting:
@@ -152,18 +162,19 @@ def _chunks(seeds: Iterator[int]) -> Iterator[list[int]]:
 
 
 _worker: Worker | None = None
+_judge: MakeJudge | None = None
 
 
-def _set_up(worker: Worker | None) -> None:
-    global _worker
-    _worker = worker
+def _set_up(worker: Worker | None, judge: MakeJudge | None) -> None:
+    global _worker, _judge
+    _worker, _judge = worker, judge
     gc.freeze()
 
 
 def _run_chunk(seeds: list[int]) -> list[Result]:
     found = []
     for seed in seeds:
-        result = simulate_one(Scenario.from_seed(seed, _worker is not None), _worker)
+        result = _run_one(Scenario.from_seed(seed, _worker is not None), _worker, _judge)
         found.append(replace(result, events=()))  # too much to send
     gc.collect()
     return found

@@ -12,6 +12,7 @@ little repeated        at least once: nothing is handed out that the log called 
 nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
 fenced sink            it has each message once, in order, whatever the clocks do (C9)
+rules                  a judge who works out each outcome anew, where there is one, says the same
 =====================  =========================================================================================
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_marshal.adapters.interface import Message, TailBatch
 from kafka_marshal.driver import Driver
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["Checks", "Violation"]
+__all__ = ["Checks", "Judge", "Violation"]
 
 Key = tuple[str, int]
 
@@ -69,6 +70,17 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
+
+
+class Judge(Protocol):
+    """A second opinion on the log: an implementation of the rules that shares nothing with the one under test.
+
+    The replicas of a story all run the same rationalizer: they agree even where a rule is broken. One judge is made
+    for each story, and is told each record once, in the log's order.
+    """
+
+    def judge(self, cp: int, offset: int, timestamp_ms: int, value: bytes, outcome: Outcome, world: World) -> str:
+        """What is wrong with the outcome, or with the world after this record; "" where nothing is."""
 
 
 @dataclass(slots=True)
@@ -101,7 +113,7 @@ class _Ledger:
 class Checks:
     """Keeps account, and stops the simulation where a promise is broken."""
 
-    def __init__(self, scenario: Scenario, scheduler: Scheduler) -> None:
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, judge: Judge | None = None) -> None:
         cps = scenario.coordination_partitions
         self.worlds = {cp: World(cp, cps) for cp in range(cps)}
         self.broken: Violation | None = None
@@ -117,6 +129,7 @@ class Checks:
         self.consumers: dict[int, tuple[Process, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
+        self._second = judge
         self._digests: dict[int, list[str]] = {cp: [] for cp in range(cps)}
         self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._ledgers: dict[Key, _Ledger] = {}
@@ -221,6 +234,8 @@ class Checks:
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         kind = (outcome.type or "-", outcome.code)
         self.outcomes[kind] = self.outcomes.get(kind, 0) + 1
+        if self._second is not None and (wrong := self._second.judge(cp, offset, stamp, value, outcome, world)):
+            self.fail("rules", f"partition {cp}, offset {offset}: {wrong}")
         if outcome.accepted:
             record = outcome.record
             if record is not None:

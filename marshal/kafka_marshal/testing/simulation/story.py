@@ -16,7 +16,7 @@ from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.coordination import required_settings
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.testing.simulation.checks import Checks, Key, Violation
+from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
 from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
@@ -81,10 +81,13 @@ class Result:
         )
 
 
-def simulate_one(scenario: Scenario, worker: Worker | None = None) -> Result:
-    """Run one scenario; worker: what its clients "yours" run. Raises nothing for a broken promise: see the result."""
+def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge | None = None) -> Result:
+    """Run one scenario; worker: what its clients "yours" run; judge: a second opinion on each record of the log.
+
+    Raises nothing for a broken promise: see the result.
+    """
     with _quiet(), _decoded_once():
-        story = _Story(scenario, worker)
+        story = _Story(scenario, worker, judge)
         try:
             with announced(BOOTSTRAP, story.open_cluster), _virtual_time(story.scheduler):
                 story.run()
@@ -154,11 +157,11 @@ def _quiet() -> Iterator[None]:
 
 
 class _Story:
-    def __init__(self, scenario: Scenario, worker: Worker | None) -> None:
+    def __init__(self, scenario: Scenario, worker: Worker | None, judge: Judge | None = None) -> None:
         self.scenario = scenario
         self.hi = float(scenario.heartbeat_interval_ms)
         self.scheduler = Scheduler()
-        self.checks = Checks(scenario, self.scheduler)
+        self.checks = Checks(scenario, self.scheduler, judge)
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
         self.network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record

@@ -1,0 +1,20 @@
+"""Planted bugs: each breaks one rule in one line, and the short forms of the proof must catch each of them.
+
+``python -m tests.mutants`` (``make mutants``) plants them in a copy, one at a time, and runs there what is in
+:mod:`tests.mutants.short`: the exhaustive search, logs held against the oracle, and the simulation. No unit tests: the
+question is whether those would find a bug that nobody has thought of.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.members import MEMBERS
+from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
+from tests.mutants.rules import RULES
+
+__all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
+
+#: All of them.
+MUTATIONS: tuple[Mutation, ...] = RULES + MEMBERS
+
+#: The fixed eight of CI.
+QUICK = ()

@@ -1,0 +1,95 @@
+"""``python -m tests.mutants``: all planted bugs, a table, and a line of figures; exit 0 when all were caught."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutants import MUTATIONS, Mutation
+from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table
+
+#: What one mutation may take (s). The product itself has to pass within the same time.
+BUDGET_S = 180.0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="names, or parts of them, with commas between them")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds for each ({BUDGET_S:g})")
+    parser.add_argument("--jobs", type=int, default=2, help="side by side (2)")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--list", action="store_true", help="say what would be planted, and nothing else")
+    parser.add_argument(
+        "--try",
+        dest="own",
+        nargs=3,
+        metavar=("FILE", "OLD", "NEW"),
+        help="a bug of your own: the file from the top of the repository, the line without its indentation, and "
+        "what stands there instead",
+    )
+    parser.add_argument("short", nargs="*", help="for tests.mutants.short, after --: -- --seeds 200")
+    return parser.parse_args(arguments)
+
+
+def _chosen(options: argparse.Namespace) -> list[Mutation]:
+    if options.own:
+        return [Mutation("your own", *options.own, "?")]
+    parts = [part.strip() for part in options.only.split(",") if part.strip()]
+    return [x for x in MUTATIONS if not parts or any(part in x.name for part in parts)]
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _figures(rows: Sequence[Row], seconds: float) -> str:
+    bugs = [row for row in rows if row.name != CONTROL]
+    caught = Counter(row.by for row in bugs if row.by)
+    core = sum(row.file.startswith(("rationalizer/", "marshal/kafka_marshal/engine/")) for row in bugs)
+    by = ", ".join(f"{count} by {name}" for name, count in caught.most_common())
+    slowest = max((row.seconds for row in bugs if row.by), default=0.0)
+    control = "passes" if all(row.is_right for row in rows if row.name == CONTROL) else "DOES NOT PASS"
+    return (
+        f"{len(bugs)} planted bugs ({core} in rules and engine), {sum(caught.values())} caught ({by}), the slowest "
+        f"after {slowest:.0f} s; the product itself {control}; {seconds:.0f} s"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 when all were caught, and the product passes."""
+    options = _options(arguments)
+    chosen = _chosen(options)
+    if options.list or not chosen:
+        print("\n".join(f"{x.rule:4} {x.name:58} {x.file}\n       - {x.old}\n       + {x.new}" for x in chosen))
+        return 0 if chosen else 2
+    began, rows = time.monotonic(), list[Row]()
+    for row in run_all(chosen, options.short, options.budget, options.jobs):
+        rows.append(row)
+        print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
+    figures = _figures(rows, time.monotonic() - began)
+    print(f"{table(rows)}\n\n{figures}")
+    if options.json is not None:
+        about = {
+            "commit": _commit(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "budget_s": options.budget,
+            "short": options.short,
+            "figures": figures,
+        }
+        options.json.write_text(as_json(rows, **about), encoding="utf-8")
+    return int(not all(row.is_right for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""Planted bugs in what members do: the engine, the shell around it, the snapshots they keep, the admin."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+__all__ = ["MEMBERS"]
+
+_ENGINE = "marshal/kafka_marshal/engine/"
+_LEASES = _ENGINE + "leases.py"
+_PROOFS = _ENGINE + "proofs.py"
+_CORE = _ENGINE + "core.py"
+_CONSUMER = _ENGINE + "consumer.py"
+_DELIVERY = _ENGINE + "delivery.py"
+_ASSIGNMENT = _ENGINE + "assignment.py"
+_TRACKER = _ENGINE + "tracker.py"
+_OBSERVER = _ENGINE + "observer.py"
+_POLICIES = _ENGINE + "policies.py"
+_PLACEMENT = _ENGINE + "placement.py"
+_SUBSCRIPTION = _ENGINE + "subscription.py"
+_SHELL = "marshal/kafka_marshal/consumer.py"
+_KEEPER = "marshal/kafka_marshal/snapshots/keeper.py"
+_REPLICA = "marshal/kafka_marshal/replica.py"
+
+_VALID = "lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)"
+
+MEMBERS: tuple[Mutation, ...] = (
+    # Stopping in time.
+    Mutation("a lease is trusted for 3 HI", _LEASES, _VALID, _VALID.replace("2 * ", "3 * "), "T4"),
+    Mutation(
+        "a proof counts from when it came",
+        _PROOFS,
+        "return Proof(sent_at, log_time, tuple(leases))",
+        "return Proof(now, log_time, tuple(leases))",
+        "T4",
+    ),
+    Mutation("no margin for clocks that differ", _LEASES, _VALID, _VALID.replace(" - proof", " + 0 * proof"), "T4"),
+    Mutation(
+        "log time ahead of our clock raises no doubt",
+        _LEASES,
+        "if ahead > proof_margin_ms(lease.heartbeat_interval_ms):",
+        "if ahead > 100 * lease.heartbeat_interval_ms:",
+        "T5",
+    ),
+    Mutation(
+        "a beat sent before the doubt ends it",
+        _LEASES,
+        "if lease.in_doubt_since is not None and sent_at >= lease.in_doubt_since:",
+        "if lease.in_doubt_since is not None:",
+        "T5",
+    ),
+    Mutation(
+        "beats go out once in HI", _ENGINE + "settings.py", "BEATS_PER_INTERVAL = 3", "BEATS_PER_INTERVAL = 1", "T4"
+    ),
+    Mutation(
+        "a release that got lost is not sent again",
+        _LEASES,
+        "elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + lease.heartbeat_interval_ms:",
+        "elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + 9**9:",
+        "C17",
+    ),
+    Mutation(
+        "what nobody wants any more is kept",
+        _CORE,
+        "elif lease is None or wanted or (lease.held and lease.epoch != epoch):",
+        "elif lease is not None and (wanted or (lease.held and lease.epoch != epoch)):",
+        "C17",
+    ),
+    Mutation(
+        "a replaced instance goes on",
+        _CORE,
+        "if record.client_id == self.settings.client_id and ours:",
+        "if record.client_id != self.settings.client_id and ours:",
+        "C7",
+    ),
+    Mutation(
+        "a takeover of a lease that changed hands",
+        _PLACEMENT,
+        "if lease is not None and lease.held and lease.epoch == epoch and self._observer.opens_at(key, now) > now:",
+        "if lease is not None and lease.held:",
+        "C7",
+    ),
+    # At least once.
+    Mutation(
+        "the message in hand is committed",
+        _TRACKER,
+        "self._commit(run, run.done_count, cursor - 1)",
+        "self._commit(run, run.done_count, min(cursor, len(run.messages) - 1))",
+        "C14",
+    ),
+    Mutation(
+        "what is fetched is reported as done",
+        _ASSIGNMENT,
+        "stable = self.tracker.done.stable",
+        "stable = self.fetch_next - 1",
+        "C14",
+    ),
+    Mutation(
+        "what is fetched is released as done",
+        _CONSUMER,
+        "done = -1 if self.at_most_once else assignment.tracker.done.stable",
+        "done = -1 if self.at_most_once else assignment.fetch_next - 1",
+        "C8",
+    ),
+    Mutation(
+        "beats carry no progress",
+        _ASSIGNMENT,
+        "return stable if stable > self.consumer.known_stable(self.key) else None",
+        "return stable if stable > self.consumer.known_stable(self.key) + 20 else None",
+        "C14",
+    ),
+    Mutation(
+        "done means all before it, too",
+        _TRACKER,
+        "self._commit(run, index, index)",
+        "self._commit(run, 0, index)",
+        "C14",
+    ),
+    Mutation(
+        "the last message is done twice",
+        _CONSUMER,
+        "assignment.begin(stable + 1, stable, lease.progress.ranges)",
+        "assignment.begin(max(stable, 0), max(stable, 0) - 1, lease.progress.ranges)",
+        "C14",
+        within="def on_granted",
+    ),
+    Mutation(
+        "a message is passed over",
+        _CONSUMER,
+        "assignment.begin(stable + 1, stable, lease.progress.ranges)",
+        "assignment.begin(stable + 2, stable + 1, lease.progress.ranges)",
+        "C14",
+        within="def on_granted",
+    ),
+    Mutation(
+        "ranges are forgotten at the start",
+        _CONSUMER,
+        "assignment.begin(stable + 1, stable, lease.progress.ranges)",
+        "assignment.begin(stable + 1, stable, [])",
+        "P6",
+        within="def on_granted",
+    ),
+    Mutation(
+        "what is done beyond a gap is not left out",
+        _ASSIGNMENT,
+        "messages = [m for m in messages if not done.is_done(offset_of(m))]",
+        "messages = [m for m in messages if offset_of(m) > done.stable]",
+        "P6",
+    ),
+    Mutation(
+        "a release does not wait for what is in hand",
+        _CONSUMER,
+        "if assignment.tracker.runs and not self.closing:",
+        "if assignment.tracker.in_hand > 10 and not self.closing:",
+        "C14",
+    ),
+    Mutation(
+        "what comes back after a break is lost",
+        _DELIVERY,
+        "assignment.put_back(rest, covers_from)",
+        "assignment.put_back(rest[1:], covers_from)",
+        "C14",
+    ),
+    # At most once.
+    Mutation(
+        "a claim that was refused is handed out",
+        _DELIVERY,
+        "if grant.accepted:",
+        "if grant.accepted is not None:",
+        "C13",
+        within="def collect",
+    ),
+    Mutation(
+        "nobody waits for the claim of messages",
+        _SHELL,
+        "return assignment.over or assignment.grant is None or assignment.grant.accepted is not None",
+        "return True",
+        "C13",
+    ),
+    Mutation(
+        "what was refused is not read again",
+        _DELIVERY,
+        "self._consumer.reread(assignment)",
+        "self._consumer.placement.changed(assignment.key)",
+        "C13",
+    ),
+    Mutation(
+        "less is claimed than handed out",
+        _DELIVERY,
+        "assignment.grant = Grant(run, run.last, now)",
+        "assignment.grant = Grant(run, run.first, now)",
+        "C12",
+    ),
+    Mutation(
+        "granted and not handed out: not reported",
+        _DELIVERY,
+        "if rest:",
+        "if len(rest) > 1000:",
+        "C13",
+        within="def finish_granted",
+    ),
+    Mutation(
+        "granted and given up: not reported",
+        _DELIVERY,
+        "if grant.accepted:",
+        "if grant.accepted is None:",
+        "C13",
+        within="def give_up",
+    ),
+    Mutation(
+        "granted late: not reported",
+        _DELIVERY,
+        "self._report(key, entry[2], last_offset)",
+        "self.ignored_done[key] += 1",
+        "C13",
+    ),
+    Mutation(
+        "granted messages go out when the lease is over",
+        _SHELL,
+        "return self._driver.now_ms() < run.assignment.lease.proven_until",
+        "return run.assignment.lease.epoch >= 0",
+        "T4",
+    ),
+    # Pauses.
+    Mutation(
+        "members do not see a pause",
+        _OBSERVER,
+        "if pause is None or pause.client_id == self._settings.client_id:",
+        "if pause is None or pause.client_id != self._settings.client_id:",
+        "C10",
+    ),
+    Mutation(
+        "an admin moves what members still hold",
+        "marshal/kafka_marshal/admin/pause.py",
+        "if busy:",
+        "if len(busy) > 100:",
+        "C11",
+    ),
+    # Who gets what.
+    Mutation(
+        "the balance drops a partition",
+        _POLICIES,
+        "free = [key for key in partitions.free if key not in mine]",
+        "free = [key for key in partitions.free if key not in mine and key[1] != 3]",
+        "C4",
+    ),
+    Mutation(
+        "shares are rounded down",
+        _POLICIES,
+        "base, larger = divmod(partitions, len(counts))",
+        "base, larger = partitions // len(counts), 0",
+        "C4",
+    ),
+    Mutation(
+        "nobody lets go of more than its share",
+        _POLICIES,
+        "if wanted <= 0 or len(mine) <= shares[view.client_id]:",
+        "if wanted <= 0 or len(mine) <= shares[view.client_id] + 2:",
+        "C4",
+    ),
+    Mutation(
+        "a limit is passed by one",
+        _POLICIES,
+        "room = self.limit - len(kept)",
+        "room = self.limit + 1 - len(kept)",
+        "C4",
+    ),
+    Mutation(
+        "the last partition is not seen",
+        _SUBSCRIPTION,
+        "self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))",
+        "self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count - 1))",
+        "P9",
+    ),
+    Mutation(
+        "partitions that are added are not seen",
+        _SUBSCRIPTION,
+        "self._counts[name] = info.partitions",
+        "self._counts[name] = old or info.partitions",
+        "P9",
+    ),
+    # Snapshots.
+    Mutation(
+        "a snapshot is taken one record late",
+        _REPLICA,
+        "end = bisect_left(entries, self._stops[cp] - 1, begin, key=_OFFSET) + 1",
+        "end = bisect_left(entries, self._stops[cp], begin, key=_OFFSET) + 1",
+        "S2",
+    ),
+    Mutation(
+        "a snapshot names the wrong place",
+        _KEEPER,
+        "waiting.append(_Pending(next_offset, state, at))",
+        "waiting.append(_Pending(next_offset + 1, state, at))",
+        "S2",
+    ),
+    Mutation("snapshots are not compared", _KEEPER, "elif digest == mine:", "elif digest:", "S2"),
+)

@@ -1,0 +1,107 @@
+"""Plants bugs in copies, runs the short forms there, and says what caught what."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.mutants.mutation import Mutation, apply
+
+__all__ = ["CONTROL", "Row", "run_all", "table"]
+
+ROOT = Path(__file__).parents[2]
+
+#: What a copy needs: the product, and what runs against it.
+TREES = ("marshal", "rationalizer", "tests/mutants", "tests/rationalizer")
+
+#: The row of the product as it is, which must pass.
+CONTROL = "(none: the product as it is)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one mutation."""
+
+    name: str
+    rule: str
+    file: str
+    #: "exhaustive", "logs", "simulation", "raised"; "" where nothing was found.
+    by: str
+    #: What was broken, and with which seed.
+    what: str
+    seconds: float
+    #: The budget was over before all had run.
+    timed_out: bool = False
+
+    @property
+    def is_right(self) -> bool:
+        """A bug was caught; the product itself was not, within the same time."""
+        return bool(self.by) != (self.name == CONTROL) and not (self.timed_out and not self.by)
+
+
+def _copy(to: Path) -> None:
+    for tree in TREES:
+        shutil.copytree(ROOT / tree, to / tree, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+
+
+def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: float) -> Row:
+    """One mutation (None: none) in a copy of its own."""
+    with tempfile.TemporaryDirectory(prefix="kafka-marshal-mutant-") as folder:
+        tree = Path(folder).resolve()
+        _copy(tree)
+        if mutation is not None:
+            apply(mutation, tree)
+        path = os.pathsep.join((str(tree / "marshal"), str(tree)))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "tests.mutants.short", "--tree", str(tree), *arguments]
+        began, timed_out = time.monotonic(), False
+        try:
+            done = subprocess.run(
+                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=budget_s, check=False
+            )
+            by, what = _read(done)
+        except subprocess.TimeoutExpired:
+            by, what, timed_out = "", f"not through within {budget_s:g} s", True
+        seconds = round(time.monotonic() - began, 1)
+    if mutation is None:
+        return Row(CONTROL, "", "", by, what, seconds, timed_out)
+    return Row(mutation.name, mutation.rule, mutation.file, by, what, seconds, timed_out)
+
+
+def _read(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """What the short forms said; a product that raised where no fault can make it raise is caught, too."""
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = done.stderr.strip().splitlines()
+        return "raised", lines[-1] if lines else f"exit status {done.returncode}"
+    return found.get("by", ""), found.get("what", "")
+
+
+def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: float, jobs: int = 2) -> Iterator[Row]:
+    """The product itself first, then each mutation, in order; so many side by side."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda mutation: _run(mutation, arguments, budget_s), (None, *mutations))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For people."""
+    lines = [f"{'planted bug':58} {'rule':5} {'caught by':11} {'s':>5}  what"]
+    for row in rows:
+        by = row.by or ("nothing" if row.name != CONTROL or row.timed_out else "passes")
+        lines.append(f"{row.name:58} {row.rule:5} {by:11} {row.seconds:5.1f}  {row.what[:110]}")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row], **about: object) -> str:
+    """For machines."""
+    return json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1, ensure_ascii=False) + "\n"

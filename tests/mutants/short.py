@@ -1,0 +1,104 @@
+"""The short forms of the proof, as they are run against each planted bug: in a copy, in a process of its own.
+
+Stops at the first thing that is broken and says so in one line of JSON. What it runs depends on its arguments alone,
+so that the product itself, which must pass, runs exactly the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import kafka_marshal
+import rationalizer
+from kafka_marshal.testing.exhaustive import BrokenError, explore
+from kafka_marshal.testing.simulation import Scenario, simulate
+from rationalizer import World
+from tests.mutants.oracle import OracleJudge, difference, state_difference
+from tests.rationalizer.oracle import OracleWorld
+from tests.rationalizer.strategies import by_seed, write_log
+
+__all__ = ["Found", "main"]
+
+#: Records of one log that is held against the oracle.
+LOG_LENGTH = 80
+
+#: (what found it, what was broken).
+Found = tuple[str, str]
+
+
+def _exhaustive(depth: int) -> Found | None:
+    try:
+        missing = explore(depth).missing() if depth else []
+    except BrokenError as error:
+        return "exhaustive", str(error)
+    if depth >= 5 and missing:  # from there on all of them are met
+        return "exhaustive", f"transitions that were not met: {missing}"
+    return None
+
+
+def _logs(seeds: int) -> Iterator[str]:
+    """What differs, log by log: record by record, by the short cut, and from a snapshot on."""
+    for seed in range(seeds):
+        cp, cps = ((0, 1), (0, 1), (1, 2), (5, 8))[seed % 4]
+        log, after = write_log(by_seed(seed), LOG_LENGTH, cp, cps)
+        oracle, real = OracleWorld(cp, cps), World(cp, cps)
+        for offset, stamp, value in log:
+            wanted = oracle.apply(offset, stamp, value)
+            wrong = difference(real.apply(offset, stamp, value), wanted) or state_difference(real, oracle)
+            yield f"log {seed}, offset {offset}: {wrong}" if wrong else ""
+            real = World.restore(real.snapshot(), cps) if offset % 5 == 0 else real
+        at_once, half = World(cp, cps), World(cp, cps)
+        at_once.apply_many(log)
+        half.apply_many(log[: LOG_LENGTH // 2])
+        resumed = World.restore(half.snapshot(), cps)
+        resumed.apply_many(log[LOG_LENGTH // 2 :])
+        for name, world in (("apply_many", at_once), ("restore and apply_many", resumed)):
+            wrong = state_difference(world, after)
+            yield f"log {seed}, {name}: {wrong}" if wrong else ""
+
+
+def _oracle(seeds: int) -> Found | None:
+    wrong = next(filter(None, _logs(seeds)), "")
+    return ("logs", wrong) if wrong else None
+
+
+def _simulation(seeds: range, judge: Callable[[Scenario], OracleJudge] | None) -> Found | None:
+    report = simulate(None, seeds, jobs=1, small=False, judge=judge)
+    for result in report.broken:
+        assert result.violation is not None
+        return "simulation", f"seed {result.scenario.seed}: {result.violation}"
+    return None
+
+
+def _first_found(depth: int, logs: int, judged: int, seeds: int) -> Found | None:
+    return (
+        _exhaustive(depth)
+        or _oracle(logs)
+        or _simulation(range(judged), OracleJudge)
+        or _simulation(range(judged, seeds), None)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 where something was found, 0 where not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
+    parser.add_argument("--depth", type=int, default=5, help="of the exhaustive search (5); 0: without")
+    parser.add_argument("--logs", type=int, default=60, help="logs that are held against the oracle (60)")
+    parser.add_argument("--judged", type=int, default=6, help="stories that are held against the oracle (6)")
+    parser.add_argument("--seeds", type=int, default=80, help="stories in all (80)")
+    parser.add_argument("--tree", type=Path, help="what is run must come from this folder")
+    options = parser.parse_args(arguments)
+    for package in (kafka_marshal, rationalizer):
+        if options.tree is not None and not Path(package.__file__ or "").is_relative_to(options.tree):
+            parser.error(f"{package.__name__} comes from {package.__file__}, not from {options.tree}")
+    found = _first_found(options.depth, options.logs, options.judged, options.seeds)
+    print(json.dumps({"by": found[0], "what": found[1]} if found else {}))
+    return int(found is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
