@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -38,6 +38,7 @@ class Row:
     by: str
     #: What was broken, and with which seed.
     what: str
+    #: Of a processor.
     seconds: float
     #: The budget was over before all had run.
     timed_out: bool = False
@@ -53,7 +54,7 @@ def _copy(to: Path) -> None:
         shutil.copytree(ROOT / tree, to / tree, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
 
 
-def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: float) -> Row:
+def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
     """One mutation (None: none) in a copy of its own."""
     with tempfile.TemporaryDirectory(prefix="kafka-marshal-mutant-") as folder:
         tree = Path(folder).resolve()
@@ -62,32 +63,28 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: float) -
             apply(mutation, tree)
         path = os.pathsep.join((str(tree / "marshal"), str(tree)))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "tests.mutants.short", "--tree", str(tree), *arguments]
-        began, timed_out = time.monotonic(), False
-        try:
-            done = subprocess.run(
-                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=budget_s, check=False
-            )
-            by, what = _read(done)
-        except subprocess.TimeoutExpired:
-            by, what, timed_out = "", f"not through within {budget_s:g} s", True
-        seconds = round(time.monotonic() - began, 1)
+        short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
+        command = [sys.executable, "-m", "tests.mutants.short", *short]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        by, what, seconds, timed_out = _read(done, budget_s)
     if mutation is None:
         return Row(CONTROL, "", "", by, what, seconds, timed_out)
     return Row(mutation.name, mutation.rule, mutation.file, by, what, seconds, timed_out)
 
 
-def _read(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
-    """What the short forms said; a product that raised where no fault can make it raise is caught, too."""
+def _read(done: subprocess.CompletedProcess[str], budget_s: int) -> tuple[str, str, float, bool]:
+    """What the short forms said: (by, what, seconds, timed out)."""
+    if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        return "", f"not through within {budget_s} s", float(budget_s), True
     try:
         found = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        lines = done.stderr.strip().splitlines()
-        return "raised", lines[-1] if lines else f"exit status {done.returncode}"
-    return found.get("by", ""), found.get("what", "")
+        return found["by"], found["what"], found["seconds"], False
+    except (IndexError, ValueError, KeyError):
+        lines = done.stderr.strip().splitlines()  # not even importable, say
+        return "raised", lines[-1] if lines else f"exit status {done.returncode}", 0.0, False
 
 
-def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: float, jobs: int = 2) -> Iterator[Row]:
+def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: int, jobs: int = 2) -> Iterator[Row]:
     """The product itself first, then each mutation, in order; so many side by side."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda mutation: _run(mutation, arguments, budget_s), (None, *mutations))
@@ -95,7 +92,7 @@ def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: f
 
 def table(rows: Sequence[Row]) -> str:
     """For people."""
-    lines = [f"{'planted bug':58} {'rule':5} {'caught by':11} {'s':>5}  what"]
+    lines = [f"{'planted bug':58} {'rule':5} {'caught by':11} {'cpu s':>5}  what"]
     for row in rows:
         by = row.by or ("nothing" if row.name != CONTROL or row.timed_out else "passes")
         lines.append(f"{row.name:58} {row.rule:5} {by:11} {row.seconds:5.1f}  {row.what[:110]}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +30,14 @@ LOG_LENGTH = 80
 
 #: (what found it, what was broken).
 Found = tuple[str, str]
+
+
+def _raised(by: str, run: Callable[[], Found | None]) -> Found | None:
+    """What a part found; what it can't go on with counts, too: nothing in a log may make the product raise."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the product raised it
+        return by, f"raised {type(error).__name__}: {error}"
 
 
 def _exhaustive(depth: int) -> Found | None:
@@ -76,10 +86,10 @@ def _simulation(seeds: range, judge: Callable[[Scenario], OracleJudge] | None) -
 
 def _first_found(depth: int, logs: int, judged: int, seeds: int) -> Found | None:
     return (
-        _exhaustive(depth)
-        or _oracle(logs)
-        or _simulation(range(judged), OracleJudge)
-        or _simulation(range(judged, seeds), None)
+        _raised("exhaustive", lambda: _exhaustive(depth))
+        or _raised("logs", lambda: _oracle(logs))
+        or _raised("simulation", lambda: _simulation(range(judged), OracleJudge))
+        or _raised("simulation", lambda: _simulation(range(judged, seeds), None))
     )
 
 
@@ -90,13 +100,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=int, default=60, help="logs that are held against the oracle (60)")
     parser.add_argument("--judged", type=int, default=6, help="stories that are held against the oracle (6)")
     parser.add_argument("--seeds", type=int, default=80, help="stories in all (80)")
+    parser.add_argument(
+        "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
+    )
     parser.add_argument("--tree", type=Path, help="what is run must come from this folder")
     options = parser.parse_args(arguments)
     for package in (kafka_marshal, rationalizer):
         if options.tree is not None and not Path(package.__file__ or "").is_relative_to(options.tree):
             parser.error(f"{package.__name__} comes from {package.__file__}, not from {options.tree}")
+    if options.budget:
+        resource.setrlimit(resource.RLIMIT_CPU, (options.budget, options.budget + 1))
     found = _first_found(options.depth, options.logs, options.judged, options.seeds)
-    print(json.dumps({"by": found[0], "what": found[1]} if found else {}))
+    by, what = found or ("", "")
+    print(json.dumps({"by": by, "what": what, "seconds": round(time.process_time(), 1)}))
     return int(found is not None)
 
 

@@ -12,6 +12,7 @@ little repeated        at least once: nothing is handed out that the log called 
 nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
 fenced sink            it has each message once, in order, whatever the clocks do (C9)
+members' manners       see :mod:`kafka_marshal.testing.simulation.manners`
 rules                  a judge who works out each outcome anew, where there is one, says the same
 =====================  =========================================================================================
 """
@@ -29,6 +30,7 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.replica import Applied
+from kafka_marshal.testing.simulation.manners import Manners
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -130,6 +132,7 @@ class Checks:
         self._scenario = scenario
         self._scheduler = scheduler
         self._second = judge
+        self.manners = Manners(scenario, scheduler, self.fail)
         self._digests: dict[int, list[str]] = {cp: [] for cp in range(cps)}
         self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._ledgers: dict[Key, _Ledger] = {}
@@ -175,6 +178,7 @@ class Checks:
                 self.fail("replicas differ", f"{process.name} about partition {cp}, offset {offset}: {outcome.code}")
             for consumer in driver.engine.consumers.values():
                 self.consumers.setdefault(id(consumer), (process, consumer))
+            self.manners.applied(process, driver, cp, offset, outcome)
 
         def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
             apply(batch, applied, history=history)
@@ -186,6 +190,7 @@ class Checks:
 
         def note_lost(lease: OwnLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
+            self.manners.lost(process, lease.key)
             lose(lease, reason, now)
 
         driver.listeners.append(applied)
@@ -231,6 +236,7 @@ class Checks:
         self._digests[cp].append(world.digest())
         self._outcomes[cp].append(outcome)
         self.counts["records"] += 1
+        self.manners.sent(cp, offset, sent_at)
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         kind = (outcome.type or "-", outcome.code)
         self.outcomes[kind] = self.outcomes.get(kind, 0) + 1
@@ -241,7 +247,16 @@ class Checks:
             if record is not None:
                 for key, code in _touched(record, outcome):
                     self._judge(world, key, code, record, sender, sent_at)
+                if isinstance(record, ReleasingPartition):
+                    self.manners.released(sender, _key(record), sent_at)
+        self.manners.check_beats(
+            world, {process.name: driver for process, driver in self._watched if process.is_running}
+        )
         self._check_owners()
+
+    def snapshot(self, cp: int, value: bytes, every: int) -> None:
+        """A snapshot, or a part of one, was written."""
+        self.manners.snapshot(cp, value, self._digests[cp], every)
 
     def _judge(self, world: World, key: Key, code: str, record: Record, sender: Process, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
@@ -309,6 +324,7 @@ class Checks:
         self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
         assignment = _in_hand(process, key, message)
         self._epochs[process, key] = -1 if assignment is None else assignment.epoch
+        self.manners.begins(process, key, offset)
         if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._lost.get((process.name, key))
             if lost_at is not None and not _holds(process, key):
@@ -358,6 +374,7 @@ class Checks:
         """A worker has handled a message."""
         key, offset = _place(message)
         self.events.append(("handled", self._scheduler.now, process.name, *key, offset))
+        self.manners.handled(process, key, offset)
         self._is_handled(process, key, offset)
 
     def _is_handled(self, process: Process, key: Key, offset: int) -> None:

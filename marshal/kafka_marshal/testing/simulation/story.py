@@ -44,6 +44,10 @@ AT_START = 7
 PAUSE_INTERVALS = 10
 
 
+#: What is waited for, by the name of the condition.
+_AIMS = {"_is_owned": "everything owned", "_is_drained": "everything done", "_is_balanced": "everybody's share even"}
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What one run has shown."""
@@ -393,6 +397,9 @@ class _Story:
         self._wait(self._is_owned, RECOVERY_INTERVALS + PAUSE_INTERVALS + fixed)
         self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
         self._wait(self._is_owned, RECOVERY_INTERVALS)
+        self._wait(self._is_balanced, RECOVERY_INTERVALS)
+        if self.scenario.clocks_are_trusted:
+            self.checks.manners.calm_since = self.scheduler.now
         self.scheduler.run_until(max(self.scheduler.now, 1.25 * self.scenario.intervals * self.hi))
         self._fill()
         if self.checks.broken is None:
@@ -416,7 +423,7 @@ class _Story:
         until = self.scheduler.now + intervals * self.hi + shift
         while not condition() and self.checks.broken is None:
             if self.scheduler.now >= until:
-                what = "everything owned" if condition == self._is_owned else "everything done"
+                what = _AIMS[condition.__name__]
                 self.checks.fail(
                     "liveness", f"not {what} within {intervals:.0f} HI after the last fault: {self._state()}"
                 )
@@ -437,6 +444,17 @@ class _Story:
     def _is_owned(self) -> bool:
         owners = self.checks.owners()
         return all(owners.get(key) for key in self._keys())
+
+    def _is_balanced(self) -> bool:
+        """Where everybody shares evenly, nobody holds two more than anybody else."""
+        if any(client.policy != "balanced" for client in self.scenario.clients if client.worker != "by-hand"):
+            return True
+        held = dict.fromkeys((x.name for x in self.scenario.clients if x.worker != "by-hand"), 0)
+        for key, owners in self.checks.owners().items():
+            for process, _ in owners:
+                if key[0] == self.scenario.data_topic:
+                    held[process.client_id] += 1
+        return max(held.values()) - min(held.values()) <= 1
 
     def _is_drained(self) -> bool:
         logs = self.broker.existing[self.scenario.data_topic].partitions

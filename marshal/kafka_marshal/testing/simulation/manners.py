@@ -1,0 +1,233 @@
+"""What a member owes the others beyond what the log can show: looked at as it applies records and hands out messages.
+
+=====================  =========================================================================================
+doubt                  nothing is handed out where log time, as its replica has it, ran ahead of its clock since its
+                       last beat by more than the margin (T5)
+pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
+let go                 what is granted and not wanted is released with the same step (C17); and no lease is released
+                       while a message of it is in hand, unless the member closes, or lost it (C14)
+beats                  when all is well, each lease is beaten at least twice in HI (T4, C14)
+limit                  nobody holds more than its policy allows (``MaxClaims``)
+snapshots              they say what was so at exactly the place they name, one where one is due, and nobody raises an
+                       alarm about a true one (S2)
+=====================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kafka_marshal.driver import Driver
+from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.settings import proof_margin_ms
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
+from rationalizer.limits import HEAD_FIELDS
+from rationalizer.snapshot_log import MalformedPartError, decode_part
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Scheduler
+
+__all__ = ["Manners"]
+
+Key = tuple[str, int]
+
+#: How much of an HI a member may go on once its replica shows a pause.
+PAUSE_GRACE_INTERVALS = 1.0
+#: When all is well a lease is never older than this share of HI.
+OLDEST_BEAT = 0.5
+#: Virtual ms that a thread of the user's takes from the look at its lease to the message.
+SLACK_MS = 2.0
+
+
+class Manners:
+    """Keeps account of what members were told, for one story."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._fail = fail
+        self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims"}
+        #: By CP and offset: when (virtual ms) the record was sent.
+        self._sent: dict[tuple[int, int], float] = {}
+        #: (process, partition) → when the newest beat of its own that its replica has applied was sent, and log time.
+        self._beats: dict[tuple[str, Key], tuple[float, int]] = {}
+        #: (process, CP) → from when to when (virtual ms) a pause by somebody else is in force, as it sees it.
+        self._pauses: dict[tuple[str, int], tuple[float, float]] = {}
+        #: (process, partition) → message in hand: offset → since when.
+        self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
+        #: (process, partition) → when it last lost the lease.
+        self._lost: dict[tuple[str, Key], float] = {}
+        #: Since when everything is well.
+        self.calm_since: float | None = None
+        #: How often a snapshot was looked at.
+        self.snapshots = 0
+
+    # Records.
+
+    def sent(self, cp: int, offset: int, sent_at: float) -> None:
+        """A record is in the log."""
+        self._sent[cp, offset] = sent_at
+
+    def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
+        """A member's replica has applied a record, and its engine was told."""
+        message, engine = outcome.message, driver.engine
+        if message is None or engine.failure is not None:
+            return
+        settings = engine.settings
+        if message[4] != settings.group_id:
+            return
+        pause = driver.replica.worlds[cp].pause(settings.group_id)
+        if pause is None or pause.client_id == settings.client_id:
+            self._pauses.pop((process.name, cp), None)
+        else:
+            now = self._scheduler.now
+            began = self._pauses.get((process.name, cp), (now, now))[0]
+            self._pauses[process.name, cp] = began, now + pause.expires - outcome.log_time
+        if (message[2], message[3]) != (settings.instance_id, settings.client_id):
+            return
+        for key in _beaten(outcome):
+            sent_at = self._sent.get((cp, offset), 0.0)
+            self._beats[process.name, key] = max(
+                self._beats.get((process.name, key), (0.0, 0)), (sent_at, outcome.log_time)
+            )
+        if outcome.accepted and outcome.epoch == offset:
+            self._granted(process, driver, offset, outcome)
+
+    def _granted(self, process: Process, driver: Driver, epoch: int, outcome: Outcome) -> None:
+        record = outcome.record
+        if not isinstance(record, ClaimingPartition | Heartbeat):
+            return
+        key, book = (record.topic, record.partition), driver.engine.book
+        lease = book.leases.get(key)
+        if lease is None or lease.epoch != epoch:
+            wanted = (record.topic, record.partition, epoch)
+            if not any(
+                isinstance(effect, Append)
+                and isinstance(effect.record, ReleasingPartition)
+                and (effect.record.topic, effect.record.partition, effect.record.epoch) == wanted
+                for effect in driver.engine.outbox.effects
+            ):
+                self._fail(
+                    "let go", f"{process.name} was granted {_name(key)} (epoch {epoch}), and neither uses nor frees it"
+                )
+        limit = self._limits.get(process.client_id)
+        held = sum(lease.held for lease in book.leases.values())
+        if limit is not None and held > limit:
+            self._fail("limit", f"{process.name} holds {held} leases, and its policy allows {limit}")
+
+    def released(self, process: Process, key: Key, sent_at: float) -> None:
+        """A release was accepted; nothing of it may have been in hand when it was sent."""
+        lost_at = self._lost.get((process.name, key), -1.0)
+        if process.is_admin or self._scenario.at_most_once or _closes(process):
+            return
+        for offset, since in self._in_hand.get((process.name, key), {}).items():
+            if lost_at < since < sent_at:
+                self._fail(
+                    "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
+                )
+
+    def lost(self, process: Process, key: Key) -> None:
+        """A member was told that a lease is lost."""
+        self._lost[process.name, key] = self._scheduler.now
+
+    def check_beats(self, world: World, running: dict[str, Driver]) -> None:
+        """When all is well: how old the last beats are."""
+        hi = self._scenario.heartbeat_interval_ms
+        if self.calm_since is None or self._scheduler.now < self.calm_since + 2 * hi:
+            return
+        for lease in world.leases():
+            driver = running.get((lease.instance_id or "").rpartition(".")[0])
+            if driver is None or not lease.held or world.pause(lease.group_id) is not None:
+                continue
+            own = driver.engine.book.leases.get((lease.topic, lease.partition))
+            age = lease.age(world.log_time)
+            if own is not None and own.held and own.epoch == lease.epoch and age > OLDEST_BEAT * hi:
+                self._fail(
+                    "beats",
+                    f"{lease.instance_id} has not beaten {lease.topic} [{lease.partition}] for {age} ms of log time",
+                )
+
+    # Messages.
+
+    def begins(self, process: Process, key: Key, offset: int) -> None:
+        """A worker begins to handle a message."""
+        now = self._scheduler.now
+        self._in_hand.setdefault((process.name, key), {})[offset] = now
+        if not process.is_iterating or self._scenario.at_most_once:
+            return  # others may have had it in hand for a while
+        hi = self._scenario.heartbeat_interval_ms
+        for driver in process.drivers:
+            lease = driver.engine.book.leases.get(key)
+            if lease is None:
+                continue
+            began, ends = self._pauses.get((process.name, lease.cp), (now, now))
+            late = now - max(began, process.stopped_until)
+            if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
+                self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
+            self._check_doubt(process, driver, key, lease.cp, offset)
+
+    def _check_doubt(self, process: Process, driver: Driver, key: Key, cp: int, offset: int) -> None:
+        beat = self._beats.get((process.name, key))
+        lease = driver.engine.book.leases[key]
+        if beat is None or not lease.held:
+            return
+        sent_at, log_time = beat
+        elapsed = (self._scheduler.now - sent_at) * max(1.0, process.runtime.rate)
+        ahead = driver.replica.worlds[cp].log_time - log_time - elapsed
+        if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
+            self._fail(
+                "doubt",
+                f"{process.name} begins {_name(key)} offset {offset}, though log time ran {ahead:.0f} ms ahead of its "
+                "clock since its last beat (T5)",
+            )
+
+    def handled(self, process: Process, key: Key, offset: int) -> None:
+        """A worker has handled a message."""
+        self._in_hand.get((process.name, key), {}).pop(offset, None)
+
+    # Snapshots.
+
+    def snapshot(self, cp: int, value: bytes, digests: list[str], every: int) -> None:
+        """A part of a snapshot was written; digests: of our own replica after each offset."""
+        try:
+            part = decode_part(value)
+        except MalformedPartError as error:
+            self._fail("snapshots", f"a member wrote no snapshot: {error}")
+            return
+        self.snapshots += 1
+        if part.partition != cp or part.next_offset % every:
+            self._fail(
+                "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
+            )
+        elif part.next_offset > len(digests) or digests[part.next_offset - 1] != part.digest:
+            self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
+
+
+def _beaten(outcome: Outcome) -> list[Key]:
+    """The leases whose last beat a record of ours moved."""
+    message = outcome.message
+    if message is None or not outcome.accepted:
+        return []
+    if outcome.type == HeartbeatBatch.__name__:
+        answers = zip(message[HEAD_FIELDS], outcome.entries or (), strict=True)
+        return [(entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
+    if outcome.type == Heartbeat.__name__ or (outcome.type == ClaimingPartition.__name__ and outcome.code == codes.OK):
+        return [(message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
+    return []
+
+
+def _closes(process: Process) -> bool:
+    """Whether one of its consumers closes: what is in hand and not done stays not done then."""
+    engines = [driver.engine for driver in process.drivers]
+    return (
+        process.ended
+        or not any(consumer for engine in engines for consumer in engine.consumers.values())
+        or any(consumer.closing for engine in engines for consumer in engine.consumers.values())
+    )
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} [{key[1]}]"
