@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.mutants import MUTATIONS, Mutation
 from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table
 
-#: What one mutation may take (s of a processor, so that what else runs on a machine makes no difference). The product itself has to pass within the same time.
+#: What one mutation may take: seconds of a processor, so that what else runs on a machine makes no difference. The
+#: product itself has to pass within the same time.
 BUDGET_S = 150
 
 

@@ -123,7 +123,7 @@ class Checks:
         self.events: list[tuple[object, ...]] = []
         #: How often something was looked at: kind → times.
         self.counts: dict[str, int] = dict.fromkeys(
-            ("records", "replicas", "digests", "messages", "repeats", "transactions"), 0
+            ("records", "replicas", "digests", "messages", "repeats", "transactions", "snapshots"), 0
         )
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}
@@ -213,6 +213,8 @@ class Checks:
         self._watched = [entry for entry in self._watched if entry[0] is not process]
 
     def _check_owners(self) -> None:
+        if self.manners.looks_closer:
+            self.manners.check_trust(self._watched)
         if self._scenario.clocks_are_trusted:
             seen: dict[Key, Process] = {}
             for process, driver in self._watched:
@@ -254,9 +256,10 @@ class Checks:
         )
         self._check_owners()
 
-    def snapshot(self, cp: int, value: bytes, every: int) -> None:
+    def snapshot(self, cp: int, value: bytes) -> None:
         """A snapshot, or a part of one, was written."""
-        self.manners.snapshot(cp, value, self._digests[cp], every)
+        self.counts["snapshots"] += 1
+        self.manners.snapshot(cp, value, self._digests[cp])
 
     def _judge(self, world: World, key: Key, code: str, record: Record, sender: Process, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)

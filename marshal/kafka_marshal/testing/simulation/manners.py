@@ -3,6 +3,8 @@
 =====================  =========================================================================================
 doubt                  nothing is handed out where log time, as its replica has it, ran ahead of its clock since its
                        last beat by more than the margin (T5)
+trust                  no lease is trusted for longer than 2 HI less the margin, by its member's own clock, after it
+                       sent the last beat that its replica has applied as accepted (T4)
 pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
 let go                 what is granted and not wanted is released with the same step (C17); and no lease is released
                        while a message of it is in hand, unless the member closes, or lost it (C14)
@@ -15,7 +17,8 @@ snapshots              they say what was so at exactly the place they name, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.driver import Driver
@@ -38,7 +41,7 @@ Key = tuple[str, int]
 PAUSE_GRACE_INTERVALS = 1.0
 #: When all is well a lease is never older than this share of HI.
 OLDEST_BEAT = 0.5
-#: Virtual ms that a thread of the user's takes from the look at its lease to the message.
+#: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
 SLACK_MS = 2.0
 
 
@@ -49,6 +52,8 @@ class Manners:
         self._scenario = scenario
         self._scheduler = scheduler
         self._fail = fail
+        #: A broker's clock is set: what members trust is looked at with every record, not only with their messages.
+        self.looks_closer = any(fault.kind == "clock" for fault in scenario.faults)
         self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims"}
         #: By CP and offset: when (virtual ms) the record was sent.
         self._sent: dict[tuple[int, int], float] = {}
@@ -62,8 +67,6 @@ class Manners:
         self._lost: dict[tuple[str, Key], float] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
-        #: How often a snapshot was looked at.
-        self.snapshots = 0
 
     # Records.
 
@@ -73,6 +76,8 @@ class Manners:
 
     def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
+        if driver.alarms:
+            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {driver.alarms[0]}")
         message, engine = outcome.message, driver.engine
         if message is None or engine.failure is not None:
             return
@@ -167,21 +172,39 @@ class Manners:
             late = now - max(began, process.stopped_until)
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
-            self._check_doubt(process, driver, key, lease.cp, offset)
+            self._check_trust(process, driver, key)
 
-    def _check_doubt(self, process: Process, driver: Driver, key: Key, cp: int, offset: int) -> None:
-        beat = self._beats.get((process.name, key))
-        lease = driver.engine.book.leases[key]
-        if beat is None or not lease.held:
+    # What a member trusts.
+
+    def check_trust(self, members: Iterable[tuple[Process, Driver]]) -> None:
+        """Of everybody who may hand out messages now."""
+        for process, driver in members:
+            if process.is_running:
+                now = driver.now_ms()
+                for key, lease in driver.engine.book.leases.items():
+                    if now < lease.hand_out_until:
+                        self._check_trust(process, driver, key)
+
+    def _check_trust(self, process: Process, driver: Driver, key: Key) -> None:
+        lease, now = driver.engine.book.leases[key], driver.now_ms()
+        if not lease.held or lease.hand_out_until <= now:
             return
-        sent_at, log_time = beat
-        elapsed = (self._scheduler.now - sent_at) * max(1.0, process.runtime.rate)
-        ahead = driver.replica.worlds[cp].log_time - log_time - elapsed
-        if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
+        sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
+        margin = proof_margin_ms(lease.heartbeat_interval_ms)
+        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
+        trusted, longest = elapsed + lease.hand_out_until - now, 2 * lease.heartbeat_interval_ms - margin
+        if trusted > longest + SLACK_MS:
+            self._fail(
+                "trust",
+                f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
+                f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
+            )
+        ahead = driver.replica.worlds[lease.cp].log_time - log_time - elapsed
+        if ahead > margin + SLACK_MS:
             self._fail(
                 "doubt",
-                f"{process.name} begins {_name(key)} offset {offset}, though log time ran {ahead:.0f} ms ahead of its "
-                "clock since its last beat (T5)",
+                f"{process.name} trusts {_name(key)}, though log time ran {ahead:.0f} ms ahead of its own clock since "
+                "its last beat (T5)",
             )
 
     def handled(self, process: Process, key: Key, offset: int) -> None:
@@ -190,15 +213,14 @@ class Manners:
 
     # Snapshots.
 
-    def snapshot(self, cp: int, value: bytes, digests: list[str], every: int) -> None:
+    def snapshot(self, cp: int, value: bytes, digests: list[str]) -> None:
         """A part of a snapshot was written; digests: of our own replica after each offset."""
         try:
             part = decode_part(value)
         except MalformedPartError as error:
             self._fail("snapshots", f"a member wrote no snapshot: {error}")
             return
-        self.snapshots += 1
-        if part.partition != cp or part.next_offset % every:
+        if part.partition != cp or part.next_offset % self._scenario.snapshots:
             self._fail(
                 "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
             )

@@ -26,6 +26,7 @@ from kafka_marshal.adapters.interface import (
 )
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.adapters.memory.readers import MemoryDataReader
+from kafka_marshal.coordination import snapshots_topic
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
@@ -73,6 +74,8 @@ class Network:
         self.readers: list[SimulatedReader] = []
         #: Told of each record of the coordination topic: partition, offset, stamp, value, who sent it, and when.
         self.on_record: Callable[[int, int, int, bytes, Process, float], None] = lambda *_: None
+        #: Told of each record of the log of snapshots: partition, value.
+        self.on_snapshot: Callable[[int, bytes], None] = lambda *_: None
         #: By coordination partition: how far its broker's clock is off (ms).
         self.clock_shift: dict[int, float] = {}
         self._shift = 0.0
@@ -90,6 +93,8 @@ class Network:
             log = self.broker.existing[topic].partitions[partition]
             stamp = log.messages[-1].timestamp()[1]
             self.on_record(partition, offset, stamp, value, sender, sent_at)
+        elif topic == snapshots_topic(self.topic):
+            self.on_snapshot(partition, value)
         for tail in self.tails:
             tail.written(topic, partition, offset + 1)
         return offset

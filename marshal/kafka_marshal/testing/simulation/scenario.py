@@ -43,6 +43,10 @@ DRIFT_BEYOND = 0.35
 RECORDS_PER_INTERVAL = 12.5
 
 
+#: Records between two snapshots: so few that every start is from one.
+SNAPSHOTS_EVERY = (0, 50, 150)
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """One member: its worker is started again whenever it ends."""
@@ -97,6 +101,8 @@ class Scenario:
     recovers: bool = True
     #: It goes on, calmly, until the log has so many records, or for as long again.
     records: int = 0
+    #: Members keep snapshots, one every so many records of a partition of the coordination topic; 0: there are none.
+    snapshots: int = 0
 
     #: Fixed names.
     group_id = "group"
@@ -138,6 +144,7 @@ class Scenario:
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
             records=int(RECORDS_PER_INTERVAL * intervals),
+            snapshots=Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY),
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:

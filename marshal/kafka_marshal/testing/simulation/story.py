@@ -14,7 +14,7 @@ from random import Random
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
-from kafka_marshal.coordination import required_settings
+from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
 from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster, Trouble
@@ -22,7 +22,7 @@ from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Proce
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in
-from rationalizer import Tick, encode, outcome, world
+from rationalizer import Tick, encode, outcome, snapshot_log, world
 
 __all__ = ["Result", "simulate_one"]
 
@@ -90,7 +90,7 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 
     Raises nothing for a broken promise: see the result.
     """
-    with _quiet(), _decoded_once():
+    with _quiet(), _decoded_once(), _snapshots_every(scenario.snapshots):
         story = _Story(scenario, worker, judge)
         try:
             with announced(BOOTSTRAP, story.open_cluster), _virtual_time(story.scheduler):
@@ -145,6 +145,18 @@ def _decoded_once() -> Iterator[None]:
 
 
 @contextmanager
+def _snapshots_every(records: int) -> Iterator[None]:
+    """A story's log is short: with the protocol's own number (S2) there would never be a snapshot."""
+    name = "SNAPSHOT_INTERVAL"
+    before = getattr(snapshot_log, name)
+    setattr(snapshot_log, name, records or before)
+    try:
+        yield
+    finally:
+        setattr(snapshot_log, name, before)
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Warnings of simulated trouble are nobody's business, and garbage is collected between runs, not in them."""
     logger = logging.getLogger("kafka_marshal")
@@ -169,6 +181,7 @@ class _Story:
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
         self.network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record
+        self.network.on_snapshot = self.checks.snapshot
         self.scheduler.on_spin = lambda task: self.checks.fail(
             "busy waiting", f"a thread ({task.name}) of {getattr(task.process, 'name', '')} goes round and round"
         )
@@ -195,6 +208,8 @@ class _Story:
         scenario = self.scenario
         cps = scenario.coordination_partitions
         self.broker.create_topic(scenario.topic, cps, 1, required_settings(1))
+        if scenario.snapshots:
+            self.broker.create_topic(snapshots_topic(scenario.topic), cps, 1, required_settings(1))
         init = Process("init", self._admin_host, self.network, self.checks, scenario.seed)
         for cp in range(cps):
             marker = Tick("init", "kafka-marshal-init", f"partitions={cps}")  # as kafka-marshal init writes it (L2)
