@@ -80,6 +80,9 @@ chaos: jars ## faults on real brokers for MINUTES: workers killed at every step,
 soak: jars ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m kafka_marshal.testing.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+mutants: setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
+	$(PY) -m tests.mutants $(ARGS)
+
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 
 lint: setup ## ruff: rules and formatting

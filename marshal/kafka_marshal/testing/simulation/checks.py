@@ -182,6 +182,8 @@ class Checks:
 
         def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
             apply(batch, applied, history=history)
+            if batch.records:
+                self.manners.read(process, driver)
             for cp in batch.records:
                 world = replica.worlds[cp]
                 self.counts["digests"] += 1
@@ -238,7 +240,7 @@ class Checks:
         self._digests[cp].append(world.digest())
         self._outcomes[cp].append(outcome)
         self.counts["records"] += 1
-        self.manners.sent(cp, offset, sent_at)
+        self.manners.sent(cp, offset, sent_at, outcome)
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         kind = (outcome.type or "-", outcome.code)
         self.outcomes[kind] = self.outcomes.get(kind, 0) + 1

@@ -1,8 +1,9 @@
 """What a member owes the others beyond what the log can show: looked at as it applies records and hands out messages.
 
 =====================  =========================================================================================
-doubt                  nothing is handed out where log time, as its replica has it, ran ahead of its clock since its
-                       last beat by more than the margin (T5)
+doubt                  no lease is trusted where log time, as its member's replica has it, ran ahead of its clock since
+                       its last beat, until one sent after that is applied as accepted (T5)
+replaced               an instance that sees a later one take its lease over ends (C7)
 trust                  no lease is trusted for longer than 2 HI less the margin, by its member's own clock, after it
                        sent the last beat that its replica has applied as accepted (T4)
 pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.leases import LeaseState
 from kafka_marshal.engine.settings import proof_margin_ms
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
 from rationalizer.limits import HEAD_FIELDS
@@ -39,6 +41,10 @@ Key = tuple[str, int]
 
 #: How much of an HI a member may go on once its replica shows a pause.
 PAUSE_GRACE_INTERVALS = 1.0
+#: A release is sent again after an HI where the log does not show it.
+REPEATED_INTERVALS = 1.5
+#: How far, in HI, log time has to run ahead: more than the margin, for a member may know of an older beat only.
+DOUBT_INTERVALS = 1.0
 #: When all is well a lease is never older than this share of HI.
 OLDEST_BEAT = 0.5
 #: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
@@ -65,14 +71,27 @@ class Manners:
         self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
         #: (process, partition) → when it last lost the lease.
         self._lost: dict[tuple[str, Key], float] = {}
+        #: (process, partition) → since when its lease is in doubt: until a beat sent after that is applied (T5).
+        self._doubts: dict[tuple[str, Key], float] = {}
+        #: (process, partition) → when its replica last showed it a grant.
+        self._granted_at: dict[tuple[str, Key], float] = {}
+        #: Partition → instance that holds it; and by CP and offset of a takeover, which instance it replaced (C7).
+        self._holders: dict[Key, str] = {}
+        self._replaced: dict[tuple[int, int], str] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
     # Records.
 
-    def sent(self, cp: int, offset: int, sent_at: float) -> None:
+    def sent(self, cp: int, offset: int, sent_at: float, outcome: Outcome) -> None:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
+        record = outcome.record
+        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
+            key = (record.topic, record.partition)
+            if isinstance(record, Heartbeat):
+                self._replaced[cp, offset] = self._holders.get(key, "")
+            self._holders[key] = record.instance_id
 
     def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -82,6 +101,11 @@ class Manners:
         if message is None or engine.failure is not None:
             return
         settings = engine.settings
+        self._check_repeated(process, driver)
+        if self._replaced.get((cp, offset)) == settings.instance_id:
+            key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
+            if self._granted_at.get((process.name, key), -inf) > self._lost.get((process.name, key), -inf):
+                self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return
         pause = driver.replica.worlds[cp].pause(settings.group_id)
@@ -95,6 +119,8 @@ class Manners:
             return
         for key in _beaten(outcome):
             sent_at = self._sent.get((cp, offset), 0.0)
+            if sent_at >= self._doubts.get((process.name, key), inf):
+                del self._doubts[process.name, key]
             self._beats[process.name, key] = max(
                 self._beats.get((process.name, key), (0.0, 0)), (sent_at, outcome.log_time)
             )
@@ -106,6 +132,8 @@ class Manners:
         if not isinstance(record, ClaimingPartition | Heartbeat):
             return
         key, book = (record.topic, record.partition), driver.engine.book
+        self._granted_at[process.name, key] = self._scheduler.now
+        self._doubts.pop((process.name, key), None)
         lease = book.leases.get(key)
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
@@ -123,6 +151,29 @@ class Manners:
         if limit is not None and held > limit:
             self._fail("limit", f"{process.name} holds {held} leases, and its policy allows {limit}")
 
+    def _check_repeated(self, process: Process, driver: Driver) -> None:
+        """A release that the log does not show is sent again after HI (C17)."""
+        for key, lease in driver.engine.book.leases.items():
+            if lease.state is LeaseState.RELEASING:
+                hi = lease.heartbeat_interval_ms
+                late = driver.now_ms() - lease.release_sent_at
+                if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
+                    self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
+
+    def read(self, process: Process, driver: Driver) -> None:
+        """A member's replica has applied what came, and its engine was told."""
+        if not self.looks_closer:
+            return
+        for key, lease in driver.engine.book.leases.items():
+            if lease.held and self._ahead(process, driver, key) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
+                self._doubts.setdefault((process.name, key), self._scheduler.now)
+
+    def _ahead(self, process: Process, driver: Driver, key: Key) -> float:
+        """How far log time ran ahead of a member's clock since its last beat (T5)."""
+        sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
+        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
+        return driver.replica.worlds[driver.engine.book.leases[key].cp].log_time - log_time - elapsed
+
     def released(self, process: Process, key: Key, sent_at: float) -> None:
         """A release was accepted; nothing of it may have been in hand when it was sent."""
         lost_at = self._lost.get((process.name, key), -1.0)
@@ -137,6 +188,7 @@ class Manners:
     def lost(self, process: Process, key: Key) -> None:
         """A member was told that a lease is lost."""
         self._lost[process.name, key] = self._scheduler.now
+        self._doubts.pop((process.name, key), None)
 
     def check_beats(self, world: World, running: dict[str, Driver]) -> None:
         """When all is well: how old the last beats are."""
@@ -189,7 +241,7 @@ class Manners:
         lease, now = driver.engine.book.leases[key], driver.now_ms()
         if not lease.held or lease.hand_out_until <= now:
             return
-        sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
+        sent_at, _ = self._beats.get((process.name, key), (-inf, 0))
         margin = proof_margin_ms(lease.heartbeat_interval_ms)
         elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
         trusted, longest = elapsed + lease.hand_out_until - now, 2 * lease.heartbeat_interval_ms - margin
@@ -199,12 +251,11 @@ class Manners:
                 f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
                 f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
             )
-        ahead = driver.replica.worlds[lease.cp].log_time - log_time - elapsed
-        if ahead > margin + SLACK_MS:
+        if (process.name, key) in self._doubts:
             self._fail(
                 "doubt",
-                f"{process.name} trusts {_name(key)}, though log time ran {ahead:.0f} ms ahead of its own clock since "
-                "its last beat (T5)",
+                f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "
+                "that it sent after that is accepted yet (T5)",
             )
 
     def handled(self, process: Process, key: Key, offset: int) -> None:

@@ -1,0 +1,94 @@
+"""The list of planted bugs holds, and eight of them are caught in every run of the tests."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.testing.simulation import Scenario, simulate
+from rationalizer import Outcome, World
+from tests.mutants import MUTATIONS, QUICK, Mutation, StaleMutationError, mutated
+from tests.mutants.__main__ import main
+from tests.mutants.oracle import OracleJudge
+from tests.mutants.runner import CONTROL, ROOT, run_all
+
+#: What the eight run: less of everything, so that the product itself is through soon.
+SHORT = ("--depth", "4", "--logs", "20", "--judged", "1", "--seeds", "5")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_each_still_applies_and_compiles_to_something_else(mutation: Mutation) -> None:
+    text = (ROOT / mutation.file).read_text(encoding="utf-8")
+    changed = mutated(mutation, text)
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+    compile(changed, mutation.file, "exec")
+
+
+def test_there_are_enough_of_them_and_no_two_alike() -> None:
+    assert len(MUTATIONS) >= 40
+    assert sum(mutation.is_in_core for mutation in MUTATIONS) >= 30
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert len({(x.file, x.within, x.old, x.new) for x in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_a_line_that_is_not_there_once_is_refused() -> None:
+    text = "def a():\n    return 1\n\n\ndef b():\n    return 1\n"
+    line = Mutation("x", "f.py", "return 1", "return 2", "C1")
+    with pytest.raises(StaleMutationError, match="has 2 lines"):
+        mutated(line, text)
+    with pytest.raises(StaleMutationError, match="has 0 lines"):
+        mutated(Mutation("x", "f.py", "return 3", "return 2", "C1"), text)
+    with pytest.raises(StaleMutationError, match="has 0 lines 'def c'"):
+        mutated(Mutation("x", "f.py", "return 1", "return 2", "C1", within="def c"), text)
+    within = Mutation("x", "f.py", "return 1", "return 2", "C1", within="def b")
+    assert mutated(within, text) == text.replace("def b():\n    return 1", "def b():\n    return 2")
+
+
+def test_the_list_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--only", "latest claim,stale at"]) == 0
+    assert capsys.readouterr().out.count("       + ") == 2
+    assert main(["--only", "no such bug"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # on a machine that others use, too
+def test_the_fixed_eight_are_caught_and_the_product_passes() -> None:
+    chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
+    assert len(chosen) == 8
+    rows = list(run_all(chosen, SHORT, budget_s=60))
+    assert rows[0].name == CONTROL
+    assert [(row.name, row.what) for row in rows if not row.is_right] == []
+    assert {row.by for row in rows} >= {"exhaustive", "logs", "simulation"}
+
+
+@pytest.mark.slow
+def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
+    """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
+    nonsense = Mutation("nonsense", "rationalizer/lease.py", "if self.client_id is None:", "if self.client_id is", "C1")
+    rows = list(run_all([nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0"), budget_s=30))
+    assert [(row.by, row.is_right) for row in rows] == [("", True), ("raised", True)]
+    assert "SyntaxError" in rows[1].what
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stories_hold_against_the_oracle() -> None:
+    simulate(seeds=6, judge=OracleJudge).raise_for_violation()
+
+
+def test_a_judge_is_told_each_record_and_listened_to() -> None:
+    class Doubtful:
+        def __init__(self, scenario: Scenario) -> None:
+            self.told: list[tuple[int, int]] = []
+
+        def judge(self, cp: int, offset: int, timestamp_ms: int, value: bytes, outcome: Outcome, world: World) -> str:
+            assert world.next_offset == offset + 1 == len([at for at in self.told if at[0] == cp]) + 1
+            self.told.append((cp, offset))
+            return "I doubt it" if len(self.told) == 100 else ""
+
+    [broken] = simulate(seeds=1, judge=Doubtful, small=False).broken
+    assert broken.violation is not None
+    assert broken.violation.promise == "rules"
+    assert "I doubt it" in broken.violation.message
