@@ -162,6 +162,7 @@ class Manners:
 
     def read(self, process: Process, driver: Driver) -> None:
         """A member's replica has applied what came, and its engine was told."""
+        self.check_trust([(process, driver)])
         if not self.looks_closer:
             return
         for key, lease in driver.engine.book.leases.items():
@@ -213,6 +214,9 @@ class Manners:
         """A worker begins to handle a message."""
         now = self._scheduler.now
         self._in_hand.setdefault((process.name, key), {})[offset] = now
+        for driver in process.drivers:
+            if key in driver.engine.book.leases:
+                self._check_trust(process, driver, key)
         if not process.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.heartbeat_interval_ms
@@ -224,7 +228,6 @@ class Manners:
             late = now - max(began, process.stopped_until)
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
-            self._check_trust(process, driver, key)
 
     # What a member trusts.
 

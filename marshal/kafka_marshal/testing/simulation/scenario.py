@@ -28,6 +28,10 @@ FAULTS: dict[str, float] = {
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
 }
 
+#: The share of stories in which a broker's clock is set, and how often it is there, relative to the other faults.
+CLOCK_SHARE = 0.15
+CLOCK_WEIGHT = 10.0
+
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
     "at-least-once": ("iterate", "iterate", "explicit", "poll", "consume", "batches"),
@@ -135,7 +139,7 @@ class Scenario:
         return cls(
             seed=seed,
             clients=clients,
-            faults=_faults(rng, [client.name for client in clients], cps, intervals, rng.random() < 0.1),
+            faults=_faults(rng, [client.name for client in clients], cps, intervals, rng.random() < CLOCK_SHARE),
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
@@ -202,7 +206,7 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
 
 
 def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:
-    weights = {**FAULTS, "clock": 3.0} if clock else FAULTS
+    weights = {**FAULTS, "clock": CLOCK_WEIGHT} if clock else FAULTS
     kinds, found = list(weights), []
     for _ in range(rng.randint(6, 24)):
         kind = rng.choices(kinds, list(weights.values()))[0]
