@@ -1,8 +1,8 @@
 """What a single record may cost: at most what its length explains, also with 60,000 stored intervals (P5).
 
-The aim on an idle machine is 1 ms up to 1 kB and 60 ns for each byte above. Here the bound is ten times that:
-tests share their machine, and what they must catch is work that grows with the state, or with the square of the
-record.
+The aim on an idle machine is 1 ms up to 1 kB and 60 ns for each byte above (`make fuzz` reports it). Here the bound is
+four times that, of processor time: tests share their machine, and what they must catch is work that grows with the
+state, or with the square of the record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = 1_048_000
 
 
 def _bound(size: int) -> float:
-    return 10 * (1e-3 + 60e-9 * max(0, size - 1024))
+    return 4 * (1e-3 + 60e-9 * max(0, size - 1024))
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def _cost(snapshot: bytes, value: bytes) -> float:
     best = float("inf")
     for _ in range(5):
         world = World.restore(snapshot, 1)
-        start = time.perf_counter()
+        start = time.thread_time()
         world.apply(world.next_offset, 1000, value)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
         if best < _bound(len(value)) / 2:
             break
     return best
@@ -129,9 +129,9 @@ def test_what_looks_like_a_beat_is_bounded_too(full: bytes) -> None:
     """The short cut of apply_many unpacks without looking first: not where that could be expensive."""
     value = (b"\x99\x01\x01" + b"\xdd\x00\x0f\xff\xff" * 500).ljust(SIZE, b"\x01")
     world = World(0, 1)
-    start = time.perf_counter()
+    start = time.thread_time()
     world.apply_many([(0, 0, value)])
-    assert time.perf_counter() - start < _bound(SIZE)
+    assert time.thread_time() - start < _bound(SIZE)
     assert world.rejected == {"MALFORMED": 1}
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ class Work:
 
         for member, consumer in zip(self.members, self.consumers, strict=True):
             with pytest.raises(error, match=words):
-                wait_until(lambda consumer=consumer: told(consumer), timeout_s)
+                wait_until(partial(told, consumer), timeout_s)
             with pytest.raises(error, match=words):
                 member.claim("elsewhere", 0)
             assert consumer.assignment() == []

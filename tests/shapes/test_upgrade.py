@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from kafka_marshal import Consumer
 from kafka_marshal.errors import UpgradeRequiredError
 from rationalizer import Upgrade, encode, route_lease
 from tests.client.conftest import Scene, take, wait_until
+
+
+def drop(consumer: Consumer) -> bool:
+    """Poll until something is raised."""
+    consumer.poll(0.1)
+    return False
 
 
 def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
@@ -25,7 +34,7 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
 
     for consumer in consumers:
         with pytest.raises(UpgradeRequiredError, match="level 2, which this release") as caught:
-            wait_until(lambda consumer=consumer: consumer.poll(0.1) and None, 20)
+            wait_until(partial(drop, consumer), 20)
         assert caught.value.level == 2
     with pytest.raises(UpgradeRequiredError, match="level 2"):
         members[0].claim(topic, 0, timeout=5)
@@ -33,7 +42,7 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
     later = scene.member("later")
     told = later.consumer([scene.topic()])
     with pytest.raises(UpgradeRequiredError, match="level 2"):
-        wait_until(lambda: told.poll(0.1) and None, 20)
+        wait_until(partial(drop, told), 20)
     assert told.poll(0.1) is None
     with pytest.raises(UpgradeRequiredError, match="level 2"):
         later.claim(topic, 0, timeout=5)
