@@ -65,6 +65,7 @@ def test_every_clarification_has_a_test() -> None:
         *sorted((ROOT / "tests/snapshots").glob("*.py")),
         ROOT / "tests/engine/test_at_most_once.py",
         ROOT / "tests/contract/test_addresses.py",
+        *sorted((ROOT / "tests/shapes").glob("*.py")),
     ]
     tests = "".join(file.read_text(encoding="utf-8") for file in files)
     numbers = re.findall(r"^- \*\*Q(\d+)\*\*", PAGE, re.MULTILINE)

@@ -152,7 +152,7 @@ def ends(scene: Scene) -> list[int]:
     return [marks[scene.coordination, cp][1] for cp in range(CPS)]
 
 
-def test_altered_to_create_time_while_members_work(
+def test_q37_altered_to_create_time_while_members_work(
     scene: Scene,
     work: Work,
     side: KafkaSide,
@@ -307,7 +307,7 @@ def encoded(member: Marshal) -> list[tuple[str, int, str | None, int]]:
     return [(lease.topic, lease.partition, lease.client_id, lease.epoch) for lease in member.world.leases()]
 
 
-def test_a_log_without_its_first_record_is_refused_wherever_it_is_read() -> None:
+def test_q36_a_log_without_its_first_record_is_refused_wherever_it_is_read() -> None:
     """The same without waiting for a broker's cleaner."""
     cluster = MemoryCluster()
     cluster.create_topic("__marshal", 1, 1, settings(), 5)

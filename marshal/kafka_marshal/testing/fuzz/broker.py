@@ -389,8 +389,8 @@ class _Flood:
         twice = {place for place, times in handled.items() if times > 1}
         report.lost, report.repeated = len(missing), len(twice)
         report.leases_lost = sum(note["what"] == "lost" for note in notes)
-        # A machine that is too slow for the leases' time costs leases: then at most once may lose, and at least once may
-        # repeat, what was in hand. Never the other way round.
+        # A machine that is too slow for the leases' time costs leases: then at most once may lose, and at least once
+        # may repeat, what was in hand. Never the other way round.
         amiss = {place for place in missing if place[0] == self.alo or not report.leases_lost}
         amiss_twice = {place for place in twice if place[0] == self.amo or not report.leases_lost}
         if amiss:
