@@ -158,6 +158,24 @@ def test_repeated_under_one_epoch() -> None:
     assert planted.promises() == {"repeated"}
 
 
+def test_done_before_it_was_handled_is_as_good_as_lost() -> None:
+    planted, _, b = taken_over()
+    planted.beat(2_050, "b", b, 3)
+    planted.handle(2_100, "b", b, 2, 3)
+    assert planted.promises() == {"lost"}
+
+
+def test_at_most_once_begun_before_it_was_granted() -> None:
+    planted = Planted("at most once", messages=2)
+    a = planted.claim(100, "a", "once")
+    planted.grant(200, "a", a, 0)
+    planted.handle(150, "a", a, 0)
+    assert planted.promises() == {"not granted", "lost"}
+    planted.grant(300, "a", a, 1)
+    planted.handle(310, "a", a, 1)
+    assert planted.promises() == {"not granted"}
+
+
 def test_unseen() -> None:
     planted, _, b = taken_over()
     planted.handle(2_100, "b", b, 2, 3)
@@ -243,7 +261,7 @@ def test_at_most_once_never_twice() -> None:
     planted.handle(300, "a", a, 0)
     b = planted.claim(2_000, "b", "once")
     planted.handle(2_100, "b", b, 0)
-    assert planted.promises() == {"repeated"}
+    assert planted.promises() == {"repeated", "not granted"}
 
 
 #: What is written in turn by a and b, and which promise that breaks.

@@ -4,6 +4,7 @@
 lost         at least once: every message in the log is handled in the end, and nothing is done that was not; at
              most once: what nobody began was granted to a worker that was killed (the last batch, or two where it
              claims ahead), or was reported by its worker (C13)
+not granted  at most once: nothing is begun that the log has not granted before (C13)
 repeated     at most once: never; at least once: nothing that was done when the lease was granted, nothing that was
              done before a beat was sent that the log accepted (C14), nothing twice under one epoch
 unseen       what the broker acknowledged lies in the log where it said, and is what the worker was given
@@ -36,6 +37,9 @@ Key = tuple[str, str, int]
 
 #: Between a look at the clock and the line that tells of it, on a machine with more to do than it has cores (ms).
 SLACK_MS = 100.0
+
+#: Two looks at one clock, one of them rounded to milliseconds.
+CLOCK_MS = 5.0
 
 #: How long a worker whose lease was lost may take to tell what it had not handed out (HI).
 UNTOLD_INTERVALS = 4
@@ -240,11 +244,22 @@ def _check_again(story: Story, key: Key, items: list[Handling], found: Findings)
     by_offset: dict[int, list[Handling]] = {}
     for one in items:
         by_offset.setdefault(one.offset, []).append(one)
+    _check_done(story, key, by_offset, found)
     found.counts["messages"] += len(by_offset)
     for offset, several in by_offset.items():
         for before, one in pairwise(several):
             found.counts["repeats"] += 1
             _check_repeat(story, key, offset, before, one, found)
+
+
+def _check_done(story: Story, key: Key, by_offset: Mapping[int, list[Handling]], found: Findings) -> None:
+    """Nothing is done by the log before somebody has handled it: a crash then would lose it."""
+    for offset, several in by_offset.items():
+        since = story.log.done_since(key, offset)
+        ended = min((one.ended for one in several if one.ended is not None), default=None)
+        if since is not None and ended is not None and since < ended - CLOCK_MS:
+            early = ended - since
+            found.say("lost", f"{_name(key, offset)} was done by the log {early:.0f} ms before it was handled (C14)")
 
 
 def _check_repeat(story: Story, key: Key, offset: int, before: Handling, one: Handling, found: Findings) -> None:
@@ -290,6 +305,15 @@ class _Granted:
                 entry = (grant.first, grant.last, instance_id, left, grant.epoch, grant.at)
                 self.by_key.setdefault(grant.key, []).append(entry)
 
+    def allows(self, key: Key, one: Handling) -> bool:
+        """Whether the log had granted a message to the worker that began it, before it began (C13)."""
+        return any(
+            first <= one.offset <= last
+            and (instance_id, epoch) == (one.life.instance_id, one.epoch)
+            and granted_at <= one.began + CLOCK_MS
+            for first, last, instance_id, _, epoch, granted_at in self.by_key.get(key, ())
+        )
+
     def excuse(self, key: Key, offset: int) -> str | None:
         """Why this offset may be lost: "crash", "reported"; None: it may not."""
         for first, last, instance_id, left, epoch, granted_at in self.by_key.get(key, ()):
@@ -320,6 +344,8 @@ def _check_once(story: Story, key: Key, items: list[Handling], grants: _Granted,
         before = begun.setdefault(one.offset, one)
         if before is not one:
             found.say("repeated", f"{_name(key, one.offset)} went to {before.life.name} and to {one.life.name}")
+        if one.epoch >= 0 and not grants.allows(key, one):
+            found.say("not granted", f"{_name(key, one.offset)} went to {one.life.name} before it was granted (C13)")
     found.counts["messages"] += len(begun)
     for offset in _offsets(story, key):
         if offset not in begun:

@@ -5,8 +5,10 @@ It is the rationalizer that says so; here it is only put in order.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.testing.chaos.lines import digest_of
@@ -73,6 +75,8 @@ class LogHistory:
         #: instance → its grants, in order of time.
         self.grants: dict[str, list[Grant]] = {}
         self.stable: dict[Key, int] = {}
+        #: (log time, stable), wherever it moved.
+        self.moves: dict[Key, list[tuple[int, int]]] = {}
         #: What must never happen in any log: told by check.py.
         self.broken: list[str] = []
         self.digests: dict[tuple[int, int], str] = {}
@@ -132,7 +136,15 @@ class LogHistory:
                 key, record.instance_id, lease.epoch, before + 1, record.proposed_last_offset, outcome.log_time
             )
             self.grants.setdefault(record.instance_id, []).append(grant)
+        if now != before:
+            self.moves.setdefault(key, []).append((outcome.log_time, now))
         self.stable[key] = now
+
+    def done_since(self, key: Key, offset: int) -> int | None:
+        """Since when (log time) everything up to this offset is done; None: it is not."""
+        moves = self.moves.get(key, ())
+        place = bisect_left(moves, offset, key=itemgetter(1))
+        return moves[place][0] if place < len(moves) else None
 
     def tenure(self, key: Key, epoch: int) -> Tenure | None:
         """The tenure of this epoch."""
