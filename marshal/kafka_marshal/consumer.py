@@ -106,12 +106,13 @@ class Consumer(Membership["Consumer"]):
         now = 0.0
         while (run := self._next_run(RUN_SIZE, True, None)) is not None:
             lease = run.assignment.lease
-            cursor = look_at = 0
+            cursor = look_at = looked_at = 0
             try:
                 for message in run.messages:
                     if cursor >= look_at:
                         before, now = now, clock(clock_id) * 1000.0
-                        look_at = cursor + (CLOCK_STRIDE if now - before < CLOCK_STRIDE_MS else 1)
+                        look_at = cursor + _stride(cursor - looked_at, now - before)
+                        looked_at = cursor
                     if now >= lease.hand_out_until or stop:
                         break
                     run.cursor = cursor
@@ -134,11 +135,12 @@ class Consumer(Membership["Consumer"]):
         now = 0.0
         while (run := self._next_granted(None)) is not None:
             lease = run.assignment.lease
-            cursor = look_at = delivery.granted_next
+            cursor = look_at = looked_at = delivery.granted_next
             for message in islice(run.messages, cursor, None):
                 if cursor >= look_at:
                     before, now = now, clock(clock_id) * 1000.0
-                    look_at = cursor + (CLOCK_STRIDE if now - before < CLOCK_STRIDE_MS else 1)
+                    look_at = cursor + _stride(cursor - looked_at, now - before)
+                    looked_at = cursor
                     run.since = now
                 if now >= lease.proven_until or stop:
                     break
@@ -433,6 +435,11 @@ class Consumer(Membership["Consumer"]):
     def _freed(self) -> None:
         with self._reading:
             self._reader.close()
+
+
+def _stride(messages: int, took_ms: float) -> int:
+    """How many messages the next look at the clock is for, after so many since the last one took so long."""
+    return CLOCK_STRIDE if took_ms * CLOCK_STRIDE < CLOCK_STRIDE_MS * messages else 1
 
 
 def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:

@@ -219,15 +219,24 @@ class Marshal:
     def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
         """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
 
-        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer),
-        UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError where this Marshal
-        holds it already.
+        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
+        our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
+        where this Marshal holds it already.
         """
         self._check_open()
         key = (topic, partition)
         deadline = self._driver.monotonic() + timeout
+        with self._driver.condition:
+            # While our own release of before is under way, the lease is neither ours nor free.
+            is_going = self._driver.engine.book.is_releasing
+            self._driver.wait_for(lambda: not is_going(key), max(0.0, timeout))
         with self._driver.locked() as engine:
             self._driver.check()
+            if is_going(key):
+                raise ClaimTimeoutError(
+                    f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
+                    "Nothing was claimed; claim it again"
+                )
             if engine.is_taken(key):
                 raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
             self._check_lease_name(topic, partition)

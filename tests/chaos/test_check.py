@@ -225,6 +225,8 @@ def test_released_with_a_message_in_hand() -> None:
     planted.release(400, "a", a, None)
     planted.say("a", "end", 600, TOPIC, 0, 0)
     assert planted.promises() == {"dual owner"}
+    planted.say("a", "lost", 410, TOPIC, 0)  # unless it had lost it, by its own clock: what was begun is finished then
+    assert planted.promises() == set()
 
 
 def test_at_most_once_the_granted_batch_of_a_killed_worker_may_be_lost() -> None:

@@ -188,6 +188,11 @@ class LeaseBook:
         self._proofs.sent(token, lease.cp, now)
         lease.claim_sent_at = now
 
+    def is_releasing(self, key: Key) -> bool:
+        """Whether a release of ours is under way."""
+        lease = self.leases.get(key)
+        return lease is not None and lease.state is LeaseState.RELEASING
+
     def drop(self, lease: OwnLease) -> None:
         """Want it no longer. A claim under way that is granted later is released then (C17)."""
         if self.leases.get(lease.key) is lease:

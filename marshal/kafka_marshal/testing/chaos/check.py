@@ -41,6 +41,9 @@ SLACK_MS = 100.0
 #: Two looks at one clock, one of them rounded to milliseconds.
 CLOCK_MS = 5.0
 
+#: Between a lease's loss as its worker was told of it, and the release in the log that goes with it.
+LOST_AND_RELEASED_MS = 1_000.0
+
 #: How long a worker whose lease was lost may take to tell what it had not handed out (HI).
 UNTOLD_INTERVALS = 4
 
@@ -90,6 +93,8 @@ class Life:
     handled: dict[Key, list[Handling]] = field(default_factory=dict)
     #: value's digest → when it was first about to be appended.
     sent: dict[str, float] = field(default_factory=dict)
+    #: Partition → when on_lost was called.
+    lost: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     reported: list[tuple[str, int, int, int]] = field(default_factory=list)
     digests: list[tuple[int, int, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -127,6 +132,8 @@ class Life:
                     open_[tuple(rest)].done = at
                 case "sent":
                     life.sent.setdefault(rest[2], at)
+                case "lost":
+                    life.lost.setdefault((rest[0], rest[1]), []).append(at)
                 case "reported":
                     life.reported.append(tuple(rest))
                 case "digest":
@@ -267,8 +274,8 @@ def _check_repeat(story: Story, key: Key, offset: int, before: Handling, one: Ha
         found.say("repeated", f"{_name(key, offset)} twice under epoch {one.epoch}, by {one.life.name}")
         return
     tenure = story.log.tenure(key, one.epoch)
-    if tenure is None or tenure.instance_id != one.life.instance_id:
-        return  # told by _check_owners
+    if tenure is None or tenure.instance_id != one.life.instance_id or one.epoch < before.epoch:
+        return  # it did not hold the partition (any more): that is for _check_owners
     if tenure.was_done(offset):
         found.say("repeated", f"{_name(key, offset)} was done when {one.life.name} got epoch {one.epoch}")
         return
@@ -389,8 +396,10 @@ def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings
 
 
 def _check_released(story: Story, key: Key, one: Handling, tenure: Tenure, found: Findings) -> None:
-    """Who lets a lease go has nothing of it in hand."""
+    """Who lets a lease go has nothing of it in hand, unless it has lost it: then it releases what may still be its."""
     if not tenure.released or tenure.until is None or one.ended is None:
+        return
+    if any(abs(lost_at - tenure.until) < LOST_AND_RELEASED_MS for lost_at in one.life.lost.get(key[1:], ())):
         return
     across = one.began < tenure.until - SLACK_MS and one.ended > tenure.until + SLACK_MS
     if across and not _stopped(story, one.life, one.began, one.ended):
