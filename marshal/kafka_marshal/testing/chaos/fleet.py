@@ -280,6 +280,8 @@ def _in_turn(delivery: str, chance: Random) -> Iterator[str]:
 
 def _died_at(path: Path) -> str | None:
     """The fail point that a worker wrote down last, None where it was killed anywhere else."""
+    if not path.exists():
+        return None  # it was killed before its first line
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 500))
         lines = file.read().split(b"\n")
