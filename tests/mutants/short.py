@@ -45,7 +45,7 @@ def _exhaustive(depth: int) -> Found | None:
         missing = explore(depth).missing() if depth else []
     except BrokenError as error:
         return "exhaustive", str(error)
-    if depth >= 5 and missing:  # from there on all of them are met
+    if depth >= 4 and missing:  # from there on all of them are met
         return "exhaustive", f"transitions that were not met: {missing}"
     return None
 
@@ -96,10 +96,10 @@ def _first_found(depth: int, logs: int, judged: int, seeds: int) -> Found | None
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something was found, 0 where not."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
-    parser.add_argument("--depth", type=int, default=5, help="of the exhaustive search (5); 0: without")
-    parser.add_argument("--logs", type=int, default=60, help="logs that are held against the oracle (60)")
-    parser.add_argument("--judged", type=int, default=6, help="stories that are held against the oracle (6)")
-    parser.add_argument("--seeds", type=int, default=80, help="stories in all (80)")
+    parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
+    parser.add_argument("--logs", type=int, default=40, help="logs that are held against the oracle (40)")
+    parser.add_argument("--judged", type=int, default=3, help="stories that are held against the oracle (3)")
+    parser.add_argument("--seeds", type=int, default=50, help="stories in all (50)")
     parser.add_argument(
         "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
     )

@@ -104,7 +104,8 @@ class Manners:
         self._check_repeated(process, driver)
         if self._replaced.get((cp, offset)) == settings.instance_id:
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
-            if self._granted_at.get((process.name, key), -inf) > self._lost.get((process.name, key), -inf):
+            lost_at = self._lost.get((process.name, key), -inf)
+            if lost_at in (-inf, self._scheduler.now) or self._granted_at.get((process.name, key), -inf) > lost_at:
                 self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return

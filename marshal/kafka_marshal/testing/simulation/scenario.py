@@ -34,7 +34,7 @@ CLOCK_WEIGHT = 10.0
 
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
-    "at-least-once": ("iterate", "iterate", "explicit", "poll", "consume", "batches"),
+    "at-least-once": ("iterate", "defer", "explicit", "poll", "consume", "batches"),
     "at-most-once": ("iterate", "iterate", "poll", "consume", "batches"),
 }
 POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind")
@@ -213,5 +213,8 @@ def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock
         client = "" if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
         size = round(rng.uniform(-3, 3) if kind == "clock" else rng.random(), 3)
         length = round(rng.uniform(0.1, 15 if kind == "crash" else 5), 2)
-        found.append(Fault(round(rng.uniform(1, intervals - 5), 2), kind, client, length, size, rng.randrange(cps)))
+        at = round(rng.uniform(1, intervals - 5), 2)
+        found.append(Fault(at, kind, client, length, size, rng.randrange(cps)))
+        if kind == "clock":  # while something is under way
+            found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients), 2.0, 0.4))
     return tuple(sorted(found, key=lambda fault: fault.at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind
@@ -97,6 +98,27 @@ def _consume(job: Job, client: Client) -> None:
                     consumer.done(message)
 
 
+def _defer(job: Job, client: Client) -> None:
+    """Some messages take their time, and others are done meanwhile: so what is done lies beyond gaps."""
+    lost: set[tuple[str, int]] = set()
+    aside: list[tuple[float, Message]] = []
+    hi = job.heartbeat_interval_ms / 1000
+    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
+        while not marshal.stopping:
+            message = consumer.poll(0.05)
+            aside = [entry for entry in aside if (entry[1].topic(), entry[1].partition()) not in lost]
+            ripe = [entry for entry in aside if entry[0] <= job.monotonic()]
+            aside = [entry for entry in aside if entry not in ripe]
+            if message is not None and job.random.random() < 0.2:
+                aside.append((job.monotonic() + job.random.uniform(0.3, 2.0) * hi, message))
+            elif message is not None:
+                ripe.append((0.0, message))
+            for _, one in ripe:
+                if (one.topic(), one.partition()) not in lost:
+                    job.handle(one)
+                    consumer.done(one)
+
+
 def _batches(job: Job, client: Client) -> None:
     lost: set[tuple[str, int]] = set()
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
@@ -148,6 +170,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "explicit": _explicit,
     "poll": _poll,
     "consume": _consume,
+    "defer": _defer,
     "batches": _batches,
     "fenced": _fenced,
     "by-hand": _by_hand,
