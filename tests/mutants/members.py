@@ -16,7 +16,6 @@ _ASSIGNMENT = _ENGINE + "assignment.py"
 _TRACKER = _ENGINE + "tracker.py"
 _OBSERVER = _ENGINE + "observer.py"
 _POLICIES = _ENGINE + "policies.py"
-_PLACEMENT = _ENGINE + "placement.py"
 _SUBSCRIPTION = _ENGINE + "subscription.py"
 _SHELL = "marshal/kafka_marshal/consumer.py"
 _KEEPER = "marshal/kafka_marshal/snapshots/keeper.py"
@@ -71,13 +70,6 @@ MEMBERS: tuple[Mutation, ...] = (
         _CORE,
         "if record.client_id == self.settings.client_id and ours:",
         "if record.client_id != self.settings.client_id and ours:",
-        "C7",
-    ),
-    Mutation(
-        "a takeover of a lease that changed hands",
-        _PLACEMENT,
-        "if lease is not None and lease.held and lease.epoch == epoch and self._observer.opens_at(key, now) > now:",
-        "if lease is not None and lease.held:",
         "C7",
     ),
     # At least once.
@@ -230,10 +222,10 @@ MEMBERS: tuple[Mutation, ...] = (
         "C10",
     ),
     Mutation(
-        "an admin moves what members still hold",
-        "marshal/kafka_marshal/admin/pause.py",
-        "if busy:",
-        "if len(busy) > 100:",
+        "an admin's positions are off by one",
+        "marshal/kafka_marshal/admin/positions.py",
+        "return self.after - 1",
+        "return self.after",
         "C11",
     ),
     # Who gets what.

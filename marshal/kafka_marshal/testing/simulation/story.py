@@ -376,8 +376,10 @@ class _Story:
                 if fault.size > 0.5:
                     keys = [(job.topic, p) for p in range(self.scenario.data_partitions) if rng.random() < 0.3]
                     targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
-                    pause.reposition({key: rng.choice(targets) for key in keys}, force=True)
+                    wanted = {key: rng.choice(targets) for key in keys}
+                    pause.reposition(wanted, force=True)
                     self._note("moved", process.name)
+                    self._check_moved(process, wanted)
 
         def ended() -> None:
             self._note("end", process.name, type(process.error).__name__)
@@ -389,6 +391,14 @@ class _Story:
         process.run(work, ended)
         if fault.size > 0.9 or fault.size < 0.1:
             self._later(fault.intervals, lambda: self._kill(process))
+
+    def _check_moved(self, process: Process, wanted: dict[Key, int | str]) -> None:
+        """What an admin says that he moved is where he wants it (C11), as long as nobody works."""
+        for key, target in wanted.items():
+            position = 0 if target == "earliest" else target
+            if isinstance(position, int) and self.checks.stable(key) != position - 1:
+                at = self.checks.stable(key) + 1
+                self.checks.fail("moved", f"{process.name} put {key} at {target}, and the group goes on at {at} (C11)")
 
     def _middle(self, rng: Random) -> int:
         return rng.randint(0, int(20 * self.scenario.messages / self.scenario.data_partitions) + 1)
