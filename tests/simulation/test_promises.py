@@ -83,7 +83,7 @@ def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("broken", "promise", "delivery"),
     [
-        (leases_never_end_by_themselves, "two owners", "at-least-once"),
+        (leases_never_end_by_themselves, "trust", "at-least-once"),
         (a_replica_misses_a_record, "replicas differ", "at-least-once"),
         (progress_goes_back, "progress", "at-least-once"),
         (everything_is_granted, "repeated", "at-most-once"),
