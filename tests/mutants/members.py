@@ -42,13 +42,6 @@ MEMBERS: tuple[Mutation, ...] = (
         "T5",
     ),
     Mutation(
-        "a beat sent before the doubt ends it",
-        _LEASES,
-        "if lease.in_doubt_since is not None and sent_at >= lease.in_doubt_since:",
-        "if lease.in_doubt_since is not None:",
-        "T5",
-    ),
-    Mutation(
         "beats go out once in HI", _ENGINE + "settings.py", "BEATS_PER_INTERVAL = 3", "BEATS_PER_INTERVAL = 1", "T4"
     ),
     Mutation(

@@ -10,6 +10,7 @@ nothing lost           at least once: what the log calls done was handled (C14)
 little repeated        at least once: nothing is handed out that the log called done when the lease was granted, and
                        of a worker that iterates, nothing that was handled before its last accepted beat was sent
 nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
+nothing ungranted      at most once: nor one that the log has not granted it (C12)
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
 fenced sink            it has each message once, in order, whatever the clocks do (C9)
 members' manners       see :mod:`kafka_marshal.testing.simulation.manners`
@@ -146,6 +147,8 @@ class Checks:
         self._epochs: dict[tuple[Process, Key], int] = {}
         #: At most once: what the log granted: (instance, partition, first, last offset, when).
         self.grants: list[tuple[str, Key, int, int, float]] = []
+        #: The same by process and partition: (first, last offset).
+        self._granted: dict[tuple[str, Key], list[tuple[int, int]]] = {}
         #: Where an admin has set the position.
         self._moved: set[Key] = set()
         #: What the fenced sink has.
@@ -289,6 +292,7 @@ class Checks:
         if isinstance(record, ClaimingMessages):
             first, last = before.stable + 1, record.proposed_last_offset
             self.grants.append((record.instance_id, key, first, last, self._scheduler.now))
+            self._granted.setdefault((sender.name, key), []).append((first, last))
         elif not self._scenario.at_most_once:
             self._check_done(key, before, now, lease, sender)
 
@@ -348,6 +352,9 @@ class Checks:
 
     def _begins_once(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.ledger(key).begun
+        granted = self._granted.get((process.name, key), ())
+        if not any(first <= offset <= last for first, last in reversed(granted)):
+            self.fail("not granted", f"{process.name} begins {_name(key)} offset {offset}, which it was not granted")
         if assignment is None and key in self._moved:
             return  # handed out before an admin moved the position, maybe: then others may get it again
         if offset in begun:
