@@ -163,13 +163,6 @@ MEMBERS: tuple[Mutation, ...] = (
         "C13",
     ),
     Mutation(
-        "what was refused is not read again",
-        _DELIVERY,
-        "self._consumer.reread(assignment)",
-        "self._consumer.placement.changed(assignment.key)",
-        "C13",
-    ),
-    Mutation(
         "less is claimed than handed out",
         _DELIVERY,
         "assignment.grant = Grant(run, run.last, now)",
@@ -279,5 +272,4 @@ MEMBERS: tuple[Mutation, ...] = (
         "waiting.append(_Pending(next_offset + 1, state, at))",
         "S2",
     ),
-    Mutation("snapshots are not compared", _KEEPER, "elif digest == mine:", "elif digest:", "S2"),
 )

@@ -218,6 +218,8 @@ class Manners:
         for driver in process.drivers:
             if key in driver.engine.book.leases:
                 self._check_trust(process, driver, key)
+        if process.is_iterating:
+            self._check_late(process, key, offset)
         if not process.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.heartbeat_interval_ms
@@ -229,6 +231,17 @@ class Manners:
             late = now - max(began, process.stopped_until)
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
+
+    def _check_late(self, process: Process, key: Key, offset: int) -> None:
+        """Granted or not, nothing is handed out when the lease may be over (T4)."""
+        hi = self._scenario.heartbeat_interval_ms
+        elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
+        if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
+            self._fail(
+                "trust",
+                f"{process.name} begins {_name(key)} offset {offset}, {elapsed:.0f} ms of its own clock after it sent "
+                "its last beat that was accepted (T4)",
+            )
 
     # What a member trusts.
 
