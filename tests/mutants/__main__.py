@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants import MUTATIONS, Mutation
-from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table
+from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table, write_report
 
 #: What one mutation may take: seconds of a processor, so that what else runs on a machine makes no difference. The
 #: product itself has to pass within the same time.
@@ -26,6 +26,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=BUDGET_S, help=f"processor seconds for each ({BUDGET_S})")
     parser.add_argument("--jobs", type=int, default=2, help="side by side (2)")
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--report", type=Path, help="a page with marks between which the table goes: RELIABILITY.md")
     parser.add_argument("--list", action="store_true", help="say what would be planted, and nothing else")
     parser.add_argument(
         "--try",
@@ -90,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "figures": figures,
         }
         options.json.write_text(as_json(rows, **about), encoding="utf-8")
+    if options.report is not None:
+        where = f"Commit {_commit()}, {os.cpu_count()} cores, Python {platform.python_version()}: {figures}."
+        write_report(options.report, rows, where)
     return int(not all(row.is_right for row in rows))
 
 

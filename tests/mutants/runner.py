@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.mutants.mutation import Mutation, apply
 
-__all__ = ["CONTROL", "Row", "run_all", "table"]
+__all__ = ["CONTROL", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,6 +97,32 @@ def table(rows: Sequence[Row]) -> str:
         by = row.by or ("nothing" if row.name != CONTROL or row.timed_out else "passes")
         lines.append(f"{row.name:58} {row.rule:5} {by:11} {row.seconds:5.1f}  {row.what[:110]}")
     return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """For RELIABILITY.md: what caught what, without the product's own row."""
+    lines = ["| planted bug | in | rule | caught by | as | s |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        if row.name != CONTROL:
+            seed, _, promise = row.what.partition(": ")
+            what = f"{promise.split(':')[0]} ({seed})" if row.by == "simulation" else row.what.split(": ")[0][:60]
+            if row.by == "logs":
+                what = row.what.split(",")[0]
+            file = row.file.rpartition("/")[2]
+            lines.append(
+                f"| {row.name} | {file} | {row.rule} | {row.by or '**nothing**'} | {what} | {row.seconds:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def write_report(path: Path, rows: Sequence[Row], figures: str) -> None:
+    """Put the table between the two marks of a page."""
+    begin, end = "<!-- mutants: begin -->", "<!-- mutants: end -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{path} has no marks {begin} … {end}; nothing was written")
+    path.write_text(f"{before}{begin}\n\n{figures}\n\n{markdown(rows)}\n\n{end}{after}", encoding="utf-8")
 
 
 def as_json(rows: Sequence[Row], **about: object) -> str:
