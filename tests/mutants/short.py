@@ -97,9 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something was found, 0 where not."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
-    parser.add_argument("--logs", type=int, default=40, help="logs that are held against the oracle (40)")
-    parser.add_argument("--judged", type=int, default=3, help="stories that are held against the oracle (3)")
-    parser.add_argument("--seeds", type=int, default=50, help="stories in all (50)")
+    parser.add_argument("--logs", type=int, default=25, help="logs that are held against the oracle (25)")
+    parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
+    parser.add_argument("--seeds", type=int, default=40, help="stories in all (40)")
     parser.add_argument(
         "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
     )
