@@ -223,10 +223,10 @@ MEMBERS: tuple[Mutation, ...] = (
         "C4",
     ),
     Mutation(
-        "shares are rounded down",
+        "shares are rounded up",
         _POLICIES,
         "base, larger = divmod(partitions, len(counts))",
-        "base, larger = partitions // len(counts), 0",
+        "base, larger = partitions // len(counts) + 1, 0",
         "C4",
     ),
     Mutation(
