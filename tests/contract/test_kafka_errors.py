@@ -16,7 +16,7 @@ from confluent_kafka.admin import AclOperation, AdminClient
 from kafka_marshal.adapters.interface import Ack, FaultKind
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
-from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -456,3 +456,10 @@ def test_what_a_cluster_refuses_to_create_is_told_with_its_reason(kafka_bootstra
         cluster.create_topic("contract-refused", 1, 1, {"cleanup.policy": "bogus"}, TIMEOUT_S)
     assert cluster.topic_info(["contract-refused"], TIMEOUT_S) == {}
     cluster.close()
+
+
+def test_a_broker_that_the_client_itself_has_dropped_is_asked_again() -> None:
+    """Found by chaos, with brokers killed: a look-up that met this ended a Marshal, and all of its leases."""
+    error = marshal_error(KafkaException(KafkaError(KafkaError._DESTROY_BROKER)), "looking up t", "a:1", Troubles())
+    assert isinstance(error, KafkaUnavailableError)
+    assert KafkaError._DESTROY_BROKER in RETRY_CODES

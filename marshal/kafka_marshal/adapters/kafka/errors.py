@@ -103,6 +103,8 @@ RETRY_CODES = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        # librdkafka dropped the broker that it was asking, for one that it has learnt of: nobody answered.
+        KafkaError._DESTROY_BROKER,
     }
 )
 
