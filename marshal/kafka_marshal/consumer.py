@@ -40,8 +40,8 @@ READ_SIZE = 500
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 1_000
 
-#: While this many messages are handled in less than this time, the clock is looked at once for all of them: what a
-#: process stopped in between could still be handed is then less than what a millisecond's work is.
+#: At most once, when so many messages in a row took less than this together, the clock is looked at once for the next
+#: so many. (They are granted: were the process stopped among them, the few it still gets are nobody else's, ever.)
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
@@ -98,22 +98,17 @@ class Consumer(Membership["Consumer"]):
         """Run after run; between two messages no lock, one store, and a look at what the engine allows.
 
         The engine ends a lease by setting hand_out_until to 0, which is seen before the very next message. For the
-        case that the whole process was stopped, the clock is compared, too: before each message, or, while
-        CLOCK_STRIDE messages take less than CLOCK_STRIDE_MS, before every so many (T4).
+        case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
+        several would hand out the others while somebody else has the partition (T4).
         """
         runtime, stop = self._driver.runtime, self._marshal.stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
-        now = 0.0
         while (run := self._next_run(RUN_SIZE, True, None)) is not None:
             lease = run.assignment.lease
-            cursor = look_at = looked_at = 0
+            cursor = 0
             try:
                 for message in run.messages:
-                    if cursor >= look_at:
-                        before, now = now, clock(clock_id) * 1000.0
-                        look_at = cursor + _stride(cursor - looked_at, now - before)
-                        looked_at = cursor
-                    if now >= lease.hand_out_until or stop:
+                    if clock(clock_id) * 1000.0 >= lease.hand_out_until or stop:
                         break
                     run.cursor = cursor
                     cursor += 1
@@ -132,14 +127,14 @@ class Consumer(Membership["Consumer"]):
         runtime, stop = self._driver.runtime, self._marshal.stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
         delivery = self._delivery
-        now = 0.0
+        now, pace = 0.0, _Pace()
         while (run := self._next_granted(None)) is not None:
             lease = run.assignment.lease
             cursor = look_at = looked_at = delivery.granted_next
             for message in islice(run.messages, cursor, None):
                 if cursor >= look_at:
                     before, now = now, clock(clock_id) * 1000.0
-                    look_at = cursor + _stride(cursor - looked_at, now - before)
+                    look_at = cursor + pace.stride(cursor - looked_at, now - before)
                     looked_at = cursor
                     run.since = now
                 if now >= lease.proven_until or stop:
@@ -437,9 +432,27 @@ class Consumer(Membership["Consumer"]):
             self._reader.close()
 
 
-def _stride(messages: int, took_ms: float) -> int:
-    """How many messages the next look at the clock is for, after so many since the last one took so long."""
-    return CLOCK_STRIDE if took_ms * CLOCK_STRIDE < CLOCK_STRIDE_MS * messages else 1
+class _Pace:
+    """How fast messages went lately, one look at the clock after the other."""
+
+    __slots__ = ("_messages", "_took_ms")
+
+    def __init__(self) -> None:
+        self._messages = 0
+        self._took_ms = 0.0
+
+    def stride(self, messages: int, took_ms: float) -> int:
+        """How many messages the next look is for, after so many since the last one took so long."""
+        if messages == 0:  # a run begins: what there was before it was no handling
+            return 1
+        self._messages += messages
+        self._took_ms += took_ms
+        if self._took_ms >= CLOCK_STRIDE_MS:  # slow, or one of them was: count anew
+            self._messages, self._took_ms = 0, 0.0
+        if self._messages < CLOCK_STRIDE:
+            return 1
+        self._messages, self._took_ms = 0, 0.0
+        return CLOCK_STRIDE
 
 
 def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:

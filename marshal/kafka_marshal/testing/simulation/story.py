@@ -21,7 +21,7 @@ from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, S
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in
+from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, ONE_BY_ONE, built_in
 from rationalizer import Tick, encode, outcome, snapshot_log, world
 
 __all__ = ["Result", "simulate_one"]
@@ -189,7 +189,7 @@ class _Story:
         self._store = Store()
         self._clients = {client.name: client for client in scenario.clients}
         self._hosts = {
-            c.name: Host(c.name, c.rate, is_iterating=c.worker == "iterate", fetch_ms=c.fetches_every * self.hi)
+            c.name: Host(c.name, c.rate, is_iterating=c.worker in ONE_BY_ONE, fetch_ms=c.fetches_every * self.hi)
             for c in scenario.clients
         }
         self._admin_host = Host("admin", is_admin=True)

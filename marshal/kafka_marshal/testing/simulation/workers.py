@@ -14,11 +14,14 @@ from kafka_marshal.membership import TopicPartition
 from kafka_marshal.testing.simulation.process import Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
 
-__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in"]
+__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "ONE_BY_ONE", "built_in"]
 
 #: What the worker that claims by hand claims.
 HAND_TOPIC = "by-hand"
 HAND_PARTITIONS = 2
+
+#: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
+ONE_BY_ONE = frozenset({"iterate", "explicit", "poll"})
 
 
 def policy_of(client: Client) -> Policy:
