@@ -60,7 +60,7 @@ class Manners:
         self._fail = fail
         #: A broker's clock is set: what members trust is looked at with every record, not only with their messages.
         self.looks_closer = any(fault.kind == "clock" for fault in scenario.faults)
-        self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims"}
+        self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims" and x.worker != "yours"}
         #: By CP and offset: when (virtual ms) the record was sent.
         self._sent: dict[tuple[int, int], float] = {}
         #: (process, partition) → when the newest beat of its own that its replica has applied was sent, and log time.

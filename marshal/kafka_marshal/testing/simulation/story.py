@@ -478,9 +478,10 @@ class _Story:
         names = [process.client_id for process in self._processes if process.is_running and not process.is_admin]
         if len(names) > len(set(names)):
             return True
-        if any(client.policy != "balanced" for client in self.scenario.clients if client.worker != "by-hand"):
+        others = [x for x in self.scenario.clients if x.worker != "by-hand"]
+        if any(x.policy != "balanced" or x.worker == "yours" for x in others):
             return True
-        held = dict.fromkeys((x.name for x in self.scenario.clients if x.worker != "by-hand"), 0)
+        held = dict.fromkeys((x.name for x in others), 0)
         for key, owners in self.checks.owners().items():
             for process, _ in owners:
                 if key[0] == self.scenario.data_topic:
