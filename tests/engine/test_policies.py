@@ -86,6 +86,14 @@ def test_max_claims_at_its_limit_does_not_ask() -> None:
     assert (Balanced() & MaxClaims(1)).wishes(view, own, 0.0).ask == ()
 
 
+def test_max_claims_leaves_room_for_what_it_claims_before_it_asks() -> None:
+    """What is asked for may be granted, too: with a claim for the last free place it would be one too many."""
+    view, own = view_of({**held_by("b", 6), ("t0", 0): "a", ("t0", 6): None, ("t0", 7): None})
+    asking = Wishes(claim=(("t0", 6),), ask=(("t0", 1),))
+    assert MaxClaims(2).refine(asking, view, own, 0.0) == Wishes(claim=(("t0", 6),))
+    assert MaxClaims(3).refine(asking, view, own, 0.0) == asking
+
+
 def test_max_claims_refuses_a_limit_that_can_hold_nothing() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         MaxClaims(0)

@@ -106,7 +106,9 @@ def do(what: str, value: Any) -> object:
         case "look":
             watchdog = marshal.watchdog
             assert watchdog is not None
-            return {"pid": watchdog.pid, "ready": watchdog.is_ready, "untold": len(watchdog._untold)}
+            untold = len(watchdog._untold)
+            told = len(watchdog._will.keys() - watchdog._untold.keys())
+            return {"pid": watchdog.pid, "ready": watchdog.is_ready, "untold": untold, "told": told}
         case "fork":
             return fork(value)
         case "spawn":

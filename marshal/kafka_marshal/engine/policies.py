@@ -338,7 +338,8 @@ class MaxClaims(Policy):
         kept = [key for key in own if key not in set(wishes.release)]
         room = self.limit - len(kept)
         if room >= 0:
-            return replace(wishes, claim=wishes.claim[:room], ask=wishes.ask if room else ())
+            claim = wishes.claim[:room]
+            return replace(wishes, claim=claim, ask=wishes.ask[: room - len(claim)])  # what is asked for may be granted
         return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
 

@@ -47,7 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("--inputs and --jobs must be at least 1\n")
         return 2
     # What librdkafka retries by itself is no news here.
-    logging.getLogger("kafka_marshal").setLevel(logging.ERROR)
+    logger = logging.getLogger("kafka_marshal")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return _run(options)
+    finally:
+        logger.setLevel(level)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.broker:
         from kafka_marshal.testing.fuzz.broker import fuzz_a_broker
 
