@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.coordination import create_topic
 from kafka_marshal.errors import AuthenticationError, AuthorizationError
 from kafka_marshal.testing import LocalBroker
 from tests.cli.harness import Command
@@ -36,31 +39,41 @@ As = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture
-def log_in(secured: str, tmp_path: Path) -> As:
+def coordination() -> str:
+    """A name of its own for every try: what a try has made is not in the way of the next."""
+    return f"__marshal-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def log_in(secured: str, coordination: str, tmp_path: Path) -> As:
     def options(user: str, password: str | None = None) -> tuple[str, ...]:
         path = tmp_path / f"{user}.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in login(user, password).items()))
-        return ("--bootstrap", secured, "--config", str(path))
+        return ("--bootstrap", secured, "--config", str(path), "--topic", coordination)
 
     return options
 
 
-def ann_holds(secured: str) -> None:
+def ann_holds(secured: str, coordination: str) -> None:
     """The log knows of group g, whose only lease its dead holder still has."""
-    ann = Marshal(secured, group_id="g", client_id="ann", heartbeat_interval_ms=60_000, config=login("ann"))
+    ann = Marshal(
+        secured, group_id="g", client_id="ann", topic=coordination, heartbeat_interval_ms=60_000, config=login("ann")
+    )
     ann.claim("t", 0, timeout=5)
     ann.terminate()
 
 
-def test_what_is_forbidden_is_named_with_what_it_takes(command: Command, log_in: As, secured: str) -> None:
+def test_what_is_forbidden_is_named_with_what_it_takes(
+    command: Command, log_in: As, secured: str, coordination: str
+) -> None:
     ann, bob = log_in("ann"), log_in("bob")
     ran = command("init", *bob)
     assert (ran.status, ran.out) == (3, "")
-    assert "creating topic __marshal: the cluster forbids it" in ran.err
+    assert f"creating topic {coordination}: the cluster forbids it" in ran.err
     assert command("init", *log_in("root")).status == 0
     for reading in ("status", "log", "lag"):
         assert command(reading, *bob).status == 0
-    ann_holds(secured)
+    ann_holds(secured, coordination)
     for changing in (
         ["status", "--tick"],
         ["release-group", "g", "--yes"],
@@ -82,8 +95,9 @@ def test_a_wrong_password(command: Command, log_in: As) -> None:
     assert "sasl.* settings" in ran.err
 
 
-def test_members(secured: str) -> None:
-    ids = {"group_id": "g", "heartbeat_interval_ms": 600}
+def test_members(secured: str, coordination: str) -> None:
+    create_topic(KafkaCluster(secured, login("root")), coordination, 2, 10)
+    ids = {"group_id": "g", "heartbeat_interval_ms": 600, "topic": coordination}
     with pytest.raises(AuthenticationError, match="Invalid username or password"):
         Marshal(secured, config=login("ann", "wrong"), **ids)  # type: ignore[arg-type]
     with Marshal(secured, client_id="ann", config=login("ann"), **ids) as ann:  # type: ignore[arg-type]
