@@ -124,7 +124,8 @@ class KafkaAppender:
     def _refused(self, on_ack: Callable[[Ack], None] | None, text: str, error: KafkaException | None = None) -> None:
         """A record that was not even queued: its ack is due at the next poll like any other."""
         if on_ack is not None:
-            self._due.append((on_ack, Ack(None, text, self._fatal, self._forbidden(error))))
+            why = self._troubles.fatal or text  # a client that failed for good says "fatal error" of all that follows
+            self._due.append((on_ack, Ack(None, why, self._fatal, self._forbidden(error))))
 
     def _forbidden(self, error: KafkaException | KafkaError | None) -> bool:
         """Whether a record failed because we may not append: said of it, or of the producer as a whole."""
