@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from kafka_marshal.testing.origin import where_it_ran
 from tests.mutants import MUTATIONS, Mutation
-from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table, write_report
+from tests.mutants.runner import CONTROL, Row, as_json, run_all, table, write_report
 
 #: What one mutation may take: seconds of a processor, so that what else runs on a machine makes no difference. The
 #: product itself has to pass within the same time.
@@ -48,13 +46,6 @@ def _chosen(options: argparse.Namespace) -> list[Mutation]:
     return [x for x in MUTATIONS if not parts or any(part in x.name for part in parts)]
 
 
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def _figures(rows: Sequence[Row], seconds: float) -> str:
     bugs = [row for row in rows if row.name != CONTROL]
     caught = Counter(row.by for row in bugs if row.by)
@@ -81,18 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
     figures = _figures(rows, time.monotonic() - began)
     print(f"{table(rows)}\n\n{figures}")
+    origin = where_it_ran()
     if options.json is not None:
         about = {
-            "commit": _commit(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
+            **origin,
             "budget_s": options.budget,
             "short": options.short,
             "figures": figures,
         }
         options.json.write_text(as_json(rows, **about), encoding="utf-8")
     if options.report is not None:
-        where = f"Commit {_commit()}, {os.cpu_count()} cores, Python {platform.python_version()}: {figures}."
+        where = f"Commit {origin['commit']}, {origin['cores']} cores, Python {origin['python']}: {figures}."
         write_report(options.report, rows, where)
     return int(not all(row.is_right for row in rows))
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 
 from kafka_marshal.testing.chaos import Options, Result, run_campaign
-from kafka_marshal.testing.chaos.__main__ import where_it_ran
 from kafka_marshal.testing.chaos.fleet import Fleet
 from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.origin import where_it_ran
 
 __all__ = ["STEADY", "Sample", "Series", "main", "plot", "soak"]
 

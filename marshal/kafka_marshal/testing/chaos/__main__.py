@@ -9,17 +9,15 @@ import argparse
 import json
 import logging
 import os
-import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from kafka_marshal.testing.chaos.campaign import Options, Result, run_campaign
 from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.origin import where_it_ran
 
-__all__ = ["main", "where_it_ran"]
+__all__ = ["main"]
 
 #: Of each kind of violation so many are printed; all of them are in the file of --json.
 SHOWN = 20
@@ -40,16 +38,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--keep", action="store_true", help="keep what was written down")
     return parser
-
-
-def where_it_ran() -> dict[str, object]:
-    """Machine and commit, for figures."""
-    commit = ""
-    if (git := shutil.which("git")) is not None:
-        command = [git, "rev-parse", "--short", "HEAD"]
-        folder = Path(__file__).parent
-        commit = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "commit": commit or "unknown"}
 
 
 def _print_violations(result: Result) -> None:

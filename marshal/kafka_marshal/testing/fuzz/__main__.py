@@ -9,8 +9,6 @@ import argparse
 import json
 import logging
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from kafka_marshal.testing.fuzz.author import LARGE_EVERY
 from kafka_marshal.testing.fuzz.campaign import OfflineReport, run_offline
 from kafka_marshal.testing.fuzz.story import run_story
+from kafka_marshal.testing.origin import where_it_ran
 
 __all__ = ["main"]
 
@@ -96,19 +95,9 @@ def _end(
     sys.stdout.write(f"{line}\n")
     if path is not None:
         known = json.loads(path.read_text()) if path.exists() else {}
-        machine = {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-        found = {**known, which: {"commit": _commit(), "machine": machine, **figures}}
+        found = {**known, which: {**where_it_ran(), **figures}}
         path.write_text(json.dumps(found, indent=2) + "\n")
     return int(not holds)
-
-
-def _commit() -> str:
-    """Of this source; "" where it is installed without its history."""
-    argv = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 if __name__ == "__main__":
