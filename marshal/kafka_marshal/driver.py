@@ -39,7 +39,7 @@ from kafka_marshal.replica import Applied, Begin, Replica
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
-from rationalizer import Outcome, encode
+from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
 __all__ = ["ConsumerPort", "Driver"]
 
@@ -57,6 +57,10 @@ END_TIMEOUT_S = 2.0
 #: While an acknowledgement is due, which is for so long after an append, it is looked for this often.
 ACK_WATCH_MS = 50.0
 ACK_WAIT_MS = 1.0
+
+#: Beats of several CPs come back one by one within a few milliseconds: so long they are let gather, to be read at once.
+#: Somebody who wants something meanwhile ends the wait.
+BEATS_WAIT_S = 0.004
 
 #: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
 METADATA_INTERVAL_MS = 5_000.0
@@ -154,6 +158,8 @@ class Driver:
         #: Appends whose acknowledgement has not come, and when the last one was handed over.
         self._unanswered = 0
         self._appended_at = 0.0
+        #: What was carried out last were beats of several CPs, and nothing else.
+        self._beats_sent = False
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
         self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
@@ -197,6 +203,8 @@ class Driver:
             self._fail(error)
 
     def _turn(self) -> None:
+        if self._beats_sent:
+            self._let_beats_gather()
         batch = self.replica.read(self._wait_s())
         with self.condition:
             if self._ended:
@@ -212,6 +220,11 @@ class Driver:
                 return  # an acknowledgement was looked for, and is not there yet; or the log ends where it ended
             self._periodic()
             self.settle()
+
+    def _let_beats_gather(self) -> None:
+        with self.condition:
+            self._beats_sent = False
+            self.condition.wait(BEATS_WAIT_S)
 
     def _start_up(self, batch: object) -> None:
         self.replica.apply(batch)  # type: ignore[arg-type]
@@ -392,6 +405,7 @@ class Driver:
         # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback, list[Assignment]]] = []
+        self._beats_sent = len(effects) > 1 and all(map(_is_beat, effects))
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):
@@ -538,3 +552,7 @@ class Driver:
             appender.close()
         self.cluster.close()
         _forked_children.discard(self)
+
+
+def _is_beat(effect: Effect) -> bool:
+    return isinstance(effect, Append) and isinstance(effect.record, Heartbeat | HeartbeatBatch)

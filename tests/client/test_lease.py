@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from kafka_marshal import ConfigurationError, HeldError, LeaseLostError
+from kafka_marshal.driver import Driver
 from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
 from tests.client.conftest import HI, Scene, wait_until
 
@@ -167,3 +168,19 @@ def test_a_forked_child_is_refused(scene: Scene) -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     lease.heartbeat(1)
+
+
+def test_who_wants_something_ends_the_wait_for_the_echo_of_beats(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_gather, waiting = Driver._let_beats_gather, threading.Event()
+
+    def let_gather_and_tell(driver: Driver) -> None:
+        waiting.set()
+        let_gather(driver)
+
+    a = scene.member("a")
+    for partition in range(4):  # of several partitions of the log
+        a.claim("t", partition)
+    monkeypatch.setattr("kafka_marshal.driver.BEATS_WAIT_S", 3600.0)
+    monkeypatch.setattr(Driver, "_let_beats_gather", let_gather_and_tell)
+    assert waiting.wait(20)
+    assert a.claim("u", 1, timeout=5).valid

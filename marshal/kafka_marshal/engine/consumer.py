@@ -373,9 +373,11 @@ class ConsumerEngine:
 
     def commit_ranges(self, assignment: Assignment, now: float) -> None:
         """Commit what is done beyond a gap and the log does not know (P6); again after HI if it still does not."""
-        lease = self._engine.observer.lease(assignment.key)
         assignment.tracker.follow()
-        if lease is None or self.at_most_once or not assignment.tracker.has_islands:
+        if self.at_most_once or not assignment.tracker.has_islands:
+            return
+        lease = self._engine.observer.lease(assignment.key)
+        if lease is None:
             return
         new = beyond(assignment.tracker.done.ranges, lease.progress.ranges)
         if not new or (new == assignment.reported_ranges and now < assignment.ranges_due):

@@ -11,6 +11,7 @@ reading thread carries out within a slice; where nobody reads, it is carried out
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -31,13 +32,18 @@ class Pace:
     """How often a wait looks up: for commands, for a close() from another thread, and for errors told by callback."""
 
     slice_s: float
-    #: Where nothing has come for so long, a wait looks up less often, as each look costs some 50 microseconds.
-    quiet_after_s: float
-    quiet_slice_s: float
+    #: Where nothing has come for so long, a wait looks up less often, as each look costs some 50 microseconds: ever
+    #: longer waits, each with the time (s) after which it begins.
+    quiet: tuple[tuple[float, float], ...] = ()
+
+    def wait_s(self, quiet_for_s: float) -> float:
+        """How long one wait may last where nothing has come for so long."""
+        return next((wait_s for after_s, wait_s in reversed(self.quiet) if quiet_for_s > after_s), self.slice_s)
 
 
-#: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms.
-STEERED = Pace(0.005, 1.0, 0.025)
+#: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms,
+#: and in a member all of whose partitions have been silent for long, for up to 100 ms.
+STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1)))
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1
@@ -138,9 +144,9 @@ class Reading:
         if not self.is_assigned():
             self._bell.wait(min(STANDBY_S, remaining_s))
             return self.consumer.poll(0)
-        is_quiet = time.monotonic() - self._quiet_since > self._pace.quiet_after_s
-        slice_s = self._pace.quiet_slice_s if is_quiet else self._pace.slice_s
-        return self.consumer.poll(max(SHORTEST_WAIT_S, min(slice_s, remaining_s)))
+        slice_s = self._pace.wait_s(time.monotonic() - self._quiet_since)
+        # Rounded up: else the fraction of a millisecond that librdkafka leaves out would be one more wait.
+        return self.consumer.poll(math.ceil(min(slice_s, remaining_s) / SHORTEST_WAIT_S) * SHORTEST_WAIT_S)
 
     def _prepare(self) -> None:
         """Between two waits: end where we are closed, carry out commands, and what they left to be done."""

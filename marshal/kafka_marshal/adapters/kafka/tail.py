@@ -20,7 +20,7 @@ BATCH = 500
 
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
-PACE = Pace(0.05, 0.1, 0.2)
+PACE = Pace(0.05, ((0.1, 0.2),))
 
 
 class KafkaTail:
