@@ -51,6 +51,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         crash = getattr(report.longrepr, "reprcrash", None)
         terminalreporter.write_line(f"RERUN {report.nodeid}: {getattr(crash, 'message', report.longrepr)!s:.1000}")
+        for trace, _, _ in getattr(report.longrepr, "chain", ())[:-1]:  # what it came of, in another thread maybe
+            terminalreporter.write_line(f"RERUN came of: {trace!s:.3000}")
 
 
 @pytest.fixture(scope="session")
