@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
@@ -15,7 +15,12 @@ from confluent_kafka.cimpl import NewPartitions
 
 from kafka_marshal.adapters.interface import Ack, Cluster, DataFault, DataReader, LogEntry, Message, Tail, TailFault
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
+from kafka_marshal.testing.simulation.checks import Checks
+from kafka_marshal.testing.simulation.network import Network
+from kafka_marshal.testing.simulation.process import Host, Process
+from kafka_marshal.testing.simulation.scheduler import Scheduler
+from tests.contract.virtual import VirtualThreading, VirtualTime, play
 
 LOG_TIME = {"message.timestamp.type": "LogAppendTime"}
 TIMEOUT_S = 15.0
@@ -120,6 +125,52 @@ class MemorySide(_Named):
 
     def close(self) -> None:
         self.cluster.close()
+
+
+class SimulatedSide(MemorySide):
+    """The log of the simulation, in a process of it, on virtual time."""
+
+    name = "simulation"
+
+    def __init__(self) -> None:
+        scheduler = Scheduler()
+        broker = MemoryBroker(lambda: self.network.broker_clock())
+        self.network = Network(scheduler, broker, "none of a contract's")
+        self.process = self._new_process("client")
+        self._broker = broker
+        self.cluster = self.process.cluster()
+        self.time = VirtualTime(scheduler)
+        self.threading = VirtualThreading(self.process)
+
+    def _new_process(self, name: str) -> Process:
+        # Nobody keeps account of what it does.
+        return Process(name, Host(name), self.network, cast("Checks", None), seed=0)
+
+    def produce(
+        self, topic: str, partition: int, values: Sequence[bytes | None], timestamps: Sequence[int] | None = None
+    ) -> None:
+        super().produce(topic, partition, values, timestamps)
+        self.network.changed(topic)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        super().delete_records(topic, partition, before)
+        self.network.changed(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        super().delete_topic(topic)
+        self.network.changed(topic)
+
+    def unreachable(self) -> Cluster:
+        process = self._new_process("cut off")
+        process.trouble.is_cut_off = True
+        return process.cluster()
+
+    def play(self, body: Callable[[], object]) -> None:
+        """Run a test's body on virtual time."""
+        play(self.process, body)
+
+    def close(self) -> None:
+        self.network.scheduler.close()
 
 
 class KafkaSide(_Named):

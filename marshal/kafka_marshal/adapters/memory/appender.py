@@ -8,14 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka_marshal.adapters.interface import Ack
-from kafka_marshal.adapters.memory.broker import BATCH_OVERHEAD, MemoryBroker
+from kafka_marshal.adapters.memory.broker import MemoryBroker
 from kafka_marshal.adapters.memory.faults import AppendFate
 from kafka_marshal.errors import ClosedError
 
 __all__ = ["MemoryAppender"]
-
-#: The client's own bound, as the Kafka appender has it.
-MAX_VALUE_BYTES = 1_000_000
 
 
 @dataclass(slots=True)
@@ -56,8 +53,6 @@ class MemoryAppender:
             now = self._broker.clock()
             if self._fatal:
                 self._answer(on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
-            elif len(value) > MAX_VALUE_BYTES:
-                self._answer(on_ack, now, Ack(None, f"{len(value)} bytes are too many for one record"))
             else:
                 self._waiting.append(_Record(partition, value, now + self._delivery_timeout_ms, on_ack))
                 self._send()
@@ -74,7 +69,7 @@ class MemoryAppender:
             self._answer(self._waiting.popleft().on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
 
     def _write(self, record: _Record, now: float) -> None:
-        problem = self._problem(record)
+        problem = self._broker.refusal(self._topic, record.partition, record.value)
         if problem is not None:
             self._answer(record.on_ack, now, Ack(None, problem))
             return
@@ -94,14 +89,6 @@ class MemoryAppender:
             case AppendFate.FATAL:
                 self._fatal = True
                 self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
-
-    def _problem(self, record: _Record) -> str | None:
-        topic = self._broker.existing.get(self._topic)
-        if topic is None or not 0 <= record.partition < len(topic.partitions):
-            return f"unknown partition {self._topic} [{record.partition}]"
-        if len(record.value) + BATCH_OVERHEAD > int(topic.settings["max.message.bytes"]):
-            return f"{len(record.value)} bytes are more than the topic's max.message.bytes allow"
-        return None
 
     def _produce(self, record: _Record) -> int:
         return self._broker.produce(self._topic, record.partition, record.value, b"")

@@ -31,6 +31,9 @@ TOPIC_DEFAULTS: Mapping[str, str] = {
 #: Bytes around a value in a batch of one record: the broker's limit counts them too.
 BATCH_OVERHEAD = 70
 
+#: The client's own bound, as the Kafka appender has it.
+MAX_VALUE_BYTES = 1_000_000
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 #: Kinds of timestamps, as confluent_kafka numbers them.
@@ -267,6 +270,17 @@ class MemoryBroker:
         """A partition's log, None if there is none; the lock is held."""
         made = self.existing.get(topic)
         return made.partitions[partition] if made is not None and 0 <= partition < len(made.partitions) else None
+
+    def refusal(self, topic: str, partition: int, value: bytes) -> str | None:
+        """Why a record is not written, None if it is; the lock is held."""
+        if len(value) > MAX_VALUE_BYTES:
+            return f"{len(value)} bytes are too many for one record"
+        made = self.existing.get(topic)
+        if made is None or not 0 <= partition < len(made.partitions):
+            return f"unknown partition {topic} [{partition}]"
+        if len(value) + BATCH_OVERHEAD > int(made.settings["max.message.bytes"]):
+            return f"{len(value)} bytes are more than the topic's max.message.bytes allow"
+        return None
 
     def reachable(self, client: str) -> bool:
         """Whether a client gets through; the lock is held."""

@@ -12,7 +12,7 @@ from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
 from kafka_marshal.runtime import THREADS, Runtime
 
-__all__ = ["MemoryCluster"]
+__all__ = ["MemoryCluster", "unanswered"]
 
 
 class MemoryCluster:
@@ -49,10 +49,7 @@ class MemoryCluster:
                 broker.changed.wait_for(lambda: broker.reachable(self.client) or self._closed, timeout_s)
             self._check_open()
             if not broker.reachable(self.client):
-                raise KafkaUnavailableError(
-                    f"While {doing}: no answer from the broker in time. Nothing was changed; leases that can't be "
-                    "confirmed end by themselves. Let the client reach the broker again."
-                )
+                raise unanswered(doing)
             yield broker
 
     def _check_open(self) -> None:
@@ -138,6 +135,14 @@ class MemoryCluster:
         with self.broker.changed:
             self._closed = True
             self.broker.changed.notify_all()
+
+
+def unanswered(doing: str) -> KafkaUnavailableError:
+    """No broker was reached in time."""
+    return KafkaUnavailableError(
+        f"While {doing}: no answer from the broker in time. Nothing was changed; leases that can't be confirmed end by "
+        "themselves. Let the client reach the broker again."
+    )
 
 
 def _logs(broker: MemoryBroker, partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, Partition]]:

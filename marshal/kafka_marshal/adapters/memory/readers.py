@@ -23,12 +23,25 @@ from kafka_marshal.adapters.interface import (
 from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, Partition
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["MemoryDataReader", "MemoryTail"]
+__all__ = ["MemoryDataReader", "MemoryTail", "entry_of", "outside"]
 
 T = TypeVar("T")
 
 #: The most records one read of the tail returns.
 BATCH = 5_000
+
+
+def entry_of(message: MemoryMessage) -> LogEntry:
+    """(offset, the log's own stamp or -1, value)."""
+    kind, timestamp_ms = message.timestamp()
+    return message.offset(), timestamp_ms if kind == LOG_APPEND_TIME else -1, message.value()
+
+
+def outside(log: Partition, position: int) -> str | None:
+    """Why nothing can be read from this position; None: it is in the log."""
+    if log.start <= position <= log.end:
+        return None
+    return f"offset {position} is not in the log ({log.start} to {log.end})"
 
 
 class _Reader:
@@ -124,18 +137,15 @@ class MemoryTail(_Reader):
 
     def _look_at(self, partition: int, log: Partition, room: int, batch: TailBatch) -> int:
         position = self._positions[partition]
-        if not log.start <= position <= log.end:
+        if (text := outside(log, position)) is not None:
             self._resting.add(partition)
-            text = f"offset {position} is not in the log ({log.start} to {log.end})"
             cast("list[TailFault]", batch.faults).append(TailFault(FaultKind.OUT_OF_RANGE, partition, text))
             return 0
         entries: list[LogEntry] = []
         for message in self._visible(self._topic, partition, log, position):
             if len(entries) == room:
                 break
-            kind, timestamp_ms = message.timestamp()
-            stamp = timestamp_ms if kind == LOG_APPEND_TIME else -1
-            entries.append((message.offset(), stamp, message.value()))
+            entries.append(entry_of(message))
         if entries:
             batch.records[partition] = entries
             position = entries[-1][0] + 1
@@ -213,9 +223,8 @@ class MemoryDataReader(_Reader):
             if log is None or key in self._resting or key in self._paused or len(messages) >= max_messages:
                 continue
             position = self._positions[key]
-            if not log.start <= position <= log.end:
+            if (text := outside(log, position)) is not None:
                 self._resting.add(key)
-                text = f"offset {position} is not in the log ({log.start} to {log.end})"
                 faults.append(DataFault(FaultKind.OUT_OF_RANGE, *key, text))
                 continue
             self._marks[key] = log.end

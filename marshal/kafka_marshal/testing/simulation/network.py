@@ -8,7 +8,7 @@ back, or does not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -25,9 +25,10 @@ from kafka_marshal.adapters.interface import (
     TopicPartition,
 )
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
-from kafka_marshal.adapters.memory.readers import MemoryDataReader
+from kafka_marshal.adapters.memory.cluster import unanswered
+from kafka_marshal.adapters.memory.readers import MemoryDataReader, entry_of, outside
 from kafka_marshal.coordination import snapshots_topic
-from kafka_marshal.errors import ClosedError, KafkaUnavailableError
+from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
@@ -95,6 +96,9 @@ class Network:
             self.on_record(partition, offset, stamp, value, sender, sent_at)
         elif topic == snapshots_topic(self.topic):
             self.on_snapshot(partition, value)
+        else:
+            for reader in self.readers:
+                reader.written((topic, partition))
         for tail in self.tails:
             tail.written(topic, partition, offset + 1)
         return offset
@@ -105,6 +109,16 @@ class Network:
         for reader in self.readers:
             reader.written((topic, partition))
         return offset
+
+    def changed(self, topic: str) -> None:
+        """A topic is not what it was: it was cut, made anew, or records came another way."""
+        made = self.broker.existing.get(topic)
+        ends = [log.end for log in made.partitions] if made is not None else []
+        for tail in self.tails:
+            tail.changed(topic, ends)
+        for reader in self.readers:
+            for partition in range(len(ends)):
+                reader.written((topic, partition))
 
 
 class SimulatedCluster(MemoryCluster):
@@ -126,8 +140,14 @@ class SimulatedCluster(MemoryCluster):
             scheduler.park(min(until, scheduler.now + 50.0))
         self._check_open()
         if process.trouble.is_cut_off:
-            raise KafkaUnavailableError(f"While {doing}: no answer from the broker in time. Nothing was changed.")
+            raise unanswered(doing)
         yield self.broker
+
+    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        starts = super().delete_records(before, timeout_s)
+        for topic in sorted({topic for topic, _ in before}):
+            self._network.changed(topic)
+        return starts
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> SimulatedTail:  # type: ignore[override]
         self._check_open()
@@ -186,26 +206,30 @@ class SimulatedAppender:
     def _dispatch(self, record: _Waiting, now: float) -> None:
         process, trouble, chance = self._process, self._process.trouble, self._process.rng.random
         lost = Ack(None, "the broker did not acknowledge in time")
+        problem = self._network.broker.refusal(self._topic, record.partition, record.value)
+        if problem is not None:
+            self._answer(process.reaches_at(), record.on_ack, Ack(None, problem))
+            return
         if trouble.loss and chance() < trouble.loss:
             self._answer(record.deadline, record.on_ack, lost)
             return
         arrival = now + process.travel_ms()
-        on_ack = record.on_ack
+        on_ack, answers = record.on_ack, True
         if trouble.late and chance() < trouble.late:
             self._answer(record.deadline, on_ack, lost)
-            on_ack = None
+            answers = False
             arrival = now + self._timeout_ms * (0.8 + 3 * chance())
         else:
             arrival = self._last_arrival[record.partition] = max(arrival, self._last_arrival.get(record.partition, 0.0))
         twice = trouble.duplicates and chance() < trouble.duplicates
-        if on_ack is not None and trouble.ack_loss and chance() < trouble.ack_loss:
+        if answers and trouble.ack_loss and chance() < trouble.ack_loss:
             self._answer(record.deadline, on_ack, lost)
-            on_ack = None
+            answers = False
         network = self._network
 
         def arrive(first: bool = True) -> None:
             offset = network.arrive(self._topic, record.partition, record.value, process, now)
-            if first and on_ack is not None:
+            if first and answers:
                 # A retry of what had been written is acknowledged without an offset.
                 self._answer(process.reaches_at(), on_ack, Ack(None if twice else offset))
 
@@ -239,6 +263,8 @@ class SimulatedAppender:
                     on_ack(ack)
 
     def flush(self, timeout_s: float) -> int:
+        if self._closed:
+            raise ClosedError("The appender was closed.")
         scheduler = self._network.scheduler
         until = scheduler.now + timeout_s * 1000
         while True:
@@ -274,6 +300,8 @@ class SimulatedTail:
         self._here: dict[int, int] = {}
         self._last: dict[int, float] = {}
         self._told_ends: dict[int, int] = {}
+        #: Whether positions may be outside of the log.
+        self._is_unsure = True
         self._told_cut_off = False
         self._parked: Task | None = None
         self._closed = False
@@ -295,17 +323,29 @@ class SimulatedTail:
         if self._parked is not None:
             self._network.scheduler.wake(self._parked, at)
 
+    def changed(self, topic: str, ends: Sequence[int]) -> None:
+        """The log is not what it was, and ends here now."""
+        if topic == self._topic:
+            self._is_unsure = True
+            for partition, end in enumerate(ends):
+                if partition in self._coming:
+                    self._coming[partition].clear()
+                    self._here[partition] = min(self._here[partition], end)
+                    self.written(topic, partition, end)
+
     def read(self, timeout_s: float) -> TailBatch:
-        if self._closed:
-            raise ClosedError("The tail was closed; nothing more is read from it. Open a new one.")
+        self._check_open()
         scheduler = self._network.scheduler
         found = self._look()
         if found is not None:
             return found
         self._wait(scheduler, timeout_s)
+        self._check_open()
+        return self._look() or TailBatch()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The tail was closed; nothing more is read from it. Open a new one.")
-        return self._look() or TailBatch()
 
     def _wait(self, scheduler: Scheduler, timeout_s: float) -> None:
         until = scheduler.now + max(SHORTEST_MS, timeout_s * 1000 / self._process.runtime.rate)
@@ -325,7 +365,7 @@ class SimulatedTail:
             return None if told else TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, "no broker"),))
         self._told_cut_off = False
         now = self._network.scheduler.now
-        batch: TailBatch | None = None
+        batch = self._outside() if self._is_unsure else None
         for cp, coming in self._coming.items():
             while coming and coming[0][0] <= now:
                 self._here[cp] = coming.popleft()[1]
@@ -339,14 +379,23 @@ class SimulatedTail:
                 batch.ends[cp] = self._told_ends[cp] = end
         return batch
 
+    def _outside(self) -> TailBatch | None:
+        """Partitions whose position is outside of the log are read no further, and told."""
+        faults = []
+        self._is_unsure = self._topic not in self._network.broker.existing
+        for cp in list(self._coming):
+            log = self._network.broker.log(self._topic, cp)
+            if log is not None and (text := outside(log, self._positions[cp])) is not None:
+                del self._coming[cp]
+                faults.append(TailFault(FaultKind.OUT_OF_RANGE, cp, text))
+        return TailBatch(faults=faults) if faults else None
+
     def _entries(self, cp: int, position: int, end: int) -> list[LogEntry]:
-        log = self._network.broker.existing[self._topic].partitions[cp]
-        return [
-            (message.offset(), message.timestamp()[1], message.value())
-            for message in log.messages[log.index(position) : log.index(end)]
-        ]
+        log = self._network.broker.log(self._topic, cp)
+        return [] if log is None else [entry_of(x) for x in log.messages[log.index(position) : log.index(end)]]
 
     def position(self, partition: int) -> int:
+        self._check_open()
         return self._positions[partition]
 
     def close(self) -> None:
