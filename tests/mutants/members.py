@@ -214,6 +214,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "return self.after",
         "C11",
     ),
+    Mutation(
+        "a prune goes beyond the newest snapshot",
+        "marshal/kafka_marshal/admin/prune.py",
+        "cut = fit[-1] if fit else None",
+        "cut = checked[-1] + 1 if fit else None",
+        "S2",
+    ),
     # Who gets what.
     Mutation(
         "the balance drops a partition",

@@ -20,6 +20,7 @@ def test_two_hundred_seeds() -> None:
     report.raise_for_violation()
     assert report.seeds == 200
     assert all(report.least[name] >= least for name, least in ENOUGH.items()), report.least
+    assert report.counts["pruned"] > 10_000
     seen = {code for _, code in report.outcomes}
     assert {"OK", "ALREADY_HELD", "HELD", "FENCED", "NOT_HELD", "PAUSED", "REPOSITIONED", "PARTIAL"} <= seen
 

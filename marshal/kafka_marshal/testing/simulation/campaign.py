@@ -81,7 +81,8 @@ class Report:
             f"{self.seeds} seeds, {len(self.broken)} broken; {self.intervals:.0f} HI, {self.faults} faults, "
             f"{self.counts['records']} records, {self.counts['replicas']} comparisons of replicas, "
             f"{self.counts['messages']} messages ({self.counts['repeats']} repeated), "
-            f"{self.counts['transactions']} transactions, {self.counts['snapshots']} snapshots; "
+            f"{self.counts['transactions']} transactions, {self.counts['snapshots']} snapshots, "
+            f"{self.counts['pruned']} records pruned; "
             f"at least {least or 'nothing'} in each; {self.seconds:.0f} s"
         )
 

@@ -124,7 +124,7 @@ class Checks:
         self.events: list[tuple[object, ...]] = []
         #: How often something was looked at: kind → times.
         self.counts: dict[str, int] = dict.fromkeys(
-            ("records", "replicas", "digests", "messages", "repeats", "transactions", "snapshots"), 0
+            ("records", "replicas", "digests", "messages", "repeats", "transactions", "snapshots", "pruned"), 0
         )
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}

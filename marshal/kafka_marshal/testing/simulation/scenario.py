@@ -25,6 +25,7 @@ FAULTS: dict[str, float] = {
     "slow handler": 2,  # the work takes ``size`` times as long
     "grow": 1,  # the topic gets another partition
     "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
+    "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
 }
 
@@ -136,10 +137,14 @@ class Scenario:
         if not worker and rng.random() < 0.12:
             clients += (Client("hand", "by-hand", rate=1 + rng.uniform(-1, 1) * drift),)
         cps = 3 if rng.random() < 0.15 else 2
+        faults = _faults(rng, [client.name for client in clients], cps, intervals, rng.random() < CLOCK_SHARE)
+        snapshots = Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY)
+        if snapshots:
+            faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
             clients=clients,
-            faults=_faults(rng, [client.name for client in clients], cps, intervals, rng.random() < CLOCK_SHARE),
+            faults=faults,
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
@@ -148,7 +153,7 @@ class Scenario:
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
             records=int(RECORDS_PER_INTERVAL * intervals),
-            snapshots=Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY),
+            snapshots=snapshots,
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -218,3 +223,13 @@ def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock
         if kind == "clock":  # while something is under way
             found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients), 2.0, 0.4))
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _prunes(seed: int, intervals: int) -> list[Fault]:
+    """When an admin removes old log, up to three times: mostly late, as snapshots must be there first."""
+    rng = Random(f"kafka-marshal/{seed}/prunes")
+    found = []
+    for _ in range(rng.choice((0, 1, 1, 2, 3))):
+        at, length, size = rng.uniform(0.3, 0.95) * intervals, rng.uniform(0.01, 1), rng.random()
+        found.append(Fault(round(at, 2), "prune", "", round(length, 2), round(size, 3)))
+    return found

@@ -14,6 +14,7 @@ from random import Random
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
+from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
@@ -42,6 +43,9 @@ BURST = 12
 AT_START = 7
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
+
+#: How long Kafka may be silent for somebody who prunes.
+PRUNE_TIMEOUT_S = 2.0
 
 
 #: What is waited for, by the name of the condition.
@@ -302,6 +306,8 @@ class _Story:
                     self.broker.grow_topic(self.scenario.data_topic, self._partitions() + 1)
             case "pause":
                 self._pause(fault)
+            case "prune":
+                self._prune(fault)
             case "clock":
                 cp = fault.partition % self.scenario.coordination_partitions
                 shift = self.network.clock_shift
@@ -381,13 +387,30 @@ class _Story:
                     self._note("moved", process.name)
                     self._check_moved(process, wanted)
 
+        self._administer("pause", process, work, fault)
+
+    def _prune(self, fault: Fault) -> None:
+        """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""
+        process = self._new_process(self._admin_host)
+        job = Job(process, self.scenario, self._store)
+
+        def work() -> None:
+            plan = job.admin().prune(keep=LEAST_KEEP if fault.size < 0.5 else DEFAULT_KEEP, timeout=PRUNE_TIMEOUT_S)
+            self.checks.counts["pruned"] += plan.records_removed
+            self._note("pruned", process.name, plan.records_removed, plan.snapshots_removed)
+            for found in plan.differences:
+                self.checks.fail("snapshots", f"a prune found a snapshot that the log does not bear out: {found}")
+
+        self._administer("prune", process, work, fault)
+
+    def _administer(self, name: str, process: Process, work: Callable[[], None], fault: Fault) -> None:
         def ended() -> None:
             self._note("end", process.name, type(process.error).__name__)
             if not is_expected(process.error):
                 self.checks.fail("admin", f"{process.name} raised {process.error!r}")
             self.checks.forget(process)
 
-        self._note("pause", process.name)
+        self._note(name, process.name)
         process.run(work, ended)
         if fault.size > 0.9 or fault.size < 0.1:
             self._later(fault.intervals, lambda: self._kill(process))
