@@ -256,6 +256,22 @@ def test_at_most_once_a_batch_before_the_last_may_not_be_lost() -> None:
         assert planted.promises() == expected
 
 
+def test_at_most_once_what_a_lost_lease_leaves_may_be_lost_with_its_worker_soon_after() -> None:
+    planted = Planted("at most once", messages=4)
+    a = planted.claim(100, "a", "once")
+    planted.killed.add("a")
+    planted.grant(200, "a", a, 1)  # it does not hear of this: its network is broken
+    planted.release(900, "a", a, None)
+    again = planted.claim(950, "a", "once")
+    planted.grant(960, "a", again, 3)
+    planted.handle(970, "a", again, 2, 3, done=False)
+    assert planted.promises() == {"lost"}
+    planted.say("a", "lost", 905, TOPIC, 0)
+    assert planted.promises() == set()
+    planted.say("a", "end", 5_000, TOPIC, 0, 3)  # it had all the time to tell
+    assert planted.promises() == {"lost"}
+
+
 def test_at_most_once_never_twice() -> None:
     planted = Planted("at most once", messages=1)
     a = planted.claim(100, "a", "once")
