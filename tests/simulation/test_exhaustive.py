@@ -6,16 +6,47 @@ import pytest
 
 from kafka_marshal.testing import exhaustive
 from kafka_marshal.testing.exhaustive import BrokenError, explore
-from rationalizer import codes
+from rationalizer import World, codes
 from rationalizer.lease import Lease
 from rationalizer.progress import Progress
 
 
 def test_every_order_of_five_records_and_every_transition() -> None:
-    explored = explore(5)
+    explored = explore(5, jobs=2)
     assert explored.missing() == []
-    assert explored.states > 9_000
-    assert explored.steps > 40_000
+    assert explored.states > 15_000
+    assert explored.steps > 75_000
+
+
+def test_how_many_processes_there_are_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = explore(4)
+    monkeypatch.setattr(exhaustive, "CHUNK", 100)
+    assert explore(4, jobs=2) == alone
+    assert alone.states < alone.all_states < 2 * alone.states
+
+
+def test_a_broken_rule_is_told_with_the_records_that_lead_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Lease, "is_stale", lambda self, log_time: True)
+    monkeypatch.setattr(exhaustive, "CHUNK", 5)
+    assert exhaustive.main(["--depth", "3", "--jobs", "2"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert "C3" in told[0]
+    assert [line.split(":")[0] for line in told[1:]] == ["  offset 0,    0 ms", "  offset 1,    0 ms"]
+
+
+def test_the_short_cut_of_the_replay_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = World.apply_many
+
+    def forgets(self: World, records: list[tuple[int, int, bytes | None]]) -> None:
+        replay(self, records)
+        for lease in self.leases():
+            lease.last_beat -= lease.last_beat == self.log_time
+
+    monkeypatch.setattr(World, "apply_many", forgets)
+    with pytest.raises(BrokenError, match="short cut"):
+        explore(4)
 
 
 def test_the_command_prints_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:

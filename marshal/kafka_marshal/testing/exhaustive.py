@@ -1,23 +1,30 @@
 """Small scope, all of it: every order of records and expiries of three clients and two partitions, to some depth.
 
-``python -m kafka_marshal.testing.exhaustive --depth 8``. Two clients (each of which may have been restarted) and an
-admin append any record that they could, with any epoch they ever had, in any order, and log time moves by one HI or
-beyond staleness between any two of them: that is what delay, loss and repetition can make of a log. Every state that
-comes of it is met once; states that differ only in names, in the size of epochs, or in ages beyond staleness are one.
+``python -m kafka_marshal.testing.exhaustive --depth 8``. Three workers (one of which has been restarted, and its
+earlier instance may still write) and an admin append any record that they could, with any epoch they ever had, in any
+order, and log time moves by one HI or beyond staleness between any two of them: that is what delay, loss and
+repetition can make of a log. Every state that comes of it is visited once, and every record tried on it; states that
+differ only in which partition is which, in the size of epochs, or in ages beyond staleness are one.
 
 The code that is explored is the rationalizer's own. Each state is restored from its snapshot before the next record,
-so that S1 and S3 are tried, too. What must hold of each step is written down here once more, apart from that code.
+so that S1 and S3 are tried, too, and each Heartbeat is also replayed by the short cut. What must hold of each step is
+written down here once more, apart from that code. With ``--engine`` it is the members' own logic that is explored
+(:mod:`kafka_marshal.testing.exhaustive_engine`).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 
 from rationalizer import (
     BeatEntry,
@@ -43,16 +50,18 @@ __all__ = ["Explored", "explore", "main"]
 GROUP, TOPIC = "g", "t"
 HI = 100
 PARTITIONS = (0, 1)
-#: (client, instance): two workers, the second of which has a predecessor, and an admin.
-WORKERS = (("a", "a1"), ("b", "b1"), ("b", "b2"))
+#: (client, instance): three workers, the second of which has a predecessor, and an admin.
+WORKERS = (("a", "a1"), ("b", "b1"), ("b", "b2"), ("c", "c1"))
 ADMIN = ("z", "z1")
 #: Progress is followed up to here; beyond it nothing new can happen.
 LAST_OFFSET = 2
 START = 1_000_000
+#: States that a process is given at a time.
+CHUNK = 500
 
 
 class BrokenError(AssertionError):
-    """A step that must not be."""
+    """A step that must not be. Its notes tell the records that lead there."""
 
 
 @dataclass(slots=True)
@@ -60,7 +69,7 @@ class Explored:
     """What was met."""
 
     depth: int = 0
-    #: States that differ in more than which partition is which; and with those that do not.
+    #: States visited, which differ in more than which partition is which; and with those that do not.
     states: int = 1
     all_states: int = 1
     #: Records applied.
@@ -78,13 +87,13 @@ class Explored:
 
     def tell(self) -> str:
         """For people."""
-        lines = [f"depth {depth}: {states:>9,} new states" for depth, states in enumerate(self.by_depth)]
+        lines = [f"depth {depth}: {states:>10,} new states" for depth, states in enumerate(self.by_depth)]
         lines += [f"{name:18} {code:26} {times:>10,}" for (name, code), times in sorted(self.transitions.items())]
         missing = ", ".join(f"{name} {code}" for name, code in self.missing())
         whole = "all there are" if self.is_all else f"to depth {self.depth}"
         lines.append(
-            f"{self.all_states:,} states ({whole}; {self.states:,} where the partitions may change places), "
-            f"{self.steps:,} records applied, "
+            f"{self.states:,} states visited one by one ({whole}; the partitions may change places, which makes "
+            f"{self.all_states:,} of them), {self.steps:,} records applied, "
             f"{len(_transitions() - set(self.missing()))} of {len(_transitions())} transitions"
             + (f"; not met: {missing}" if missing else "")
         )
@@ -124,54 +133,131 @@ def _transitions() -> set[tuple[str, str]]:
     return found
 
 
-#: One state: a CP's snapshot, and the epochs that each instance has had, by partition.
-_State = tuple[bytes, tuple[tuple[tuple[str, int], tuple[int, ...]], ...]]
+#: By (instance, partition), the last two epochs that it had.
+_Epochs = dict[tuple[str, int], tuple[int, ...]]
+
+#: One state: a CP's snapshot, the epochs, and which choices lead there: of each step, its place in `_records`.
+_State = tuple[bytes, tuple[tuple[tuple[str, int], tuple[int, ...]], ...], bytes]
 
 
-def explore(depth: int, most: int | None = None) -> Explored:
-    """Meet every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
+@dataclass(slots=True)
+class _Part:
+    """What comes of some states of one depth: new states, each with its key and for how many it stands."""
+
+    found: list[tuple[bytes, int, _State | None]] = field(default_factory=list)
+    steps: int = 0
+    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def explore(depth: int, most: int | None = None, jobs: int = 1) -> Explored:
+    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken.
+
+    What is found, and in which order, does not depend on the number of processes (jobs).
+    """
     explored = Explored()
-    begin: _State = (World(0, 1).snapshot(), ())
-    seen = {_key(_canonical(World(0, 1), {}))}
-    frontier = [begin]
-    while frontier and explored.depth < depth:
+    frontier: list[_State] = [(World(0, 1).snapshot(), (), b"")]
+    seen = {_key(*_canonical(World(0, 1), _numbered({})))}
+    while frontier and explored.depth < depth and (most is None or explored.states < most):
         explored.depth += 1
-        found: list[_State] = []
-        for state in frontier:
-            for after, world, epochs in _steps(state, explored):
-                rows, pause = _canonical(world, epochs)
-                key = _key((rows, pause))
+        following: list[_State] = []
+        new = 0
+        for part in _expanded(frontier, seen, explored.depth < depth, jobs):
+            explored.steps += part.steps
+            explored.transitions.update(part.transitions)
+            for key, stands_for, state in part.found:
                 if key not in seen:
                     seen.add(key)
-                    found.append(after)
-                    explored.all_states += 1 if rows[0] == rows[1] else 2
-            if most is not None and len(seen) >= most:
+                    new += 1
+                    explored.all_states += stands_for
+                    if state is not None:
+                        following.append(state)
+            if most is not None and explored.states + new >= most:
                 break
-        explored.by_depth.append(len(found))
-        explored.states += len(found)
-        frontier = found
-        if most is not None and explored.states >= most:
-            return explored
-    explored.is_all = not frontier
+        explored.by_depth.append(new)
+        explored.states += new
+        frontier = following
+    explored.is_all = explored.by_depth[-1] == 0
     return explored
 
 
-def _steps(state: _State, explored: Explored) -> Iterator[tuple[_State, World, dict[tuple[str, int], tuple[int, ...]]]]:
-    snapshot, held = state
+def _expanded(frontier: list[_State], seen: set[bytes], goes_on: bool, jobs: int) -> Iterator[_Part]:
+    """What comes of each of these states, in their order; goes_on: it is to be gone on from."""
+    chunks = (frontier[at : at + CHUNK] for at in range(0, len(frontier), CHUNK))
+    if jobs == 1 or len(frontier) <= CHUNK:
+        yield from (_expand(chunk, seen, goes_on) for chunk in chunks)
+        return
+    global _seen
+    _seen = seen  # forked processes have it for nothing, as it is before this depth
+    gc.freeze()
+    try:
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            yield from pool.imap(_expand_seen, ((chunk, goes_on) for chunk in chunks))
+    finally:
+        gc.unfreeze()
+        _seen = frozenset()
+
+
+_seen: Collection[bytes] = frozenset()
+
+
+def _expand_seen(work: tuple[list[_State], bool]) -> _Part:
+    return _expand(work[0], _seen, work[1])
+
+
+def _expand(states: list[_State], seen: Collection[bytes], goes_on: bool) -> _Part:
+    part = _Part()
+    here: set[bytes] = set()
+    for state in states:
+        for key, stands_for, after in _steps(state, part):
+            if key not in seen and key not in here:
+                here.add(key)
+                part.found.append((key, stands_for, after if goes_on else None))
+    return part
+
+
+def _steps(state: _State, part: _Part) -> Iterator[tuple[bytes, int, _State]]:
+    snapshot, held, path = state
     epochs = dict(held)
     before = World.restore(snapshot, 1)
-    for record, waits_ms in _records(before, epochs):
+    numbered = _numbered(epochs)
+    offset = before.next_offset
+    for choice, (record, waits_ms) in enumerate(_records(before, epochs)):
+        entry = (offset, max(START, before.log_time + waits_ms), encode(record))
         world = World.restore(snapshot, 1)
-        offset = world.next_offset
-        outcome = world.apply(offset, max(START, world.log_time + waits_ms), encode(record))
-        explored.steps += 1
-        _count(record, outcome, explored.transitions)
-        _check(before, world, record, outcome, offset)
-        known = epochs
+        try:
+            outcome = world.apply(*entry)
+            _check(before, world, record, outcome, offset)
+            after = world.snapshot()
+            if isinstance(record, Heartbeat):
+                _check_short_cut(snapshot, entry, after, record)
+        except Exception as error:
+            error.add_note(_trail(path + bytes([choice])))
+            raise
+        part.steps += 1
+        _count(record, outcome, part.transitions)
+        known, known_numbered, known_held = epochs, numbered, held
         if outcome.accepted and outcome.epoch == offset and hasattr(record, "partition"):
             place = (record.instance_id, record.partition)
             known = {**epochs, place: (*epochs.get(place, ()), offset)[-2:]}
-        yield (world.snapshot(), tuple(sorted(known.items()))), world, known
+            known_numbered, known_held = _numbered(known), tuple(sorted(known.items()))
+        rows, pause = _canonical(world, known_numbered)
+        yield _key(rows, pause), 1 if rows[0] == rows[1] else 2, (after, known_held, path + bytes([choice]))
+
+
+def _trail(path: bytes) -> str:
+    """The records that these choices are, with what became of them, one a line."""
+    world = World(0, 1)
+    epochs: _Epochs = {}
+    lines = []
+    for choice in path:
+        record, waits_ms = next(islice(_records(world, epochs), choice, None))
+        offset = world.next_offset
+        outcome = world.apply(offset, max(START, world.log_time + waits_ms), encode(record))
+        lines.append(f"  offset {offset}, {outcome.log_time - START:>4} ms: {record}: {outcome.code}")
+        if outcome.accepted and outcome.epoch == offset and hasattr(record, "partition"):
+            place = (record.instance_id, record.partition)
+            epochs = {**epochs, place: (*epochs.get(place, ()), offset)[-2:]}
+    return "\n".join(lines)
 
 
 def _count(record: Record, outcome: Outcome, transitions: Counter[tuple[str, str]]) -> None:
@@ -180,7 +266,7 @@ def _count(record: Record, outcome: Outcome, transitions: Counter[tuple[str, str
         transitions["batch entry", code] += 1
 
 
-def _records(world: World, epochs: dict[tuple[str, int], tuple[int, ...]]) -> Iterator[tuple[Record, int]]:
+def _records(world: World, epochs: _Epochs) -> Iterator[tuple[Record, int]]:
     """What can come next, each with the log time that passes before it."""
     admin = (ADMIN[1], ADMIN[0], GROUP)
     for waits_ms in (HI, 2 * HI + 1):
@@ -210,9 +296,7 @@ def _of_holder(ids: tuple[str, str, str], partition: int, epoch: int, world: Wor
     yield ClaimingMessages(*ids, TOPIC, partition, epoch, 1)
 
 
-def _of_admin(
-    ids: tuple[str, str, str], world: World, epochs: dict[tuple[str, int], tuple[int, ...]]
-) -> Iterator[Record]:
+def _of_admin(ids: tuple[str, str, str], world: World, epochs: _Epochs) -> Iterator[Record]:
     yield ReleaseGroup(*ids, max(START, world.log_time) + 5 * HI)
     yield ReleaseGroup(*ids, 0)
     yield ReleaseGroup("y1", "y", GROUP, max(START, world.log_time) + 5 * HI)  # another admin
@@ -290,6 +374,13 @@ def _check_lease(
             raise BrokenError(f"a beat counts from the holder, with its epoch, and from nobody else (C5): {record}")
 
 
+def _check_short_cut(snapshot: bytes, entry: tuple[int, int, bytes], after: bytes, record: Record) -> None:
+    world = World.restore(snapshot, 1)
+    world.apply_many([entry])
+    if world.snapshot() != after:
+        raise BrokenError(f"the replay's short cut leads elsewhere (S1): {record}")
+
+
 def _is_holder(lease: Lease | None, record: Record) -> bool:
     """Whether a record comes from the holder, with its epoch."""
     if lease is None or lease.client_id is None:
@@ -301,44 +392,41 @@ def _is_holder(lease: Lease | None, record: Record) -> bool:
 # States that are one.
 
 
-def _key(state: tuple[list[str], str]) -> bytes:
+def _key(rows: list[str], pause: str) -> bytes:
     """Sixteen bytes that stand for a state."""
-    return blake2b(repr(state).encode(), digest_size=16).digest()
+    return blake2b(f"{rows} {pause}".encode(), digest_size=16).digest()
 
 
-def _canonical(world: World, epochs: dict[tuple[str, int], tuple[int, ...]]) -> tuple[list[str], str]:
+#: Of each partition: its epochs' places among all that are known, and who had which, by those places.
+_Numbered = list[tuple[dict[int, int], list[list[int]]]]
+
+
+def _numbered(epochs: _Epochs) -> _Numbered:
+    found: _Numbered = []
+    for partition in PARTITIONS:
+        held = [epochs.get((instance, partition), ()) for _, instance in (*WORKERS, ADMIN)]
+        places = {epoch: place for place, epoch in enumerate(sorted({epoch for of in held for epoch in of}))}
+        found.append((places, [[places[epoch] for epoch in of] for of in held]))
+    return found
+
+
+def _canonical(world: World, numbered: _Numbered) -> tuple[list[str], str]:
     """A state without what makes no difference: offsets, beyond their order, and ages beyond staleness."""
     log_time = world.log_time
-    leases = {lease.partition: lease for lease in world.leases()}
     rows = []
-    for partition in PARTITIONS:
-        lease = leases.get(partition)
-        known = sorted({x for (_, p), held in epochs.items() if p == partition for x in held})
-        held = tuple(
-            (instance, tuple(known.index(x) for x in epochs.get((instance, partition), ())))
-            for _, instance in (*WORKERS, ADMIN)
-        )
+    for partition, (places, held) in zip(PARTITIONS, numbered, strict=True):
+        lease = world.lease(GROUP, TOPIC, partition)
         if lease is None:
-            rows.append(repr(held))
+            rows.append(f"{held}")
             continue
         progress = lease.progress
         rows.append(
-            repr(
-                (
-                    lease.instance_id,
-                    known.index(lease.epoch) if lease.epoch in known else -1,
-                    min(log_time - lease.last_beat, 2 * HI + 1),
-                    progress.stable,
-                    progress.granted,
-                    progress.ranges,
-                    held,
-                )
-            )
+            f"{lease.instance_id} {places.get(lease.epoch, -1)} {min(log_time - lease.last_beat, 2 * HI + 1)} "
+            f"{progress.stable} {progress.granted} {progress.ranges} {held}"
         )
     rows.sort()  # the partitions may change places
     pause = world.pause(GROUP)
-    left = None if pause is None or pause.expires <= log_time else (pause.client_id, pause.expires - log_time)
-    return rows, repr(left)
+    return rows, "" if pause is None else f"{pause.client_id} {pause.expires - log_time}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -346,12 +434,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kafka_marshal.testing.exhaustive", description=__doc__)
     parser.add_argument("--depth", type=int, default=8, help="records and expiries in a row (8)")
     parser.add_argument("--most", type=int, help="stop at so many states")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     try:
-        explored = explore(options.depth, options.most)
+        explored = explore(options.depth, options.most, options.jobs)
     except BrokenError as error:
-        sys.stdout.write(f"{error}\n")
+        sys.stdout.write("\n".join((str(error), *error.__notes__)) + "\n")
         return 1
     sys.stdout.write(f"{explored.tell()}, {time.monotonic() - began:.0f} s\n")
     return int(bool(explored.missing()))
