@@ -432,15 +432,20 @@ def _canonical(world: World, numbered: _Numbered) -> tuple[list[str], str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 where a rule is broken or a transition was not met."""
     parser = argparse.ArgumentParser(prog="python -m kafka_marshal.testing.exhaustive", description=__doc__)
-    parser.add_argument("--depth", type=int, default=8, help="records and expiries in a row (8)")
+    parser.add_argument("--depth", type=int, help="records and expiries in a row (8); with --engine: moves (6 to 8)")
     parser.add_argument("--most", type=int, help="stop at so many states")
+    parser.add_argument("--engine", action="store_true", help="explore real members, not the rationalizer alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     try:
-        explored = explore(options.depth, options.most, options.jobs)
+        if options.engine:
+            from kafka_marshal.testing.exhaustive_engine.report import tell
+
+            return tell(options.depth, options.most, options.jobs)
+        explored = explore(8 if options.depth is None else options.depth, options.most, options.jobs)
     except BrokenError as error:
-        sys.stdout.write("\n".join((str(error), *error.__notes__)) + "\n")
+        sys.stdout.write("\n".join((str(error), *getattr(error, "__notes__", ()))) + "\n")
         return 1
     sys.stdout.write(f"{explored.tell()}, {time.monotonic() - began:.0f} s\n")
     return int(bool(explored.missing()))

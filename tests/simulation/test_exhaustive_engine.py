@@ -1,0 +1,189 @@
+"""Small scope with real engines: every order of a few moves, and that what is broken in the engine is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kafka_marshal.engine import leases
+from kafka_marshal.engine.assignment import Assignment, Stage
+from kafka_marshal.engine.core import Engine
+from kafka_marshal.engine.delivery import Delivery
+from kafka_marshal.engine.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.policies import Balanced, Wishes
+from kafka_marshal.engine.tracker import Run, Tracker
+from kafka_marshal.testing import exhaustive
+from kafka_marshal.testing.exhaustive import BrokenError
+from kafka_marshal.testing.exhaustive_engine import SCENARIOS, explore_engines, search, searching
+from rationalizer import Outcome, Progress
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+def test_every_order_of_three_moves_in_every_scenario() -> None:
+    found = list(explore_engines(3))
+    assert [x.scenario.name for x in found] == list(BY_NAME)
+    assert all(x.depth == 3 and x.states > 200 for x in found)
+    assert {kind for x in found for kind in x.moves} > {
+        "LAND",
+        "LOSE",
+        "TURN",
+        "READ",
+        "TAKE",
+        "DONE",
+        "RESTART",
+        "STALE",
+    }
+
+
+def test_processes_find_the_same() -> None:
+    names = ["held", "once"]
+    alone, together = list(explore_engines(2, names=names)), list(explore_engines(2, jobs=2, names=names))
+    assert alone == together
+
+
+def test_the_command_tells_what_was_searched_and_what_was_not_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exhaustive.main(["--engine", "--depth", "1", "--jobs", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "held       two members hold one partition each" in told
+    assert "not met: " in told.splitlines()[-1]
+
+
+class Broken:
+    """The engine, broken in one place each."""
+
+    @staticmethod
+    def trusts_for_three_hi(patch: Callable[..., None]) -> None:
+        prove = LeaseBook._prove
+
+        def for_longer(self: LeaseBook, lease: OwnLease, sent_at: float, log_time: int) -> None:
+            prove(self, lease, sent_at, log_time)
+            lease.valid_until += lease.heartbeat_interval_ms
+            lease.refresh()
+
+        patch(LeaseBook, "_prove", for_longer)
+
+    @staticmethod
+    def has_no_margin(patch: Callable[..., None]) -> None:
+        patch(leases, "proof_margin_ms", lambda hi: 0.0)
+
+    @staticmethod
+    def hands_out_whatever_the_clock_says(patch: Callable[..., None]) -> None:
+        patch(Assignment, "is_open", lambda self, now: self.stage is Stage.ACTIVE)
+
+    @staticmethod
+    def trusts_what_it_has_released(patch: Callable[..., None]) -> None:
+        def refresh(self: OwnLease) -> None:
+            self.proven_until = self.hand_out_until = self.valid_until
+
+        patch(OwnLease, "refresh", refresh)
+
+    @staticmethod
+    def commits_what_is_in_hand(patch: Callable[..., None]) -> None:
+        hand_out = Tracker.hand_out
+
+        def at_once(self: Tracker, run: Run) -> None:
+            hand_out(self, run)
+            self.done.commit([(run.first, run.last)])
+
+        patch(Tracker, "hand_out", at_once)
+
+    @staticmethod
+    def hands_out_what_it_has_handed_out(patch: Callable[..., None]) -> None:
+        take = Assignment.take
+
+        def keeps(self: Assignment, max_messages: int, iterating: bool, now: float) -> Run:
+            run = take(self, max_messages, iterating, now)
+            self.put_back(run.messages, run.covers_from)
+            return run
+
+        patch(Assignment, "take", keeps)
+
+    @staticmethod
+    def begins_where_it_likes(patch: Callable[..., None]) -> None:
+        begin = Assignment.begin
+        patch(Assignment, "begin", lambda self, offset, stable, ranges: begin(self, 0, -1, []))
+
+    @staticmethod
+    def does_not_wait_for_the_grant(patch: Callable[..., None]) -> None:
+        propose = Delivery.propose
+
+        def granted(self: Delivery, now: float) -> Assignment | None:
+            found = propose(self, now)
+            if found is not None and found.grant is not None:
+                found.grant.accepted = True
+            return found
+
+        patch(Delivery, "propose", granted)
+
+    @staticmethod
+    def does_not_listen_to_a_refusal(patch: Callable[..., None]) -> None:
+        Broken.hands_out_what_it_has_handed_out(patch)
+        applied = Delivery.grant_applied
+
+        def accepts(self: Delivery, assignment: Assignment, last: int, accepted: bool, code: str, now: float) -> None:
+            applied(self, assignment, last, True, code, now)
+
+        patch(Delivery, "grant_applied", accepts)
+
+    @staticmethod
+    def reports_what_it_has_handed_out(patch: Callable[..., None]) -> None:
+        finish = Delivery.finish_granted
+
+        def from_the_first(self: Delivery, now: float) -> None:
+            self.granted_next = 0
+            finish(self, now)
+
+        patch(Delivery, "finish_granted", from_the_first)
+
+    @staticmethod
+    def writes_into_its_replica(patch: Callable[..., None]) -> None:
+        applied = Engine.applied
+
+        def writes(self: Engine, cp: int, offset: int, outcome: Outcome, now: float) -> None:
+            applied(self, cp, offset, outcome, now)
+            for lease in self._worlds[cp].leases():
+                lease.last_beat -= 1
+
+        patch(Engine, "applied", writes)
+
+    @staticmethod
+    def takes_progress_back(patch: Callable[..., None]) -> None:
+        def through(self: Progress, offset: int) -> str:
+            self.stable = -1 if self.stable >= 0 else offset
+            return "OK"
+
+        patch(Progress, "through", through)
+
+    @staticmethod
+    def wants_nothing(patch: Callable[..., None]) -> None:
+        patch(searching, "FINISHED_ONE_IN", 2)
+        patch(Balanced, "wishes", lambda self, view, own, now: Wishes())
+
+
+@pytest.mark.parametrize(
+    ("how", "scenario", "rule"),
+    [
+        (Broken.trusts_for_three_hi, "held", "for too long"),
+        (Broken.has_no_margin, "held", "for too long"),
+        (Broken.hands_out_whatever_the_clock_says, "held", "does not hold it"),
+        (Broken.trusts_what_it_has_released, "handover", "trusts what it does not hold"),
+        (Broken.commits_what_is_in_hand, "held", "C14"),
+        (Broken.hands_out_what_it_has_handed_out, "held", "twice under one epoch"),
+        (Broken.begins_where_it_likes, "held", "P6"),
+        (Broken.begins_where_it_likes, "once", "no end of it"),
+        (Broken.does_not_listen_to_a_refusal, "once", "C12"),
+        (Broken.does_not_wait_for_the_grant, "once start", "C13"),
+        (Broken.reports_what_it_has_handed_out, "once", "reported as not handed out"),
+        (Broken.writes_into_its_replica, "start", "S1"),
+        (Broken.takes_progress_back, "held", "C5"),
+        (Broken.wants_nothing, "start", "after the last fault"),
+    ],
+)
+def test_what_is_broken_is_seen(
+    how: Callable[[Callable[..., None]], None], scenario: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how(monkeypatch.setattr)
+    with pytest.raises(BrokenError, match=rule):
+        search(BY_NAME[scenario], depth=9, most=20_000)
