@@ -45,7 +45,7 @@ from rationalizer import (
     encode,
 )
 
-__all__ = ["Explored", "explore", "main"]
+__all__ = ["BrokenError", "Explored", "explore", "main"]
 
 GROUP, TOPIC = "g", "t"
 HI = 100
