@@ -43,8 +43,11 @@ def check(before: Situation, after: Situation, moved: Moved | None) -> None:
                     raise BrokenError(f"reported as not handed out, and it was (C13): {out}")
 
 
-def accounted(situation: Situation, moved: Moved | None) -> Situation:
+def accounted(before: Situation, situation: Situation, moved: Moved | None) -> Situation:
     """Note what a user was given or has got done; forget what makes no difference any more."""
+    is_news = moved is not None and (moved.handed_out is not None or moved.done is not None)
+    if situation.truths is before.truths and not is_news:
+        return situation
     handed_out, done = situation.handed_out, situation.done
     if moved is not None and moved.handed_out is not None:
         handed_out = handed_out | {moved.handed_out}
@@ -56,6 +59,8 @@ def accounted(situation: Situation, moved: Moved | None) -> Situation:
             out for out in handed_out if (lease := leases.get(out.partition)) is None or out.epoch >= lease.epoch
         )
     done = frozenset(x for x in done if (lease := leases.get(x[0])) is None or not lease.is_done(x[1]))
+    if (handed_out, done) == (situation.handed_out, situation.done):
+        return situation
     return replace(situation, handed_out=handed_out, done=done)
 
 

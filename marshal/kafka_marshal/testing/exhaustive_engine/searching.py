@@ -33,7 +33,7 @@ __all__ = ["SCENARIOS", "Found", "Scenario", "explore_engines", "search"]
 T = TypeVar("T")
 
 #: Of the situations visited, one in so many is gone on from without faults, to see that all is owned and done in time.
-FINISHED_ONE_IN = 997
+FINISHED_ONE_IN = 1_999
 #: Within so many HI.
 FINISHED_WITHIN = 8
 
@@ -133,7 +133,7 @@ def step(situation: Situation, move: Move) -> Situation:
     if after is situation:
         return situation
     check(situation, after, moved)
-    return accounted(after, moved)
+    return accounted(situation, after, moved)
 
 
 _CALM = frozenset([MoveKind.LATE, MoveKind.LAND, MoveKind.TURN, MoveKind.RETURN])
@@ -173,21 +173,21 @@ def search(scenario: Scenario, depth: int | None = None, most: int | None = None
     forget()
     first = begun(scenario)
     seen = {first.key()}
-    frontier = [first]
+    frontier = [(first, b"")]
     while frontier and found.depth < last:
         found.depth += 1
         found.by_depth.append(0)
-        following: list[Situation] = []
-        for situation in frontier:
-            for after in _following(situation, found):
+        following: list[tuple[Situation, bytes]] = []
+        for situation, way in frontier:
+            for after, path in _following(situation, way, found):
                 if (key := after.key()) in seen:
                     continue
                 seen.add(key)
                 found.by_depth[-1] += 1
                 if found.depth < last:
-                    following.append(after)
+                    following.append((after, path))
                 if len(seen) % FINISHED_ONE_IN == 1:
-                    _told(partial(finish, after), scenario, after.path)
+                    _told(partial(finish, after), scenario, path)
                     found.finished += 1
             if most is not None and len(seen) >= most:
                 break
@@ -200,14 +200,15 @@ def search(scenario: Scenario, depth: int | None = None, most: int | None = None
     return found
 
 
-def _following(situation: Situation, found: Found) -> Iterator[Situation]:
+def _following(situation: Situation, way: bytes, found: Found) -> Iterator[tuple[Situation, bytes]]:
+    """What can come next, each with the moves that led there: of each, its place in `moves`."""
     for choice, move in enumerate(moves(situation)):
-        path = situation.path + bytes([choice])
+        path = way + bytes([choice])
         after = _told(partial(step, situation, move), found.scenario, path)
         found.moves[move.kind.name] += 1
         if after is not situation:
             found.outcomes.update(truth.last for truth in after.truths[len(situation.log) + 1 :])
-            yield replace(after, path=path)
+            yield after, path
 
 
 def _told(work: Callable[[], T], scenario: Scenario, path: bytes) -> T:
@@ -230,7 +231,7 @@ def trail(scenario: Scenario, path: bytes) -> Iterator[str]:
         wrote = [f"{_line(entry)}: {truth.last[1]}" for entry, truth in _landed(situation, after)]
         out = [f"{moved.handed_out}"] if moved is not None and moved.handed_out is not None else []
         yield f"  {after.now:5} ms: {who:3} {move.kind.value}{''.join(f'; {x}' for x in (*wrote, *out))}"
-        situation = accounted(after, moved)
+        situation = accounted(situation, after, moved)
 
 
 _OF_NOBODY = frozenset([MoveKind.LATE, MoveKind.DUE, MoveKind.TRUST, MoveKind.STALE])

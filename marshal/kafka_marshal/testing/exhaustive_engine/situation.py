@@ -156,8 +156,6 @@ class Situation:
     #: How often something may be lost yet or a process killed, and how often time may go by.
     faults: int = 0
     waits: int = 0
-    #: The moves that led here, each by its place in `moves`.
-    path: bytes = b""
 
     @property
     def log_time(self) -> int:
@@ -175,7 +173,7 @@ class Situation:
         return self.truths[-1]
 
     def key(self) -> bytes:
-        """Sixteen bytes that stand for all of this but the path."""
+        """Sixteen bytes that stand for all of this."""
         rest = (
             self.now,
             self.log[min((x.applied for x in self.members), default=0) :],
@@ -260,7 +258,7 @@ def _moments(situation: Situation) -> dict[MoveKind, int | None]:
 
 
 def carry_out(situation: Situation, move: Move) -> tuple[Situation, Moved | None]:
-    """What comes of a move, and of whose engine it was, if any. The path stays as it is."""
+    """What comes of a move, and of whose engine it was, if any; the same situation where nothing does."""
     who, now = move.who, situation.now
     match move.kind:
         case MoveKind.DUE | MoveKind.TRUST | MoveKind.STALE:
