@@ -138,6 +138,11 @@ class Broken:
         patch(Delivery, "finish_granted", from_the_first)
 
     @staticmethod
+    def does_not_report_what_it_gives_up(patch: Callable[..., None]) -> None:
+        patch(searching, "FINISHED_ONE_IN", 5)
+        patch(Delivery, "_report", lambda self, key, first, last: None)
+
+    @staticmethod
     def writes_into_its_replica(patch: Callable[..., None]) -> None:
         applied = Engine.applied
 
@@ -176,6 +181,7 @@ class Broken:
         (Broken.does_not_listen_to_a_refusal, "once", "C12"),
         (Broken.does_not_wait_for_the_grant, "once start", "C13"),
         (Broken.reports_what_it_has_handed_out, "once", "reported as not handed out"),
+        (Broken.does_not_report_what_it_gives_up, "once", "neither handed out nor reported"),
         (Broken.writes_into_its_replica, "start", "S1"),
         (Broken.takes_progress_back, "held", "C5"),
         (Broken.wants_nothing, "start", "after the last fault"),

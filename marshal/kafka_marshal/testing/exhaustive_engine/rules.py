@@ -9,7 +9,7 @@ from kafka_marshal.testing.exhaustive import BrokenError
 from kafka_marshal.testing.exhaustive_engine.member import HI, LENGTH, PARTITIONS, HandedOut, Moved
 from kafka_marshal.testing.exhaustive_engine.situation import Situation, Standing, Truth, trusted
 
-__all__ = ["CHECKED", "accounted", "check"]
+__all__ = ["CHECKED", "accounted", "check", "check_all_told"]
 
 #: For people: what is checked after each move.
 CHECKED = """\
@@ -21,7 +21,8 @@ CHECKED = """\
 - at most once: no message twice, none before it is granted, none that is reported as not handed out (C12, C13)
 - at least once: the log says of no message that it is done before somebody has got it done (C14)
 - progress and epochs never go back (C5, C9)
-- no more faults, and users at work: all is owned and done within 8 HI"""
+- no more faults, and users at work: all is owned and done within 8 HI; at most once, what nobody was given is reported,
+  but for what a killed process had been granted (C13)"""
 
 
 def check(before: Situation, after: Situation, moved: Moved | None) -> None:
@@ -41,6 +42,21 @@ def check(before: Situation, after: Situation, moved: Moved | None) -> None:
             for out in after.handed_out:
                 if out.instance == member.instance and out.partition == partition and first <= out.offset <= last:
                     raise BrokenError(f"reported as not handed out, and it was (C13): {out}")
+
+
+def check_all_told(situation: Situation) -> None:
+    """At most once, where all is done and no process was killed: what nobody was given is reported (C13)."""
+    if any(member.instance != f"{member.client}1" for member in situation.members):
+        return
+    told = {
+        (partition, offset)
+        for member in situation.members
+        for partition, first, last in member.reported
+        for offset in range(first, last + 1)
+    }
+    told.update((out.partition, out.offset) for out in situation.handed_out)
+    if untold := sorted({(partition, offset) for partition in PARTITIONS for offset in range(LENGTH)} - told):
+        raise BrokenError(f"granted, neither handed out nor reported (C13): (partition, offset) {untold}")
 
 
 def accounted(before: Situation, situation: Situation, moved: Moved | None) -> Situation:

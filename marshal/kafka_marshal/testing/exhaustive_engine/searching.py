@@ -14,7 +14,7 @@ from typing import TypeVar
 from kafka_marshal.testing.exhaustive import BrokenError
 from kafka_marshal.testing.exhaustive_engine import member as members
 from kafka_marshal.testing.exhaustive_engine.member import HI, LENGTH, PARTITIONS, Entry, Shape
-from kafka_marshal.testing.exhaustive_engine.rules import accounted, check
+from kafka_marshal.testing.exhaustive_engine.rules import accounted, check, check_all_told
 from kafka_marshal.testing.exhaustive_engine.situation import (
     Move,
     MoveKind,
@@ -165,6 +165,8 @@ def finish(situation: Situation) -> None:
         lease = after.truth.lease(partition)
         if lease is None or lease.stable < LENGTH - 1 or lease.instance not in [x.instance for x in after.members]:
             raise BrokenError(f"not owned, or not done, {FINISHED_WITHIN} HI after the last fault: {lease}")
+    if after.shape.at_most_once:
+        check_all_told(after)
 
 
 def search(scenario: Scenario, depth: int | None = None, most: int | None = None) -> Found:
