@@ -15,7 +15,7 @@ from kafka_marshal.replica import Begin, Replica
 from kafka_marshal.snapshots.reader import Place
 from kafka_marshal.snapshots.start import CpStart, Difference
 
-__all__ = ["DEFAULT_KEEP", "PrunedPartition", "PrunePlan", "carry_out", "make_plan"]
+__all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
 
 #: Checked snapshots that are kept of each CP: the newest two, which a start needs (S3), and one more, so that a start
 #: can still go further back where one of those two turns out to be damaged.
