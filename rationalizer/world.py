@@ -116,7 +116,8 @@ class World:
 
     def leases(self) -> list[Lease]:
         """All leases ever granted here and not forgotten, sorted by (group, topic, partition)."""
-        return [lease for _, lease in sorted(self._claims.leases.items(), key=lambda item: item[0])]
+        leases = self._claims.leases
+        return [leases[key] for key in sorted(leases)]
 
     @property
     def lease_count(self) -> int:

@@ -366,6 +366,18 @@ def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_messag
     assert lease.hand_out_until == lease.proven_until == 0.0
 
 
+def test_t4_an_idle_member_is_woken_for_its_beats_and_for_nothing_else() -> None:
+    """What is done beyond gaps is committed when beats go out anyway: a timer of its own would double the wakes."""
+    net, member = holding()
+    began, until, wakes = int(net.now) + 1, net.now + 10 * HI, 0
+    while net.now < until:
+        net.tick(max(1.0, member.due - net.now))
+        wakes += 1
+    beats = [record for record in net.records(since=began) if is_beat(record)]
+    assert len(beats) >= 29
+    assert wakes <= len(beats) + 2
+
+
 # -- T5 -----------------------------------------------------------------------------------------------------------
 
 

@@ -340,18 +340,19 @@ class Engine:
             self.book.log_time_moved(cp, self._worlds[cp].log_time, now)
         self._moved.clear()
         silent_cps = self._silent_cps(now)
-        self.book.wake(now, silent_cps)
-        for manual in [x for x in self.manual.values() if x.loss or x.is_released]:
-            del self.manual[manual.key]
-        for manual in self.manual.values():
-            manual.step(now)
+        beaten = self.book.wake(now, silent_cps)
+        if self.manual:
+            for manual in [x for x in self.manual.values() if x.loss or x.is_released]:
+                del self.manual[manual.key]
+            for manual in self.manual.values():
+                manual.step(now)
         for consumer in self.consumers.values():
             consumer.step(now, silent_cps)
-        if any(map(self.observer.is_stopped, silent_cps)):
+        if silent_cps and any(map(self.observer.is_stopped, silent_cps)):
             for lease in list(self.book.leases.values()):
                 if lease.state is LeaseState.RELEASING and self.observer.is_stopped(lease.cp):
                     self._released(lease.key, now)  # the log will not show it to us any more (E4)
-        if now >= self._next_ranges:
+        if beaten or now >= self._next_ranges:  # with the beats, so that both take one wake
             self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
             self._commit_ranges(now)
 
@@ -359,7 +360,7 @@ class Engine:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
         observer = self.observer
         return frozenset(
-            cp for cp in self._worlds if observer.is_stopped(cp) or observer.paused_until(cp, now) is not None
+            [cp for cp in self._worlds if observer.is_stopped(cp) or observer.paused_until(cp, now) is not None]
         )
 
     def _commit_ranges(self, now: float) -> None:
@@ -376,12 +377,14 @@ class Engine:
         """When ``step`` has something to do again, at the latest."""
         if self.failure is not None:
             return float("inf")
-        times = [self.book.deadline()]
-        times.extend(manual.deadline(now) for manual in self.manual.values())
-        times.extend(consumer.deadline(now) for consumer in self.consumers.values())
-        if any(consumer.assignments for consumer in self.consumers.values()):
-            times.append(self._next_ranges)
-        return min(times)
+        due = self.book.deadline()
+        for manual in self.manual.values():
+            due = min(due, manual.deadline(now))
+        for consumer in self.consumers.values():
+            due = min(due, consumer.deadline(now))
+            if consumer.assignments:
+                due = min(due, self._next_ranges)
+        return due
 
     def last_words(self, now: float) -> None:
         """Before ending without a release (for a fast restart, C7): beat once more with what is done."""

@@ -293,10 +293,13 @@ class LeaseBook:
                 lease.proof_sent_at = now
                 lease.refresh()
 
-    def wake(self, now: float, silent_cps: frozenset[int]) -> None:
-        """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases."""
+    def wake(self, now: float, silent_cps: frozenset[int]) -> bool:
+        """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases.
+
+        Returns whether beats were due.
+        """
         if now < self._due:
-            return
+            return False
         for lease in list(self.leases.values()):
             if lease.held and now >= lease.ends_at:
                 self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)
@@ -308,18 +311,19 @@ class LeaseBook:
                 self.release(lease, lease.last_release, now)
         for cp in [cp for cp in self._next_beat if cp not in beating]:
             del self._next_beat[cp]
-        self._beat_due(beating, now, silent_cps)
+        beaten = self._beat_due(beating, now, silent_cps)
         if now >= self._next_forget:
             self._next_forget = now + self._settings.heartbeat_interval_ms
             self._proofs.forget_before(
                 now - 4 * max((x.heartbeat_interval_ms for x in self.leases.values()), default=0)
             )
         self._due = self._first_due()
+        return beaten
 
-    def _beat_due(self, beating: dict[int, list[OwnLease]], now: float, silent_cps: frozenset[int]) -> None:
+    def _beat_due(self, beating: dict[int, list[OwnLease]], now: float, silent_cps: frozenset[int]) -> bool:
         """Beat where it is due, and where it might as well be: CPs that beat together wake us once, not once each."""
         if not any(now >= self._next_beat.get(cp, 0.0) for cp in beating):
-            return
+            return False
         share = self._rng.uniform(EARLIEST_BEAT, 1.0)
         for cp, leases in beating.items():
             interval = min(lease.heartbeat_interval_ms for lease in leases) / BEATS_PER_INTERVAL
@@ -327,6 +331,7 @@ class LeaseBook:
                 self._next_beat[cp] = now + interval * share
                 if cp not in silent_cps:
                     self._send_beats(cp, leases, now)
+        return True
 
     def beat_all(self, now: float) -> None:
         """Beat every lease now."""

@@ -103,7 +103,7 @@ class Partitions(dict[Key, PartitionView]):
         """A copy that stays as it is."""
         copy = Partitions({})
         copy.update(self)
-        copy.counts.update(self.counts)
+        dict.update(copy.counts, self.counts)
         copy.free.update(self.free)
         return copy
 
@@ -242,7 +242,7 @@ class Balanced(Policy):
     @staticmethod
     def _counts(view: View, own: tuple[Key, ...], partitions: Partitions) -> dict[str, int]:
         counts = dict.fromkeys(sorted(view.waiting), 0)
-        counts.update((holder, partitions.counts[holder]) for holder in sorted(+partitions.counts))
+        counts.update(sorted((holder, count) for holder, count in partitions.counts.items() if count > 0))
         counts[view.client_id] = len(own)
         return counts
 
