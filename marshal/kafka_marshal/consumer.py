@@ -161,20 +161,43 @@ class Consumer(Membership["Consumer"]):
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
         deadline = None if timeout is None else self._driver.monotonic() + timeout
+        if not self._options.at_most_once:
+            return self._collect(num_messages, deadline)
         found: list[Message] = []
         while len(found) < num_messages:
-            wanted = num_messages - len(found)
-            if self._options.at_most_once:
-                if found and deadline is not None and self._driver.monotonic() >= deadline:
-                    break  # there may be more to claim, but each claim takes its time
-                more = self._take_granted(wanted, deadline)
-            else:
-                run = self._next_run(wanted, False, deadline)
-                more = [] if run is None else run.messages
+            if found and deadline is not None and self._driver.monotonic() >= deadline:
+                break  # there may be more to claim, but each claim takes its time
+            more = self._take_granted(num_messages - len(found), deadline)
             if not more:
                 break
             found.extend(more)
         return found
+
+    def _collect(self, num_messages: int, deadline: float | None) -> list[Message]:
+        """At least once: run after run, until there are so many messages, or the time is up."""
+        runs: list[Run] = []
+        wanted = num_messages
+        while wanted > 0 and (run := self._next_run(wanted, False, deadline)) is not None:
+            runs.append(run)
+            wanted -= run.size
+            if wanted > 0 or len(runs) == 1:
+                continue
+            runs = self._still_open(runs)
+            wanted = num_messages - sum(run.size for run in runs)
+        if wanted > 0:
+            runs = self._still_open(runs)
+        return [message for run in runs for message in run.messages]
+
+    def _still_open(self, runs: list[Run]) -> list[Run]:
+        """Of what was got before a wait, what may be handed out after it: a lease may have ended meanwhile (T4)."""
+        if not runs:
+            return runs
+        with self._driver.locked(step=False):
+            now = self._driver.now_ms()
+            gone = [run for run in runs if now >= run.assignment.lease.hand_out_until]
+            for run in gone:
+                self._delivery.leave_run(run, now)
+        return [run for run in runs if run not in gone]
 
     def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
         """Batches of one partition each, of at most max_messages, not done before ``batch.done()``.

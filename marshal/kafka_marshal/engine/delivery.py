@@ -236,7 +236,7 @@ class Delivery:
             self._consumer.try_finish(assignment, now)
 
     def leave_run(self, run: Run, now: float) -> None:
-        """An iterating thread leaves its run; the rest comes again, to this consumer or the next holder."""
+        """A thread leaves its run, iterating, or none of it handed out; the rest comes again, here or elsewhere."""
         assignment = run.assignment
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
