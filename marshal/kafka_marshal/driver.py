@@ -41,7 +41,7 @@ from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
-__all__ = ["ConsumerPort", "Driver"]
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
 
 logger = logging.getLogger("kafka_marshal")
 

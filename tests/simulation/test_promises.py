@@ -12,6 +12,7 @@ from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.leases import LeaseBook, OwnLease
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.tracker import Tracker
+from kafka_marshal.membership import TopicPartition
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
 from kafka_marshal.testing.simulation.network import SimulatedTail
 from rationalizer import Outcome, ReleasingPartition, World, codes
@@ -70,7 +71,8 @@ def what_is_handed_out_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_claims(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Placement, "wishes", lambda self, now: None)
+    wishes = Placement.wishes
+    patch.setattr(Placement, "wishes", lambda self, now: wishes(self, now) and None)
 
 
 def grants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -125,6 +127,42 @@ def test_batches_waits_where_what_it_had_is_gone() -> None:
     outages = (Fault(5, "outage", intervals=6.0), Fault(20, "cut off", "c0", intervals=6.0))
     result = simulate_one(_scenario(*outages, worker="yours"), fills_for_long)
     assert result.violation is None, result.violation
+
+
+def test_consume_leaves_out_what_it_got_before_its_lease_ended() -> None:
+    """It had some messages and waited for more; meanwhile their lease was lost, and it returned them (seed 35)."""
+    late, returned = list[tuple[str, int]](), list[int]()
+
+    def consumes(job: Job) -> None:
+        lost: set[tuple[str, int]] = set()
+
+        def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            lost.update((x.topic, x.partition) for x in partitions)
+
+        def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            lost.difference_update((x.topic, x.partition) for x in partitions)
+
+        with (
+            job.marshal() as marshal,
+            marshal.consumer([job.topic], on_lost=on_lost, on_assign=on_assign) as consumer,
+        ):
+            while not marshal.stopping:
+                messages = consumer.consume(1_000, 7 * job.heartbeat_interval_ms / 1000)
+                returned.append(len(messages))
+                gone = set(lost)
+                for message in messages:
+                    key = (message.topic() or "", message.partition() or 0)
+                    if key in gone:
+                        late.append(key)
+                    else:
+                        job.handle(message)
+                        consumer.done(message)
+
+    faults = tuple(Fault(at, "cut off", "c0", intervals=5.0) for at in (5, 15, 25))
+    result = simulate_one(_scenario(*faults, worker="yours"), consumes)
+    assert result.violation is None, result.violation
+    assert max(returned) > 0
+    assert late == []
 
 
 def test_consume_keeps_its_timeout_at_most_once() -> None:

@@ -11,6 +11,7 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 ``workers``     the built-in workers: every way in which messages can be had
 ``scenario``    who takes part and what goes wrong, from a seed or written down
 ``checks``      what must hold with every record and every message
+``states``      what a world is like, to be compared
 ``manners``     what members owe each other beyond what the log shows
 ``story``       runs a scenario
 ``shrink``      makes a failing one small

@@ -1,7 +1,8 @@
 """What must hold, looked at with every record of the log and every message that is handled.
 
 =====================  =========================================================================================
-replicas agree         about each record, and whenever they have read, by digest, with a replica of our own (A2, S1)
+replicas agree         about each record, and whenever they have read, in all of S1, with a replica of our own (A2);
+                       and none passes a record over
 one owner              no two clients may hand out messages of a partition at the same time, each by its own clock
                        (T4); not asked where clocks differ by more than the margin, or a broker's clock is set
 epochs grow            of each lease, with every new holder (C9)
@@ -32,6 +33,7 @@ from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.replica import Applied
 from kafka_marshal.testing.simulation.manners import Manners
+from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -124,7 +126,7 @@ class Checks:
         self.events: list[tuple[object, ...]] = []
         #: How often something was looked at: kind → times.
         self.counts: dict[str, int] = dict.fromkeys(
-            ("records", "replicas", "digests", "messages", "repeats", "transactions", "snapshots", "pruned"), 0
+            ("records", "replicas", "states", "messages", "repeats", "transactions", "snapshots", "pruned"), 0
         )
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}
@@ -132,9 +134,13 @@ class Checks:
         self.consumers: dict[int, tuple[Process, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
+        self._is_trusting = scenario.clocks_are_trusted
+        self._at_most_once = scenario.at_most_once
         self._second = judge
         self.manners = Manners(scenario, scheduler, self.fail)
-        self._digests: dict[int, list[str]] = {cp: [] for cp in range(cps)}
+        #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
+        self._states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
+        self._digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
         self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._ledgers: dict[Key, _Ledger] = {}
         self._seen: dict[Key, _Seen] = {}
@@ -180,17 +186,22 @@ class Checks:
             if outcome != outcomes[cp][offset]:
                 self.fail("replicas differ", f"{process.name} about partition {cp}, offset {offset}: {outcome.code}")
             for consumer in driver.engine.consumers.values():
-                self.consumers.setdefault(id(consumer), (process, consumer))
+                if id(consumer) not in self.consumers:
+                    self.consumers[id(consumer)] = (process, consumer)
             self.manners.applied(process, driver, cp, offset, outcome)
 
         def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+            for cp, entries in batch.records.items():  # offsets have no gaps here
+                due = replica.worlds[cp].next_offset
+                if (entries[0][0], entries[-1][0]) != (due, due + len(entries) - 1):
+                    self.fail("replicas differ", f"{process.name} passes over records of partition {cp} from {due} on")
             apply(batch, applied, history=history)
             if batch.records:
                 self.manners.read(process, driver)
             for cp in batch.records:
                 world = replica.worlds[cp]
-                self.counts["digests"] += 1
-                if world.digest() != self._digests[cp][world.next_offset - 1]:
+                self.counts["states"] += 1
+                if state_of(world) != self._states[cp][world.next_offset - 1]:
                     self.fail("replicas differ", f"{process.name} after partition {cp}, offset {world.next_offset - 1}")
 
         def note_lost(lease: OwnLease, reason: str, now: float) -> None:
@@ -220,15 +231,16 @@ class Checks:
     def _check_owners(self) -> None:
         if self.manners.looks_closer:
             self.manners.check_trust(self._watched)
-        if self._scenario.clocks_are_trusted:
+        if self._is_trusting:
             seen: dict[Key, Process] = {}
             for process, driver in self._watched:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
-                if not process.is_running or process.replaced:
+                leases = driver.engine.book.leases
+                if not leases or not process.is_running or process.replaced:
                     continue
                 now = driver.now_ms()
-                for key, lease in driver.engine.book.leases.items():
+                for key, lease in leases.items():
                     if now < lease.hand_out_until:
                         other = seen.setdefault(key, process)
                         if other is not process and other.client_id != process.client_id:
@@ -242,7 +254,9 @@ class Checks:
         """A record is in the log."""
         world = self.worlds[cp]
         outcome = world.apply(offset, stamp, value)
-        self._digests[cp].append(world.digest())
+        self._states[cp].append(state_of(world))
+        if self._scenario.snapshots and world.next_offset % self._scenario.snapshots == 0:
+            self._digests[cp][world.next_offset] = world.digest()
         self._outcomes[cp].append(outcome)
         self.counts["records"] += 1
         self.manners.sent(cp, offset, sent_at, outcome)
@@ -258,9 +272,10 @@ class Checks:
                     self._judge(world, key, code, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
                     self.manners.released(sender, _key(record), sent_at)
-        self.manners.check_beats(
-            world, {process.name: driver for process, driver in self._watched if process.is_running}
-        )
+        if self.manners.is_calm:
+            self.manners.check_beats(
+                world, {process.name: driver for process, driver in self._watched if process.is_running}
+            )
         self._check_owners()
 
     def snapshot(self, cp: int, value: bytes) -> None:
@@ -273,8 +288,9 @@ class Checks:
         if lease is None:
             self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
             return
-        now = _Seen(lease.epoch, lease.progress.stable, tuple(lease.progress.ranges))
         before = self._seen.get(key) or _Seen(-1, -1, ())
+        progress = lease.progress
+        now = _Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
         self._seen[key] = now
         if now.epoch != before.epoch:
             now.granted_stable, now.granted_ranges = before.stable, before.ranges
@@ -295,7 +311,7 @@ class Checks:
             first, last = before.stable + 1, record.proposed_last_offset
             self.grants.append((record.instance_id, key, first, last, self._scheduler.now))
             self._granted.setdefault((sender.name, key), []).append((first, last))
-        elif not self._scenario.at_most_once:
+        elif not self._at_most_once:
             self._check_done(key, before, now, lease, sender)
 
     def _check_done(self, key: Key, before: _Seen, now: _Seen, lease: Lease, sender: Process) -> None:
@@ -336,7 +352,7 @@ class Checks:
         assignment = _in_hand(process, key, message)
         self._epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.manners.begins(process, key, offset)
-        if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
+        if assignment is None and not self._at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._lost.get((process.name, key))
             if lost_at is not None and not _holds(process, key):
                 late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
@@ -346,7 +362,7 @@ class Checks:
                         f"{process.name} begins {_name(key)} offset {offset}, {late_ms:.0f} ms after it was told that "
                         "the lease under which it got it is lost (on_lost, T4); somebody else may be at work on it",
                     )
-        if self._scenario.at_most_once:
+        if self._at_most_once:
             self._begins_once(process, key, offset, assignment)
         else:
             self._begins_again(process, key, offset, assignment)

@@ -18,13 +18,13 @@ snapshots              they say what was so at exactly the place they name, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.effects import Append
-from kafka_marshal.engine.leases import LeaseState
+from kafka_marshal.engine.leases import LeaseState, OwnLease
 from kafka_marshal.engine.settings import proof_margin_ms
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
 from rationalizer.limits import HEAD_FIELDS
@@ -49,6 +49,9 @@ DOUBT_INTERVALS = 1.0
 OLDEST_BEAT = 0.5
 #: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
 SLACK_MS = 2.0
+
+#: (when sent, log time) of a beat that never was.
+_NEVER = (-inf, 0)
 
 
 class Manners:
@@ -192,21 +195,29 @@ class Manners:
         self._lost[process.name, key] = self._scheduler.now
         self._doubts.pop((process.name, key), None)
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether all has been well for a while."""
+        since = self.calm_since
+        return since is not None and self._scheduler.now >= since + 2 * self._scenario.heartbeat_interval_ms
+
     def check_beats(self, world: World, running: dict[str, Driver]) -> None:
         """When all is well: how old the last beats are."""
         hi = self._scenario.heartbeat_interval_ms
-        if self.calm_since is None or self._scheduler.now < self.calm_since + 2 * hi:
-            return
         for lease in world.leases():
-            driver = running.get((lease.instance_id or "").rpartition(".")[0])
+            name = (lease.instance_id or "").rpartition(".")[0]
+            driver = running.get(name)
             if driver is None or not lease.held or world.pause(lease.group_id) is not None:
                 continue
-            own = driver.engine.book.leases.get((lease.topic, lease.partition))
-            age = lease.age(world.log_time)
+            key = (lease.topic, lease.partition)
+            own = driver.engine.book.leases.get(key)
+            # The first beat is due from when its member saw the grant, which it fetched some time after.
+            seen = self._scheduler.now - self._granted_at.get((name, key), -inf)
+            age = min(lease.age(world.log_time), seen)
             if own is not None and own.held and own.epoch == lease.epoch and age > OLDEST_BEAT * hi:
                 self._fail(
                     "beats",
-                    f"{lease.instance_id} has not beaten {lease.topic} [{lease.partition}] for {age} ms of log time",
+                    f"{lease.instance_id} has not beaten {_name(key)} for {age:.0f} ms of log time",
                 )
 
     # Messages.
@@ -216,8 +227,8 @@ class Manners:
         now = self._scheduler.now
         self._in_hand.setdefault((process.name, key), {})[offset] = now
         for driver in process.drivers:
-            if key in driver.engine.book.leases:
-                self._check_trust(process, driver, key)
+            if (lease := driver.engine.book.leases.get(key)) is not None:
+                self._check_trust(process, driver.now_ms(), key, lease)
         if process.is_iterating:
             self._check_late(process, key, offset)
         if not process.is_iterating or self._scenario.at_most_once:
@@ -252,23 +263,23 @@ class Manners:
                 now = driver.now_ms()
                 for key, lease in driver.engine.book.leases.items():
                     if now < lease.hand_out_until:
-                        self._check_trust(process, driver, key)
+                        self._check_trust(process, now, key, lease)
 
-    def _check_trust(self, process: Process, driver: Driver, key: Key) -> None:
-        lease, now = driver.engine.book.leases[key], driver.now_ms()
+    def _check_trust(self, process: Process, now: float, key: Key, lease: OwnLease) -> None:
+        """now: by the process's own clock."""
         if not lease.held or lease.hand_out_until <= now:
             return
-        sent_at, _ = self._beats.get((process.name, key), (-inf, 0))
-        margin = proof_margin_ms(lease.heartbeat_interval_ms)
-        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
-        trusted, longest = elapsed + lease.hand_out_until - now, 2 * lease.heartbeat_interval_ms - margin
+        sent_at, _ = self._beats.get((process.name, key), _NEVER)
+        hi = lease.heartbeat_interval_ms
+        longest = 2 * hi - proof_margin_ms(hi)
+        trusted = (self._scheduler.now - sent_at) * process.runtime.rate + lease.hand_out_until - now
         if trusted > longest + SLACK_MS:
             self._fail(
                 "trust",
                 f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
                 f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
             )
-        if (process.name, key) in self._doubts:
+        if self._doubts and (process.name, key) in self._doubts:
             self._fail(
                 "doubt",
                 f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "
@@ -281,8 +292,8 @@ class Manners:
 
     # Snapshots.
 
-    def snapshot(self, cp: int, value: bytes, digests: list[str]) -> None:
-        """A part of a snapshot was written; digests: of our own replica after each offset."""
+    def snapshot(self, cp: int, value: bytes, digests: Mapping[int, str]) -> None:
+        """A part of a snapshot was written; digests: of our own replica, by next offset, where one is due."""
         try:
             part = decode_part(value)
         except MalformedPartError as error:
@@ -292,7 +303,7 @@ class Manners:
             self._fail(
                 "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
             )
-        elif part.next_offset > len(digests) or digests[part.next_offset - 1] != part.digest:
+        elif digests.get(part.next_offset) != part.digest:
             self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
 
 

@@ -40,9 +40,9 @@ __all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 #: The brokers' time of day when a story begins (ms).
 BROKER_EPOCH_MS = 1_700_000_000_000.0
 
-#: A wait for acknowledgements this short (s) lasts until the next one is here, though no longer than the other (ms).
+#: A wait this short (s) is one of many in a row that end when an acknowledgement is here, or something else is due.
+#: They are one long one here, for nobody can tell the difference.
 ACK_WATCH_S = 0.002
-ACK_SLACK_MS = 20.0
 
 
 @dataclass(slots=True)
@@ -239,10 +239,12 @@ class SimulatedAppender:
 
     def _answer(self, at: float, on_ack: Callable[[Ack], None] | None, ack: Ack) -> None:
         self._due.append((at, on_ack, ack))
+        for tail in self._process.tails:
+            tail.answered(at)
 
     def next_due(self) -> float:
         """When the next acknowledgement is here."""
-        return min((due[0] for due in self._due), default=inf)
+        return min([due[0] for due in self._due], default=inf)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         if self._closed:
@@ -272,7 +274,7 @@ class SimulatedAppender:
             self._call()
             if not self._open or scheduler.now >= until:
                 return self._open
-            scheduler.park(min(until, scheduler.now + 5.0))
+            scheduler.park(min(until, max(scheduler.now + SHORTEST_MS, min(self.next_due(), scheduler.now + 5.0))))
 
     def close(self, timeout_s: float = 0.0) -> None:
         if not self._closed:
@@ -303,12 +305,24 @@ class SimulatedTail:
         #: Whether positions may be outside of the log.
         self._is_unsure = True
         self._told_cut_off = False
+        #: Not looked yet: what was there before may be read.
+        self._is_new = True
         self._parked: Task | None = None
+        #: When the parked task has its turn at the latest, and whether it looks for acknowledgements.
+        self._wakes_at = 0.0
+        self._is_watching = False
         self._closed = False
         made = network.broker.existing.get(topic)
         for cp in positions:
             self._here[cp] = made.partitions[cp].end if made is not None else 0
         network.tails.append(self)
+        process.tails.append(self)
+
+    def answered(self, at: float) -> None:
+        """An acknowledgement will be here then."""
+        if self._parked is not None and self._is_watching and at < self._wakes_at:
+            self._wakes_at = at
+            self._network.scheduler.wake(self._parked, at)
 
     def written(self, topic: str, partition: int, end: int) -> None:
         """The log has grown."""
@@ -320,7 +334,8 @@ class SimulatedTail:
             at = max(at, process.trouble.deaf_until.get(partition, 0.0))
         at = self._last[partition] = max(at, self._last.get(partition, 0.0))
         self._coming[partition].append((at, end))
-        if self._parked is not None:
+        if self._parked is not None and at < self._wakes_at:
+            self._wakes_at = at
             self._network.scheduler.wake(self._parked, at)
 
     def changed(self, topic: str, ends: Sequence[int]) -> None:
@@ -349,15 +364,16 @@ class SimulatedTail:
 
     def _wait(self, scheduler: Scheduler, timeout_s: float) -> None:
         until = scheduler.now + max(SHORTEST_MS, timeout_s * 1000 / self._process.runtime.rate)
-        if timeout_s <= ACK_WATCH_S:  # somebody looks for an acknowledgement, as often as it takes
-            until = max(until, min(self._process.next_ack(), until + ACK_SLACK_MS))
+        self._is_watching = timeout_s <= ACK_WATCH_S
+        if self._is_watching:
+            until = max(until, min(self._process.next_ack(), self._process.next_due(self)))
         if not self._process.trouble.is_cut_off:
             for coming in self._coming.values():
                 if coming and coming[0][0] < until:
                     until = coming[0][0]
-        self._parked = scheduler.current
+        self._parked, self._wakes_at = scheduler.current, until
         scheduler.park(until)
-        self._parked = None
+        self._parked, self._is_watching = None, False
 
     def _look(self) -> TailBatch | None:
         if self._process.trouble.is_cut_off:
@@ -367,6 +383,8 @@ class SimulatedTail:
         now = self._network.scheduler.now
         batch = self._outside() if self._is_unsure else None
         for cp, coming in self._coming.items():
+            if not self._is_new and (not coming or coming[0][0] > now):
+                continue
             while coming and coming[0][0] <= now:
                 self._here[cp] = coming.popleft()[1]
             end, position = self._here[cp], self._positions[cp]
@@ -377,6 +395,7 @@ class SimulatedTail:
             if self._told_ends.get(cp) != end:
                 batch = batch or TailBatch()
                 batch.ends[cp] = self._told_ends[cp] = end
+        self._is_new = False
         return batch
 
     def _outside(self) -> TailBatch | None:
@@ -402,6 +421,7 @@ class SimulatedTail:
         if not self._closed:
             self._closed = True
             self._network.tails.remove(self)
+            self._process.tails.remove(self)
             if self._parked is not None:
                 self._network.scheduler.wake(self._parked, self._network.scheduler.now)
 
@@ -415,14 +435,20 @@ class SimulatedReader(MemoryDataReader):
         self._process = process
         self._parked: Task | None = None
         self._told_cut_off = False
+        #: Something may be there that was not when it was looked for last.
+        self._is_news = True
         network.readers.append(self)
 
     def written(self, key: TopicPartition) -> None:
         """A message is there."""
-        if self._parked is not None and key in self._positions:
+        if key not in self._positions:
+            return
+        self._is_news = True
+        if self._parked is not None:
             self._network.scheduler.wake(self._parked, self._network.scheduler.now + self._process.travel_ms())
 
     def _wake(self) -> None:
+        self._is_news = True
         if self._parked is not None:
             self._network.scheduler.wake(self._parked, self._network.scheduler.now)
 
@@ -453,7 +479,11 @@ class SimulatedReader(MemoryDataReader):
             told, self._told_cut_off = self._told_cut_off, True
             return None if told else ([], [DataFault(FaultKind.UNREACHABLE, None, None, "no broker")])
         self._told_cut_off = False
-        return self._look(max_messages)
+        if self._is_news:
+            found = self._look(max_messages)
+            self._is_news = found is not None
+            return found
+        return None
 
     def close(self) -> None:
         super().close()

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.admin import Admin
-from kafka_marshal.driver import Driver
+from kafka_marshal.driver import ACK_WATCH_MS, Driver
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.marshal import Marshal
-from kafka_marshal.testing.simulation.network import Network, SimulatedAppender, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.network import (
+    Network,
+    SimulatedAppender,
+    SimulatedCluster,
+    SimulatedTail,
+    Trouble,
+)
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ class Process:
         self.network = network
         self.checks = checks
         self.appenders: list[SimulatedAppender] = []
+        self.tails: list[SimulatedTail] = []
         self.drivers: list[Driver] = []
         self.marshals: list[Marshal] = []
         #: Its function has returned, or raised.
@@ -83,7 +90,16 @@ class Process:
 
     def next_ack(self) -> float:
         """Virtual time at which the next acknowledgement is here."""
-        return min((appender.next_due() for appender in self.appenders), default=inf)
+        return min([appender.next_due() for appender in self.appenders], default=inf)
+
+    def next_due(self, tail: SimulatedTail) -> float:
+        """Virtual time at which whoever waits at this tail for an acknowledgement has something else to do."""
+        now = self.runtime.now_ms()
+        for driver in self.drivers:
+            if driver.replica._tail is tail:
+                due = min(driver._settle_by, driver._appended_at + ACK_WATCH_MS)
+                return self.scheduler.now + (due - now) / self.runtime.rate
+        return -inf
 
     def joined(self, driver: Driver) -> None:
         """A Marshal, or an Admin's session, begins to read the log."""

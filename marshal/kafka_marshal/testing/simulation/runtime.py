@@ -39,15 +39,21 @@ class _Lock:
         self._queue: deque[Task] = deque()
 
     def __enter__(self) -> Self:
-        task = self._scheduler.current
-        if self._scheduler.over or task is None:
+        scheduler = self._scheduler
+        task = scheduler.current
+        if scheduler.over or task is None:
             return self  # whoever still unwinds is alone
         if self._owner is task:
             self._depth += 1
             return self
         if task.held == 0 and self._chance() < PREEMPTION:
-            self._scheduler.park(self._scheduler.now + PREEMPTION_MS * self._chance())
-        self._take(task, 1)
+            scheduler.park(scheduler.now + PREEMPTION_MS * self._chance())
+        if self._owner is None:
+            self._owner = task
+            self._depth = 1
+            task.held += 1
+        else:
+            self._take(task, 1)
         return self
 
     def _take(self, task: Task, depth: int) -> None:
@@ -66,8 +72,13 @@ class _Lock:
         if self._scheduler.over:
             return
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth > 0:
+            return
+        if self._queue:
             self._let_go()
+        elif self._owner is not None:
+            self._owner.held -= 1
+            self._owner = None
 
     def _let_go(self) -> None:
         if self._owner is not None:

@@ -11,7 +11,7 @@ __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
 #: What can go wrong; the number is how often, relative to the others.
 FAULTS: dict[str, float] = {
     "crash": 5,  # kill -9; started again after ``intervals``
-    "term": 2,  # SIGTERM; started again after ``intervals``
+    "term": 4,  # SIGTERM; started again after ``intervals``
     "stop": 4,  # SIGSTOP for ``intervals``
     "zombie": 1,  # SIGSTOP, and another one is started in its place; it goes on after ``intervals``
     "lost": 3,  # appends do not arrive; ``size`` of them
@@ -45,8 +45,16 @@ DRIFT_WITHIN = 0.03
 DRIFT_BEYOND = 0.35
 
 #: Of a story's log, at least: a thousand in one of the usual length.
-RECORDS_PER_INTERVAL = 12.5
+RECORDS_PER_INTERVAL = 11.5
 
+#: How long a process that ended is away, at most (HI): groups grow and shrink, and what nobody does costs no time here.
+ABSENCE = 40
+#: The share of clients that come later, and how late, at most, in shares of the faulty time.
+LATE_SHARE = 0.8
+LATEST = 0.9
+
+#: How often a fetch brings records (HI). One for each record is what costs the simulator most, so few do that.
+FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.3, 0.4))
 
 #: Records between two snapshots: so few that every start is from one.
 SNAPSHOTS_EVERY = (0, 50, 150)
@@ -66,6 +74,8 @@ class Client:
     claims_ahead: bool = False
     #: What a broker sends reaches it every so many HI (0: at once), as a fetch brings several records.
     fetches_every: float = 0.0
+    #: Started for the first time after so many HI.
+    joins: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +136,20 @@ class Scenario:
         return max(rates) - min(rates) <= 2.05 * DRIFT_WITHIN and all(fault.kind != "clock" for fault in self.faults)
 
     @classmethod
-    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 80) -> Scenario:
+    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 88) -> Scenario:
         """The story that a seed stands for. worker: every second client runs the one under test."""
         rng = Random(f"kafka-marshal/{seed}")
         delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        count = 5 if rng.random() < 0.1 else 4
+        count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
-        clients = tuple(_client(rng, index, delivery, drift, fenced, worker) for index in range(count))
-        if not worker and rng.random() < 0.12:
-            clients += (Client("hand", "by-hand", rate=1 + rng.uniform(-1, 1) * drift),)
-        cps = 3 if rng.random() < 0.15 else 2
-        faults = _faults(rng, [client.name for client in clients], cps, intervals, rng.random() < CLOCK_SHARE)
+        clients = tuple(_client(rng, index, delivery, drift, fenced, worker, intervals) for index in range(count))
+        if not worker and rng.random() < 0.1:
+            rate = round(1 + rng.uniform(-1, 1) * drift, 4)
+            # It claims when all is well, too, and its first beat is to come within half an HI.
+            clients += (Client("hand", "by-hand", rate=rate, fetches_every=0.1),)
+        cps = 3 if rng.random() < 0.1 else 2
+        faults = _faults(rng, clients, cps, intervals, rng.random() < CLOCK_SHARE)
         snapshots = Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY)
         if snapshots:
             faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
@@ -149,7 +161,7 @@ class Scenario:
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
             data_partitions=10 if rng.random() < 0.1 else 8,
-            messages=round(rng.uniform(14, 16), 1),
+            messages=round(rng.uniform(12.8, 14), 1),
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
             records=int(RECORDS_PER_INTERVAL * intervals),
@@ -200,28 +212,31 @@ def _short(item: Client | Fault) -> str:
     return f"{type(item).__name__}({', '.join(said)})"
 
 
-def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, worker: bool) -> Client:
+def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, worker: bool, intervals: int) -> Client:
     kind = "fenced" if fenced and delivery == "at-least-once" else rng.choice(WORKERS[delivery])
     if worker and index % 2 == 0:
         kind = "yours"
     # Somebody without a limit, so that everything is owned in the end.
     policy = rng.choice(("balanced", "balanced", "greedy")) if index == 0 else rng.choice(POLICIES)
     rate = round(1 + rng.uniform(-1, 1) * drift, 4)
-    return Client(f"c{index}", kind, policy, rate, rng.random() < 0.4, rng.choice((0.0, 0.2, 0.3, 0.3, 0.3)))
+    ahead, fetches = rng.random() < 0.4, rng.choice(FETCHES)
+    late = round(rng.uniform(0, LATEST * intervals), 2) if rng.random() < LATE_SHARE and index > 0 else 0.0
+    return Client(f"c{index}", kind, policy, rate, ahead, fetches, late)
 
 
-def _faults(rng: Random, clients: Sequence[str], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:
+def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:
     weights = {**FAULTS, "clock": CLOCK_WEIGHT} if clock else FAULTS
     kinds, found = list(weights), []
     for _ in range(rng.randint(6, 24)):
         kind = rng.choices(kinds, list(weights.values()))[0]
-        client = "" if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
+        client = None if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
         size = round(rng.uniform(-3, 3) if kind == "clock" else rng.random(), 3)
-        length = round(rng.uniform(0.1, 15 if kind == "crash" else 5), 2)
-        at = round(rng.uniform(1, intervals - 5), 2)
-        found.append(Fault(at, kind, client, length, size, rng.randrange(cps)))
+        length = round(rng.uniform(0.1, ABSENCE if kind in ("crash", "term") else 5), 2)
+        first = 1.0 if client is None else min(1.0 + client.joins, intervals - 6.0)
+        at = round(rng.uniform(first, intervals - 5), 2)
+        found.append(Fault(at, kind, "" if client is None else client.name, length, size, rng.randrange(cps)))
         if kind == "clock":  # while something is under way
-            found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients), 2.0, 0.4))
+            found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients).name, 2.0, 0.4))
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 

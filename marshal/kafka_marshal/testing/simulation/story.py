@@ -23,7 +23,9 @@ from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Proce
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, ONE_BY_ONE, built_in
-from rationalizer import Tick, encode, outcome, snapshot_log, world
+from rationalizer import Record, Tick, encode, outcome, snapshot_log, world
+from rationalizer.codec import Message
+from rationalizer.records import Kind
 
 __all__ = ["Result", "simulate_one"]
 
@@ -41,6 +43,8 @@ READ_CACHE = 512
 BURST = 12
 #: How many HI's messages are there at the start.
 AT_START = 7
+#: How long a story goes on, in shares of the faulty time, if it is well again by then: a hundred HI, usually.
+CALM_AFTER = 1.14
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
 
@@ -141,11 +145,26 @@ def _virtual_time(scheduler: Scheduler) -> Iterator[None]:
 def _decoded_once() -> Iterator[None]:
     """Every replica decodes the same values. Decoding has no state (E6): one of them does it for all."""
     with ExitStack() as stack:
-        for module, name in ((world, "read"), (outcome, "build")):
+        for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
             function = getattr(module, name)
-            setattr(module, name, lru_cache(READ_CACHE)(function))
+            setattr(module, name, keep(function))
             stack.callback(setattr, module, name, function)
         yield
+
+
+def _built_once(build: Callable[[Kind, Message], Record]) -> Callable[[Kind, Message], Record]:
+    """Kept by the message's identity, for all replicas get the same one: to work out its hash takes as long again."""
+    built: dict[int, tuple[Message, Record]] = {}
+
+    def keep(kind: Kind, message: Message) -> Record:
+        found = built.get(id(message))
+        if found is None:
+            if len(built) >= READ_CACHE:
+                built.clear()
+            found = built[id(message)] = (message, build(kind, message))
+        return found[1]
+
+    return keep
 
 
 @contextmanager
@@ -201,7 +220,8 @@ class _Story:
         #: Faults that last, by client.
         self._active: dict[str, list[Fault]] = {client.name: [] for client in scenario.clients}
         self._started: dict[str, int] = {}
-        self._wanted: set[str] = set(self._clients)
+        #: Until when (virtual ms) a client is not started again.
+        self._away: dict[str, float] = {}
         self._is_faulty = True
         #: Messages that come in all.
         self._published = 0
@@ -257,8 +277,8 @@ class _Story:
         return process
 
     def start(self, name: str) -> None:
-        """Start a client's worker, unless one runs."""
-        if self.running(name) is not None:
+        """Start a client's worker, unless one runs, or it is to stay away."""
+        if self.running(name) is not None or self.scheduler.now < self._away.get(name, 0.0):
             return
         client = self._clients[name]
         process = self._new_process(self._hosts[name])
@@ -326,6 +346,8 @@ class _Story:
             self._later(fault.intervals, back)
         elif fault.kind == "term":
             process.stop()
+            self._away[name] = self.scheduler.now + fault.intervals * self.hi
+            self._later(fault.intervals, back)
         else:
             process.stopped_until = self.scheduler.now + fault.intervals * self.hi
             if fault.kind == "zombie":
@@ -433,7 +455,7 @@ class _Story:
         self._make_topics()
         rng = Random(f"{self.scenario.seed}/start")
         for name in self._clients:
-            self._later(rng.random(), partial(self.start, name))
+            self._later(rng.random() + self._clients[name].joins, partial(self.start, name))
         for fault in self.scenario.faults:
             self.scheduler.call_at(fault.at * self.hi, partial(self._befall, fault))
         self.scheduler.run_until(self.scenario.intervals * self.hi)
@@ -448,7 +470,7 @@ class _Story:
         self._wait(self._is_balanced, RECOVERY_INTERVALS)
         if self.scenario.clocks_are_trusted:
             self.checks.manners.calm_since = self.scheduler.now
-        self.scheduler.run_until(max(self.scheduler.now, 1.25 * self.scenario.intervals * self.hi))
+        self.scheduler.run_until(max(self.scheduler.now, CALM_AFTER * self.scenario.intervals * self.hi))
         self._fill()
         if self.checks.broken is None:
             self._look_back()
@@ -456,6 +478,7 @@ class _Story:
     def _mend(self) -> None:
         """Faults are over; what was stopped goes on, what died is there again."""
         self._is_faulty = False
+        self._away.clear()
         self._note("mended")
         for name in self._clients:
             self._active[name].clear()

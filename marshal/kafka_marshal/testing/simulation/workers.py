@@ -108,7 +108,7 @@ def _defer(job: Job, client: Client) -> None:
     hi = job.heartbeat_interval_ms / 1000
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
         while not marshal.stopping:
-            message = consumer.poll(0.05)
+            message = consumer.poll(hi / 4)
             aside = [entry for entry in aside if (entry[1].topic(), entry[1].partition()) not in lost]
             ripe = [entry for entry in aside if entry[0] <= job.monotonic()]
             aside = [entry for entry in aside if entry not in ripe]
