@@ -299,12 +299,16 @@ class Consumer(Membership["Consumer"]):
         return self._driver.now_ms() < run.assignment.lease.proven_until
 
     def _await_grant(self, assignment: Assignment) -> None:
-        """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time."""
+        """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time.
+
+        No more than that one: it keeps the interpreter from the thread that reads the answer.
+        """
 
         def answered() -> bool:
             return assignment.over or assignment.grant is None or assignment.grant.accepted is not None
 
-        room = self._options.batch_size
+        with self._driver.locked(step=False):
+            room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
         while room > 0 and not answered():
             came = self._pump(0.0)
             if not came:
