@@ -68,6 +68,8 @@ class Scheduler:
         self._agenda: list[tuple[float, int, Task | None, int, Callable[[], object] | None]] = []
         self._numbers = 0
         self._tasks: list[Task] = []
+        #: By stopped process: tasks whose turn came meanwhile, with the token of the wait that is over.
+        self._held: dict[Owner, list[tuple[Task, int]]] = {}
 
     def call_at(self, at: float, function: Callable[[], object]) -> None:
         """Have something happen that is no task's doing: the network, a fault."""
@@ -120,8 +122,7 @@ class Scheduler:
             if task is None or task.token != token or task.done or task.process.dead:
                 continue
             if task.process.stopped_until > at:
-                self._numbers += 1
-                heappush(agenda, (task.process.stopped_until, self._numbers, task, token, None))
+                self._hold(task, token)
                 continue
             task.token += 1
             task.turns += 1
@@ -134,6 +135,26 @@ class Scheduler:
             self.current = None
         if not self._halted:
             self.now = max(self.now, until)
+
+    def _hold(self, task: Task, token: int) -> None:
+        """Its turn comes when its process goes on."""
+        held = self._held.setdefault(task.process, [])
+        if not held:
+            self.call_at(task.process.stopped_until, lambda: self.go_on(task.process))
+        held.append((task, token))
+
+    def go_on(self, process: Owner) -> None:
+        """Whoever had a turn while this process was stopped has it now, unless it is stopped for longer by now."""
+        held = self._held.pop(process, None)
+        if held is None:
+            return
+        if process.stopped_until > self.now:
+            self._held[process] = held
+            self.call_at(process.stopped_until, lambda: self.go_on(process))
+            return
+        for task, token in held:
+            self._numbers += 1
+            heappush(self._agenda, (self.now, self._numbers, task, token, None))
 
     def halt(self) -> None:
         """Nothing more happens."""
@@ -150,3 +171,4 @@ class Scheduler:
         self.current = None
         self._tasks.clear()
         self._agenda.clear()
+        self._held.clear()

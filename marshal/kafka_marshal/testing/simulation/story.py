@@ -349,7 +349,7 @@ class _Story:
             self._away[name] = self.scheduler.now + fault.intervals * self.hi
             self._later(fault.intervals, back)
         else:
-            process.stopped_until = self.scheduler.now + fault.intervals * self.hi
+            process.stopped_until = max(process.stopped_until, self.scheduler.now + fault.intervals * self.hi)
             if fault.kind == "zombie":
                 process.replaced = True
                 self._later(0.1, lambda: self.start(name))
@@ -486,6 +486,7 @@ class _Story:
         for process in self._processes:
             if process.stopped_until > self.scheduler.now:
                 process.stopped_until = self.scheduler.now
+                self.scheduler.go_on(process)
         for name in self._clients:
             self._later(RESTART_INTERVALS, partial(self.start, name))
 
