@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
+from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate, simulate_one
 
 ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "records": 1_000, "messages": 1_000}
 
@@ -50,3 +50,26 @@ def test_seeds_differ_and_runs_in_one_process_do_not_touch_each_other() -> None:
     first, second, again = (simulate_one(Scenario.from_seed(seed, intervals=20)) for seed in (5, 6, 5))
     assert first.history_digest == again.history_digest != second.history_digest
     assert first.events == again.events
+
+
+def test_who_is_stopped_twice_at_once_goes_on_when_the_later_stop_ends() -> None:
+    # It counted as running from the end of the second one on, and had no turn until the end of the first (seed 100166).
+    scenario = Scenario(
+        seed=100166,
+        clients=(
+            Client("c0", worker="poll", rate=0.9704, claims_ahead=True, fetches_every=0.3),
+            Client("c1", worker="consume", policy="release-if-behind", rate=0.9862, fetches_every=0.4, joins=49.41),
+        ),
+        faults=(
+            Fault(at=56.65, kind="pause", intervals=4.6, size=1.0),
+            Fault(at=57.12, kind="stop", client="c1", intervals=3.86, partition=1),
+            Fault(at=58.19, kind="stop", client="c1", intervals=0.51, partition=1),
+        ),
+        heartbeat_interval_ms=200,
+        data_partitions=2,
+        messages=0.1,
+        handling_ms=4.0,
+        intervals=65,
+        recovers=False,
+    )
+    assert simulate_one(scenario).violation is None
