@@ -73,3 +73,22 @@ def test_who_is_stopped_twice_at_once_goes_on_when_the_later_stop_ends() -> None
         recovers=False,
     )
     assert simulate_one(scenario).violation is None
+
+
+def test_what_an_admin_passed_over_and_went_back_behind_may_be_missing_in_a_sink_that_is_ahead() -> None:
+    scenario = Scenario(  # of seed 102736: [3] goes forward to 73, then back to the start
+        seed=102736,
+        clients=(Client("c0", worker="fenced"),),
+        faults=(
+            Fault(at=50.23, kind="prune", intervals=0.25, size=0.876),
+            Fault(at=56.6, kind="pause", intervals=2.69, size=0.89, partition=1),
+            Fault(at=75.68, kind="pause", intervals=4.1, size=0.531),
+        ),
+        heartbeat_interval_ms=500,
+        coordination_partitions=1,
+        messages=13.6,
+        handling_ms=2.0,
+        intervals=88,
+        snapshots=150,
+    )
+    assert simulate_one(scenario).violation is None
