@@ -232,6 +232,8 @@ class Marshal:
             self._driver.wait_for(lambda: not is_going(key), max(0.0, timeout))
         with self._driver.locked() as engine:
             self._driver.check()
+            self._check_lease_name(topic, partition)
+            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
             if is_going(key):
                 raise ClaimTimeoutError(
                     f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
@@ -239,8 +241,6 @@ class Marshal:
                 )
             if engine.is_taken(key):
                 raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-            self._check_lease_name(topic, partition)
-            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
             manual = engine.claim(key)
         with self._driver.condition:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -195,3 +197,26 @@ def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     violation = simulate_one(_scenario(worker="poll")).violation
     assert violation is not None
     assert violation.promise == "busy waiting"
+
+
+def test_other_threads_of_the_process_sleep_as_ever() -> None:
+    inside, slept = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def sleeper() -> None:
+        inside.wait(20)
+        try:
+            time.sleep(0.001)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is wrong
+            errors.append(error)
+        slept.set()
+
+    def worker(job: Job) -> None:
+        inside.set()
+        slept.wait(20)  # the other thread sleeps while a task of the simulation has its turn
+
+    thread = threading.Thread(target=sleeper)
+    thread.start()
+    simulate_one(Scenario(seed=1, clients=(Client("c0", worker="yours"),), intervals=2, recovers=False), worker)
+    thread.join(20)
+    assert not errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -113,9 +114,11 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 def _virtual_time(scheduler: Scheduler) -> Iterator[None]:
     """For workers that sleep, and look at the clock, as they do outside."""
     sleep, monotonic, moment = time.sleep, time.monotonic, time.time
+    thread = threading.get_ident()
 
     def process() -> Process | None:
-        task = scheduler.current
+        # Other threads of this process know nothing of the simulation: a library's may sleep just now.
+        task = scheduler.current if threading.get_ident() == thread else None
         return task.process if task is not None and isinstance(task.process, Process) else None
 
     def simulated_sleep(seconds: float) -> None:
