@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
+from confluent_kafka import KafkaException
+
 import benchmarks.race
 from benchmarks.race.contestants import Contestant
 from benchmarks.race.events.balance import Balance
@@ -22,6 +24,7 @@ from benchmarks.race.grounds import Brokers
 from benchmarks.race.hosts import RaceError
 from benchmarks.race.plot import draw
 from benchmarks.race.results import Found, table, to_json, write
+from kafka_marshal.errors import MarshalError
 
 EVENTS: Mapping[str, Callable[[], Event]] = {
     "start": Start,
@@ -49,8 +52,13 @@ QUICK: Mapping[str, Callable[[], Event]] = {
 QUICK_NAMES = ("kafka-marshal", "classic, delay 0, heartbeat 0.1 s", "bare", "apply_many", "1 ÷")
 
 
-def run(events: Sequence[Event], rounds: int, wanted: Callable[[Contestant], bool]) -> list[Found]:
-    """All events, contestants taking turns in every round; tells what it does."""
+def run(
+    events: Sequence[Event],
+    rounds: int,
+    wanted: Callable[[Contestant], bool],
+    keep: Callable[[list[Found]], None] = lambda _: None,
+) -> list[Found]:
+    """All events, contestants taking turns in every round; tells what it does. keep: called after each event."""
     brokers = Brokers()
     found = [Found(event) for event in events]
     try:
@@ -62,6 +70,7 @@ def run(events: Sequence[Event], rounds: int, wanted: Callable[[Contestant], boo
                     _round(brokers, each, contestant)
             tell("")
             print(f"{table(each)}\n  ({monotonic() - began:.0f} s)\n", flush=True)
+            keep([x for x in found if x.samples])
     finally:
         brokers.close()
     return found
@@ -70,7 +79,7 @@ def run(events: Sequence[Event], rounds: int, wanted: Callable[[Contestant], boo
 def _round(brokers: Brokers, found: Found, contestant: Contestant) -> None:
     try:
         found.add(contestant, found.event.round(brokers.only(contestant.broker), contestant))
-    except RaceError as error:
+    except (RaceError, MarshalError, KafkaException) as error:
         found.failures.append((contestant.name, str(error)))
 
 
@@ -107,16 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return False
         return not beginnings or contestant.name.startswith(beginnings)
 
-    load = [round(x, 2) for x in os.getloadavg()]
+    conditions = {"rounds": rounds, "quick": options.quick, "load at start": [round(x, 2) for x in os.getloadavg()]}
+
+    def keep(found: list[Found]) -> None:
+        if options.json:
+            write(options.json, to_json(found, conditions))
+        if options.table:
+            write(options.table, "\n\n".join(map(table, found)))
+        if options.plot:
+            draw(found, options.plot)
+
     kinds = QUICK if options.quick else EVENTS
-    found = run([kinds[name]() for name in names if name in kinds], rounds, wanted)
-    conditions = {"rounds": rounds, "quick": options.quick, "load at start": load}
-    if options.json:
-        write(options.json, to_json(found, conditions))
-    if options.table:
-        write(options.table, "\n\n".join(map(table, found)))
-    if options.plot:
-        draw(found, options.plot)
+    found = run([kinds[name]() for name in names if name in kinds], rounds, wanted, keep)
     return 1 if any(not each.samples for each in found) else 0
 
 

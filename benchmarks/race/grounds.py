@@ -11,6 +11,7 @@ from itertools import count
 from time import monotonic, sleep
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from benchmarks.race.contestants import ALL_BROKERS, BROKERS
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -43,6 +44,15 @@ class Grounds:
         name = new_name("race")
         self._create(name, partitions)
         return name
+
+    def remove(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone.
+
+        A broker maps the indexes of every partition into memory, and Linux lets a process have 65,530 such maps: ten
+        rounds with 900 partitions for each of seven would end it.
+        """
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.delete_topics([topic], operation_timeout=TIMEOUT_S)[topic].result(2 * TIMEOUT_S)
 
     def _create(self, name: str, partitions: int) -> None:
         cluster = KafkaCluster(self.bootstrap)

@@ -111,6 +111,7 @@ class Balance(Event):
             began_at = float(host.wait("made", "joiner")["began"])
             after, stable_at = wait_until_stable(host, self._workers, self._partitions)
             self._change(found, "join", before, after, (stable_at - began_at) * 1000, log)
+        grounds.remove(topic)
         return found
 
     def _change(
