@@ -209,7 +209,7 @@ class Checks:
 
         def note_lost(lease: OwnLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
-            self.manners.lost(process, lease.key)
+            self.manners.lost(process, lease.key, reason)
             lose(lease, reason, now)
 
         driver.listeners.append(applied)

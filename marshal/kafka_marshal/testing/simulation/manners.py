@@ -23,6 +23,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.driver import Driver
+from kafka_marshal.engine.consumer import Loss
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.leases import LeaseState, OwnLease
 from kafka_marshal.engine.settings import proof_margin_ms
@@ -74,9 +75,11 @@ class Manners:
         self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
         #: (process, partition) → when it last lost the lease.
         self._lost: dict[tuple[str, Key], float] = {}
+        #: When the log took it, as against the member's own clock, which may have ended it in the same moment (T4).
+        self._fenced: dict[tuple[str, Key], float] = {}
         #: (process, partition) → since when its lease is in doubt: until a beat sent after that is applied (T5).
         self._doubts: dict[tuple[str, Key], float] = {}
-        #: (process, partition) → when its replica last showed it a grant.
+        #: (process, partition) → when its replica last showed it a grant that it still wanted.
         self._granted_at: dict[tuple[str, Key], float] = {}
         #: Partition → instance that holds it; and by CP and offset of a takeover, which instance it replaced (C7).
         self._holders: dict[Key, str] = {}
@@ -108,7 +111,8 @@ class Manners:
         if self._replaced.get((cp, offset)) == settings.instance_id:
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
             lost_at = self._lost.get((process.name, key), -inf)
-            if lost_at in (-inf, self._scheduler.now) or self._granted_at.get((process.name, key), -inf) > lost_at:
+            fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
+            if lost_at == -inf or fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at:
                 self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return
@@ -136,9 +140,10 @@ class Manners:
         if not isinstance(record, ClaimingPartition | Heartbeat):
             return
         key, book = (record.topic, record.partition), driver.engine.book
-        self._granted_at[process.name, key] = self._scheduler.now
         self._doubts.pop((process.name, key), None)
         lease = book.leases.get(key)
+        if lease is not None and lease.epoch == epoch:
+            self._granted_at[process.name, key] = self._scheduler.now
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
             if not any(
@@ -190,9 +195,11 @@ class Manners:
                     "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
                 )
 
-    def lost(self, process: Process, key: Key) -> None:
+    def lost(self, process: Process, key: Key, reason: str) -> None:
         """A member was told that a lease is lost."""
         self._lost[process.name, key] = self._scheduler.now
+        if reason == Loss.FENCED:
+            self._fenced[process.name, key] = self._scheduler.now
         self._doubts.pop((process.name, key), None)
 
     @property
