@@ -158,7 +158,7 @@ class Driver:
         #: Appends whose acknowledgement has not come, and when the last one was handed over.
         self._unanswered = 0
         self._appended_at = 0.0
-        #: What was carried out last were beats of several CPs, and nothing else.
+        #: What was carried out last were beats of several CPs, and nothing else waits for an answer.
         self._beats_sent = False
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
@@ -405,7 +405,7 @@ class Driver:
         # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback, list[Assignment]]] = []
-        self._beats_sent = len(effects) > 1 and all(map(_is_beat, effects))
+        self._beats_sent = self._unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):

@@ -184,3 +184,18 @@ def test_who_wants_something_ends_the_wait_for_the_echo_of_beats(scene: Scene, m
     monkeypatch.setattr(Driver, "_let_beats_gather", let_gather_and_tell)
     assert waiting.wait(20)
     assert a.claim("u", 1, timeout=5).valid
+
+
+def test_beats_do_not_gather_while_something_else_waits_for_its_answer(scene: Scene) -> None:
+    a = scene.member("a")
+    for partition in range(4):
+        a.claim("t", partition)
+    driver = a._driver
+    for others, gathers in ((0, True), (1, False)):
+        with driver.condition:
+            driver.wait_for(lambda: driver._unanswered == 0, 20)
+            driver._unanswered += others
+            driver.engine.book.beat_all(driver.now_ms())
+            driver._carry_out(driver.engine.take_effects())
+            assert driver._beats_sent is gathers
+            driver._unanswered -= others
