@@ -1,0 +1,51 @@
+"""The cheap state by which replicas are compared tells apart what the canonical one tells apart (S1)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from kafka_marshal.testing.simulation.states import state_of
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    ForgetGroup,
+    Heartbeat,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    Upgrade,
+    World,
+    encode,
+)
+
+A, B = ("a1", "a", "g"), ("b1", "b", "g")
+
+
+def test_two_are_equal_exactly_where_the_canonical_bytes_are() -> None:
+    records: list[Record] = [
+        ClaimingPartition(*A, "t", 0, 100),
+        Heartbeat(*A, "t", 0, 0, 4),
+        CommitRanges(*A, "t", 0, 0, ((7, 8),)),
+        ClaimingMessages(*A, "t", 0, 0, 20),
+        ReleaseGroup(*B, 9_000),
+        ReleaseGroup(*B, 0),
+        ReleasingPartition(*A, "t", 0, 0, 6),
+        ClaimingPartition(*B, "t", 0, 200),
+        Tick(*A),
+        Upgrade(*A, 2),
+        ForgetGroup(*A),
+    ]
+    worlds = []
+    for skipped in [
+        None,
+        *range(len(records)),
+    ]:  # in each but the first, one record is replaced by one that says nothing
+        world = World(0, 1)
+        for offset, record in enumerate(records):
+            world.apply(offset, 1_000 + 10 * offset, b"" if offset == skipped else encode(record))
+            worlds.append((state_of(world), world.snapshot()))
+    for (one, one_bytes), (other, other_bytes) in combinations(worlds, 2):
+        assert (one == other) is (one_bytes == other_bytes)
+    assert len({snapshot for _, snapshot in worlds}) > 3 * len(records)
