@@ -46,6 +46,22 @@ def test_two_are_equal_exactly_where_the_canonical_bytes_are() -> None:
         for offset, record in enumerate(records):
             world.apply(offset, 1_000 + 10 * offset, b"" if offset == skipped else encode(record))
             worlds.append((state_of(world), world.snapshot()))
+    # And what differs in one thing alone.
+    claim, grant = ClaimingPartition(*A, "t", 0, 100), ClaimingMessages(*A, "t", 0, 0, 20)
+    logs: list[tuple[Record, ...]] = [
+        (claim, Tick(*A)),
+        (Tick(*A), claim),  # another epoch
+        (ClaimingPartition(*A, "t", 0, 101), Tick(*A)),
+        (ClaimingPartition("a2", "a", "g", "t", 0, 100), Tick(*A)),
+        (ClaimingPartition("a1", "b", "g", "t", 0, 100), Tick(*A)),
+        (claim, grant),
+        (claim, ClaimingMessages(*A, "t", 0, 0, 21)),
+    ]
+    for log in logs:
+        world = World(0, 1)
+        for offset, record in enumerate(log):
+            world.apply(offset, 1_000, encode(record))
+        worlds.append((state_of(world), world.snapshot()))
     for (one, one_bytes), (other, other_bytes) in combinations(worlds, 2):
         assert (one == other) is (one_bytes == other_bytes)
     assert len({snapshot for _, snapshot in worlds}) > 3 * len(records)
