@@ -46,7 +46,7 @@ CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
 #: The longest one wait for messages lasts before stop() and errors are looked at.
-SLICE_S = 0.1
+SLICE_S = 0.25
 
 PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 

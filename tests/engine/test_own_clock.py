@@ -9,6 +9,7 @@ import pytest
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.engine.proofs import Proofs
+from kafka_marshal.engine.settings import FIRST_TICK_SHARE
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick
 from tests.engine.harness import HI, MARGIN, Key, Member, Net
 
@@ -45,10 +46,19 @@ def test_t3_a_starting_client_ticks_where_there_are_holders() -> None:
     first.kill()
     net.now += 10 * HI
     second = net.member("b")
-    assert [type(r) for r in net.records(client_id="b")] == [Tick]
     second.consumer("t")
     took = net.run_until(lambda: second.held() == [T0])
-    assert took <= 50, "the log shows that the holder is stale, so nothing has to be waited for"
+    assert isinstance(net.records(client_id="b")[0], Tick)
+    assert took <= 50 + FIRST_TICK_SHARE * HI, "the log shows that the holder is stale: no heartbeat is waited for"
+
+
+def test_t3_who_starts_among_the_living_appends_no_tick() -> None:
+    """The next record of anybody tells how late it is (T3): a fleet that starts together needs no Ticks."""
+    net, _ = holding()
+    net.member("b")
+    net.write(Tick("x", "x", "x"), 0)
+    net.run(HI)
+    assert not [r for r in net.records(client_id="b") if isinstance(r, Tick)]
 
 
 def test_t3_without_ticks_a_claim_is_what_moves_log_time() -> None:

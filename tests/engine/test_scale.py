@@ -171,17 +171,12 @@ def test_ten_members_and_900_partitions() -> None:
     rounds, records, moved = changes(10, 900, rest=2.5)
     assert rounds[0] <= 5
     assert records[0]["ClaimingPartition OK"] == 900, "nothing was claimed to be let go again"
-    assert records[0]["ClaimingPartition HELD"] <= 90, "those that do not know of each other collide, once"
+    assert records[0]["ClaimingPartition HELD"] <= 45, "those that do not know of each other collide, once"
     assert total(records[0], "Releasing") == 0
     assert rounds[1] <= 3
     assert records[1] == {"ReleasingPartition OK": 90, "ClaimingPartition OK": 90}, "nobody in another's way"
-    assert rounds[2] <= 5
-    assert records[2] == {
-        "ClaimingPartition HELD": 1,
-        "ReleasingPartition OK": 90,
-        "ClaimingPartition OK": 90,
-        "Tick OK": CPS,
-    }
+    assert rounds[2] <= 6
+    assert records[2] == {"ClaimingPartition HELD": 1, "ReleasingPartition OK": 90, "ClaimingPartition OK": 90}
     assert moved[1:] == [90, 90], "as few as possible"
 
 
@@ -189,7 +184,7 @@ def test_100_members_and_5000_partitions() -> None:
     rounds, records, moved = changes(100, 5_000, rest=0.2)
     assert rounds[0] <= 5
     assert records[0]["ClaimingPartition OK"] <= 5_050
-    assert records[0]["ClaimingPartition HELD"] <= 1_000, "a third of the first claims, when nobody knew of anybody"
+    assert records[0]["ClaimingPartition HELD"] <= 500, "a third of the first claims, when nobody knew of anybody"
     assert total(records[0], "Releasing") <= 50
     assert rounds[1] <= 3
     assert records[1] == {"ReleasingPartition OK": 50, "ClaimingPartition OK": 50}

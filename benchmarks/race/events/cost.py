@@ -18,6 +18,9 @@ __all__ = ["Cost"]
 LEASES = 100
 WINDOW_S = 10.0
 
+#: Idle is who has been idle for so long: ours look less often the longer nothing comes.
+REST_S = 20.0
+
 
 class Cost(Event):
     """One worker alone with 100 partitions in which nothing is produced."""
@@ -35,7 +38,12 @@ class Cost(Event):
         self._window_s = window_s
         contestants = (MARSHAL, CLASSIC_FAST, KIP848)
         aims = (Aim("processor", MARSHAL.name, "", 1.0),)
-        conditions = {"leases": LEASES, "window": f"{window_s:g} s", "heartbeat interval": "3 s"}
+        conditions = {
+            "leases": LEASES,
+            "window": f"{window_s:g} s",
+            "nothing came before for": f"{REST_S:g} s",
+            "heartbeat interval": "3 s",
+        }
         super().__init__(contestants, aims, conditions)
 
     def round(self, grounds: Grounds, contestant: Contestant) -> Samples:
@@ -45,6 +53,7 @@ class Cost(Event):
         with Host() as host:
             host.open(contestant, "a", grounds.bootstrap, topics=[topic], group=group, coordination=coordination)
             wait_until_stable(host, 1, LEASES)
+            sleep(REST_S)
             before = sum(1 for _ in read_log(grounds.bootstrap, coordination)) if coordination else 0
             used, began = host.cpu_s()
             sleep(self._window_s)

@@ -26,7 +26,7 @@ from kafka_marshal.engine.effects import Effect, Key
 from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox
 from kafka_marshal.engine.manual import HandIn, ManualLease
 from kafka_marshal.engine.observer import Observer
-from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
@@ -62,6 +62,9 @@ class Engine:
         self.failure: Exception | None = None
         self._worlds = worlds
         self._moved: set[int] = set()
+        #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
+        self._timeless: dict[int, float] = {}
+        self._rng = rng
         self._next_ranges = 0.0
         self._consumer_count = 0
 
@@ -95,11 +98,15 @@ class Engine:
     # Events.
 
     def caught_up(self, now: float) -> None:
-        """The replica knows the world. A Tick per CP with holders shows how old their last beats really are (T3)."""
+        """The replica knows the world.
+
+        How old the last beats of others really are shows with the next record of their CP: somebody's or our Tick (T3).
+        """
         self.observer.caught_up(now)
+        ask_at = now + self._rng.random() * FIRST_TICK_SHARE * self.settings.heartbeat_interval_ms
         for cp, world in self._worlds.items():
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
-                self.outbox.append(cp, Tick(*self.ids))
+                self._timeless[cp] = ask_at
 
     def acked(self, token: int, offset: int | None) -> None:
         """The broker answered an append: its offset, or None where it failed or did not tell."""
@@ -123,6 +130,9 @@ class Engine:
         """Our replica applied one record."""
         self.observer.log_time_moved(cp, now)
         self._moved.add(cp)
+        if self._timeless.pop(cp, None) is not None or outcome.type == Tick.__name__:
+            for consumer in self.consumers.values():
+                consumer.placement.log_time_moved(cp)
         message = outcome.message
         if message is None or message[4] != self.settings.group_id:
             return
@@ -147,7 +157,7 @@ class Engine:
                 self._release_applied(record, outcome, own, now)
             case ClaimingMessages() if own:
                 self._grant_applied(record, outcome, now)
-            case ReleaseGroup() | Tick():
+            case ReleaseGroup():
                 self._look_again()
             case ForgetGroup() if outcome.accepted:
                 self._forgotten(cp, now)
@@ -336,9 +346,12 @@ class Engine:
         """Do everything that is due."""
         if self.failure is not None:
             return
-        for cp in sorted(self._moved):
-            self.book.log_time_moved(cp, self._worlds[cp].log_time, now)
-        self._moved.clear()
+        if self._moved:
+            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
+            self._moved.clear()
+        for cp in [cp for cp, ask_at in self._timeless.items() if now >= ask_at]:
+            del self._timeless[cp]
+            self.outbox.append(cp, Tick(*self.ids))
         silent_cps = self._silent_cps(now)
         beaten = self.book.wake(now, silent_cps)
         if self.manual:
@@ -377,7 +390,7 @@ class Engine:
         """When ``step`` has something to do again, at the latest."""
         if self.failure is not None:
             return float("inf")
-        due = self.book.deadline()
+        due = min((self.book.deadline(), *self._timeless.values()))
         for manual in self.manual.values():
             due = min(due, manual.deadline(now))
         for consumer in self.consumers.values():

@@ -15,6 +15,7 @@ The life of a lease, as its client sees it::
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from math import inf
 from random import Random
@@ -279,15 +280,16 @@ class LeaseBook:
             lease.in_doubt_since = None
         lease.refresh()
 
-    def log_time_moved(self, cp: int, log_time: int, now: float) -> None:
-        """T5: where log time ran ahead of our clock, hand out nothing until a later beat is accepted."""
+    def log_times_moved(self, log_times: Mapping[int, int], now: float) -> None:
+        """T5: where log time (by CP) ran ahead of our clock, hand out nothing until a later beat is accepted."""
         for lease in self.leases.values():
-            if lease.cp != cp or not lease.held:
+            if lease.cp not in log_times or not lease.held:
                 continue
+            log_time = log_times[lease.cp]
             ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
             if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
                 if lease.in_doubt_since is None:
-                    self.beat_soon(cp, now)
+                    self.beat_soon(lease.cp, now)
                 lease.in_doubt_since = now
                 lease.proof_log_time = log_time
                 lease.proof_sent_at = now

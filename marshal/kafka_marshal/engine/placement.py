@@ -24,9 +24,9 @@ __all__ = ["Placement"]
 Key = tuple[str, int]
 
 #: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
-#: under way: who is alone has 5,000 within 25 round trips, who is not sees the others before it has too many.
-FIRST_CLAIMS = 32
-ANSWERS_PER_CLAIM = 8
+#: under way: who is alone has 5,000 within 13 round trips, who is not sees the others before it has too many.
+FIRST_CLAIMS = 16
+ANSWERS_PER_CLAIM = 2
 
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
@@ -54,6 +54,7 @@ class Placement:
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
         self._shown = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
+        self._by_cp: dict[int, list[Key]] = {}
         self._closed: dict[int, float] = {}
         #: What is to be looked at again, and whether the policy wants to hear of it.
         self._touched: dict[Key, None] = {}
@@ -64,6 +65,11 @@ class Placement:
     def changed(self, key: Key) -> None:
         """Something changed about one partition (or about who waits for it)."""
         self._touched[key] = None
+        self._ask_policy = True
+
+    def log_time_moved(self, cp: int) -> None:
+        """Somebody wants it known how late it is in a CP: leases there may have gone stale (T3)."""
+        self._touched.update(dict.fromkeys(self._by_cp.get(cp, ())))
         self._ask_policy = True
 
     def touched(self, key: Key) -> None:
@@ -174,6 +180,9 @@ class Placement:
             partitions = self._consumer.subscription.partitions
             if self.dirty:
                 self._subscribed = frozenset(partitions)
+                self._by_cp = {}
+                for key in partitions:
+                    self._by_cp.setdefault(self._observer.cp_of(key), []).append(key)
             self._shown = Partitions({})
             self._look_at = inf
         self.dirty = self._ask_policy = False

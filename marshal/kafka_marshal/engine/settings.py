@@ -11,6 +11,7 @@ from dataclasses import dataclass
 __all__ = [
     "BEATS_PER_INTERVAL",
     "EXPIRY_JITTER_SHARE",
+    "FIRST_TICK_SHARE",
     "MARGIN_FLOOR_MS",
     "MAX_BATCH_ENTRIES",
     "MAX_IN_HAND_MESSAGES",
@@ -26,6 +27,10 @@ MARGIN_FLOOR_MS = 20.0
 
 #: A waiting client claims an expired lease up to this share of HI late, at random, so that a fleet appends few.
 EXPIRY_JITTER_SHARE = 0.02
+
+#: Who has caught up asks how late it is in every CP where the group holds something, after up to this share of HI: most
+#: often somebody's record has told by then, and of a fleet that starts together few ask (T3).
+FIRST_TICK_SHARE = 0.01
 
 #: Entries of one HeartbeatBatch. 1,000 entries of the longest ids stay below the 900,000 bytes of L1.
 MAX_BATCH_ENTRIES = 1_000

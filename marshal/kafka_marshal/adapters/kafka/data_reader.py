@@ -88,8 +88,12 @@ class KafkaDataReader:
         while self._strange:
             topic = self._strange.pop()
             self._met[topic] = time.monotonic()
-            with contextlib.suppress(KafkaException):  # it goes on asking by itself
-                self._reading.consumer.list_topics(topic, MEET_TIMEOUT_S)
+            at = next((KafkaPartition(*key) for key in self._assigned if key[0] == topic), None)
+            if at is not None:
+                # It looks up the leader of one partition, and learns those of all. (list_topics would, too, but make
+                # an object of each, with the interpreter's lock in hand.)
+                with contextlib.suppress(KafkaException):  # it goes on asking by itself
+                    self._reading.consumer.get_watermark_offsets(at, timeout=MEET_TIMEOUT_S)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
         known = [key for key in partitions if key in self._assigned]

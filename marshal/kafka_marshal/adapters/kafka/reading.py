@@ -42,8 +42,8 @@ class Pace:
 
 
 #: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms,
-#: and in a member all of whose partitions have been silent for long, for up to 100 ms.
-STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1)))
+#: and in a member all of whose partitions have been silent for long, for up to 250 ms.
+STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, 0.25)))
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1
