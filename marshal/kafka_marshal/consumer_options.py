@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,9 @@ from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["ConsumerOptions"]
+
+#: What a broker takes as a topic's name, but for "." and "..".
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         if isinstance(topics, str) or not topics or not all(topics):
             raise ConfigurationError(f"topics must be a list of names or ^patterns, not {topics!r}")
+        for topic in topics:
+            _check_topic(topic)
         if delivery not in ("at-least-once", "at-most-once"):
             raise ConfigurationError(f"delivery must be 'at-least-once' or 'at-most-once', not {delivery!r}")
         if not isinstance(start, datetime) and start not in ("earliest", "latest"):
@@ -74,4 +80,19 @@ class ConsumerOptions:
             handler_timeout_ms=self.handler_timeout_ms,
             callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
             ranges=ranges,
+        )
+
+
+def _check_topic(topic: object) -> None:
+    if not isinstance(topic, str):
+        raise ConfigurationError(f"topics must be a list of names or ^patterns; {topic!r} is no string")
+    if topic.startswith("^"):
+        try:
+            re.compile(topic)
+        except re.error as error:
+            raise ConfigurationError(f"topics: the pattern {topic!r} is no regular expression: {error}") from error
+    elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise ConfigurationError(
+            f"topics: no topic can be called {topic!r}, so nobody would ever get a message of it. Names have 1 to 249 "
+            "ASCII letters, digits, dots, underscores and hyphens; a pattern begins with ^"
         )

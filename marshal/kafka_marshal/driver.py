@@ -20,6 +20,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
+from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
@@ -171,6 +172,7 @@ class Driver:
         self._interest: dict[int, _Waiter] = {}
         self._next_metadata = 0.0
         self._rng = runtime.random()
+        self._failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
         _forked_children.add(self)
@@ -436,7 +438,7 @@ class Driver:
 
     def _acked(self, token: int, ack: Ack) -> None:
         if ack.error is not None:
-            logger.warning("an append to %s failed: %s", self._topic, ack.error)
+            self._failures.say(ack.error, self.now_ms())
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
             self._fail(

@@ -272,3 +272,11 @@ def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
 def test_wrong_options_are_refused(scene: Scene, options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         scene.member("a").consumer(["t"], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("topic", ["no such topic!", "", "..", "x" * 250, "flüge", "^[", 7])
+def test_a_name_that_no_topic_can_have_is_refused(scene: Scene, topic: str) -> None:
+    """It would be waited for, silently, for ever."""
+    with pytest.raises(ConfigurationError, match="topics"):
+        scene.member("a").consumer([topic])
+    scene.member("b").consumer(["fine-here_1.0", "^fine.*"])
