@@ -52,6 +52,14 @@ MEMBERS: tuple[Mutation, ...] = (
         "C17",
     ),
     Mutation(
+        "a claim that got lost is waited for for ever",
+        _ENGINE + "consumer.py",
+        "if self.assignments.get(assignment.key) is assignment:",
+        "if assignment.grant is not None:",
+        "C17",
+        within="def look_after",
+    ),
+    Mutation(
         "what nobody wants any more is kept",
         _CORE,
         "elif lease is None or wanted or (lease.held and lease.epoch != epoch):",

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
     parser.add_argument("--logs", type=int, default=25, help="logs that are held against the oracle (25)")
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
-    parser.add_argument("--seeds", type=int, default=40, help="stories in all, those written down apart (40)")
+    parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60)")
     parser.add_argument(
         "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
     )

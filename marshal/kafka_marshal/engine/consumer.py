@@ -74,6 +74,8 @@ class ConsumerEngine:
         self.settings = settings
         self.subscription = subscription
         self.assignments: dict[Key, Assignment] = {}
+        #: Those of them for which something may come due: all that are not merely handed out. There may be thousands.
+        self._restless: dict[Key, Assignment] = {}
         #: The hand-out of ranges; None: messages are handed out.
         self.ranges = RangeDelivery(self) if settings.ranges else None
         self.delivery: Delivery = self.ranges or Delivery(self, settings.batch_size)
@@ -121,6 +123,16 @@ class ConsumerEngine:
         """Does this Marshal hold or want the lease already?"""
         return self._engine.is_taken(key)
 
+    def look_after(self, assignment: Assignment) -> None:
+        """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
+        if self.assignments.get(assignment.key) is assignment:
+            self._restless[assignment.key] = assignment
+
+    def _enter(self, assignment: Assignment, stage: Stage) -> None:
+        assignment.stage = stage
+        if stage is not Stage.ACTIVE:
+            self.look_after(assignment)
+
     def _call(self, callback: Callback, assignment: Assignment) -> None:
         if callback in self.settings.callbacks:
             assignment.callbacks_running += 1
@@ -134,6 +146,7 @@ class ConsumerEngine:
         assignment.first_claim = key not in self._engine.observer.claimed
         assignment.lease = self._engine.book.want(key, self._engine.observer.cp_of(key), assignment)
         self.assignments[key] = assignment
+        self.look_after(assignment)
         self.placement.touched(key)
         self._engine.book.claim(assignment.lease, now, take_over=take_over)
 
@@ -153,7 +166,7 @@ class ConsumerEngine:
         assignment.begin(stable + 1, stable, lease.progress.ranges)
         assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
         if assignment.is_new and self.settings.start != "earliest":
-            assignment.stage = Stage.LOCATING
+            self._enter(assignment, Stage.LOCATING)
             self._engine.outbox.add(LookUp(assignment, self.settings.start))
         elif not self.closing:
             self._assign(assignment)
@@ -177,7 +190,7 @@ class ConsumerEngine:
         assignment.is_new = False
         if assignment.releasing:  # only its start was waited for
             assignment.start_beat = position - 1
-            assignment.stage = Stage.POSITIONING
+            self._enter(assignment, Stage.POSITIONING)
             self.revoke(assignment, assignment.releasing, now)
         elif position == assignment.fetch_next:
             self._assign(assignment)
@@ -186,7 +199,7 @@ class ConsumerEngine:
             assignment.go_on_at(position)
             self._assign(assignment)
         else:
-            assignment.stage = Stage.POSITIONING
+            self._enter(assignment, Stage.POSITIONING)
             assignment.start_beat = position - 1
             self._beat_start(assignment, now)
 
@@ -212,7 +225,7 @@ class ConsumerEngine:
         if not assignment.shown:
             assignment.shown = True
             self._call(Callback.ASSIGN, assignment)
-        assignment.stage = Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE
+        self._enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
 
     def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
         """A callback of the user has returned (or raised)."""
@@ -228,7 +241,7 @@ class ConsumerEngine:
         """The reader's position is not in the log: ask the leader what is (P9, P11)."""
         assignment = self.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            assignment.stage = Stage.LOCATING
+            self._enter(assignment, Stage.LOCATING)
             assignment.first_claim = False
             self._engine.outbox.add(LookUp(assignment, "earliest"))
 
@@ -292,7 +305,7 @@ class ConsumerEngine:
             and not (self.closing and now >= self._close_at)
         ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
-        assignment.stage = Stage.REVOKING
+        self._enter(assignment, Stage.REVOKING)
         assignment.drop_buffer()
         if assignment.shown:
             self._engine.outbox.add(StopFetch(self.number, assignment.key))
@@ -318,7 +331,7 @@ class ConsumerEngine:
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.ranges_due = now
         self.commit_ranges(assignment, now)
-        assignment.stage = Stage.RELEASED
+        self._enter(assignment, Stage.RELEASED)
         self._engine.book.release(assignment.lease, self._unreported(assignment), now)
         if assignment.releasing not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
             self.placement.leave_alone(assignment.key, now)
@@ -342,7 +355,7 @@ class ConsumerEngine:
             return
         was_claiming = assignment.stage is Stage.CLAIMING
         assignment.tracker.follow()
-        assignment.stage = Stage.LOST
+        self._enter(assignment, Stage.LOST)
         assignment.drop_buffer()
         self._remove(assignment)
         self.delivery.give_up(assignment, now)
@@ -367,6 +380,7 @@ class ConsumerEngine:
     def _remove(self, assignment: Assignment) -> None:
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
+            self._restless.pop(assignment.key, None)
         self.placement.changed(assignment.key)
 
     # Progress.
@@ -408,14 +422,14 @@ class ConsumerEngine:
         silent_cps: paused, or not to be followed any further; elsewhere nothing is due for most assignments.
         """
         timeout = self.settings.handler_timeout_ms
-        for assignment in list(self.assignments.values()):
-            if (
-                timeout is not None
-                or assignment.stage is not Stage.ACTIVE
-                or assignment.grant is not None
-                or assignment.lease.cp in silent_cps
-            ):
+        every = timeout is not None or bool(silent_cps)
+        for assignment in list((self.assignments if every else self._restless).values()):
+            if assignment.stage is not Stage.ACTIVE or assignment.grant is not None:
                 self._step_one(assignment, now)
+            else:
+                self._restless.pop(assignment.key, None)
+                if timeout is not None or assignment.lease.cp in silent_cps:
+                    self._step_one(assignment, now)
         if self.closing:
             return
         if timeout is not None and self.delivery.is_hung(now, timeout):
@@ -476,7 +490,7 @@ class ConsumerEngine:
         timeout = self.settings.handler_timeout_ms
         asking = not self.closing and (timeout is None or not self.delivery.is_hung(now, timeout))
         times = [self.placement.deadline] if asking else []
-        for assignment in self.assignments.values():
+        for assignment in (self._restless if timeout is None else self.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:

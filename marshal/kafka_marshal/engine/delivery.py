@@ -114,6 +114,7 @@ class Delivery:
         run = assignment.take(self._batch_size, False, now)
         assignment.tracker.hand_out(run)
         assignment.grant = Grant(run, run.last, now)
+        assignment.consumer.look_after(assignment)
         self.proposed = assignment
         self.send_grant(assignment, now)
         return assignment

@@ -140,6 +140,7 @@ class RangeDelivery(Delivery):
         self._turns.append(assignment)
         if self._consumer.at_most_once:
             assignment.grant = Grant(run, run.last, now)
+            assignment.consumer.look_after(assignment)
             self.send_grant(assignment, now)
 
     def beyond_end(self, ends: Mapping[Key, int], now: float) -> None:
