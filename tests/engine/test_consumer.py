@@ -443,6 +443,21 @@ def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
     assert net.world(T0).progress.stable == 41
 
 
+def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() -> None:
+    """Found by the simulation (seed 1997): it was due again from HI on, and nothing could be done while paused."""
+    net = Net(cps=1)
+    a = net.member("a")
+    a.drop_appends = True
+    lease = a.engine.claim(T0)
+    a.settle()
+    a.drop_appends = False
+    net.pause(10 * HI)
+    net.run(2 * HI)
+    assert not lease.is_proven
+    assert a.due > a.clock() + HI, "nothing is due before the pause ends"
+    net.run_until(lambda: lease.is_proven, 9 * HI)
+
+
 def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
     """The one that was lost is answered too: the next one shows that the log has passed it."""
     net = Net(cps=1)

@@ -135,7 +135,7 @@ class ManualLease:
             return float("inf")
         if self._observer.is_stopped(lease.cp):
             return float("inf")
-        if lease.claim_sent_at is not None:
+        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
             return lease.claim_sent_at + lease.heartbeat_interval_ms
         pause_ends = self._observer.paused_until(lease.cp, now)
         if pause_ends is not None:
