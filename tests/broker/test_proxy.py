@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -116,6 +118,27 @@ def test_cut_breaks_what_is_there_and_refuses_what_comes_until_restored(proxy: T
     with connect(proxy) as connection:
         connection.sendall(b"b")
         assert read_exactly(connection, 1) == b"b"
+
+
+def test_cut_breaks_a_connection_that_is_on_its_way_to_the_broker(
+    proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_its_way, go_on = threading.Event(), threading.Event()
+    really = asyncio.open_connection
+
+    async def slowly(*where: Any, **options: Any) -> Any:
+        on_its_way.set()
+        await asyncio.get_running_loop().run_in_executor(None, go_on.wait, 10)
+        return await really(*where, **options)
+
+    monkeypatch.setattr(asyncio, "open_connection", slowly)
+    with connect(proxy) as connection:
+        assert on_its_way.wait(10)
+        proxy.cut()
+        go_on.set()
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert proxy.accepted == 0
 
 
 def test_cut_also_ends_connections_that_were_held_in_a_black_hole(proxy: TcpProxy) -> None:

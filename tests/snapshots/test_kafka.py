@@ -25,7 +25,7 @@ from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot
 from tests.cli.harness import process
-from tests.snapshots.test_keeper import wait_until
+from tests.snapshots.conftest import wait_until
 
 K = SNAPSHOT_INTERVAL
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from random import Random
 
@@ -15,16 +14,9 @@ from kafka_marshal.snapshots.keeper import JITTER_MS, LOOK_MS, RETRY_MS, Snapsho
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot
-from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
+from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story, wait_until
 
 K = SNAPSHOT_INTERVAL
-
-
-def wait_until(met: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not met():
-        assert time.monotonic() < until, f"{what}: not within {timeout_s} s"
-        time.sleep(0.01)
 
 
 def keeper_of(story: Story, client: str = "keeper") -> SnapshotKeeper:

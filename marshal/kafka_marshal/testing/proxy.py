@@ -153,13 +153,20 @@ class TcpProxy:
             raise LocalBrokerError("The proxy is closed. Make a new one.")
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_ANSWER_S)
 
+    def _is_cut(self) -> bool:
+        return self._cut
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._cut or self.target_port is None:
+        if self._is_cut() or self.target_port is None:
             writer.transport.abort()
             return
         try:
             broker_reader, broker_writer = await asyncio.open_connection(LOOPBACK, self.target_port, limit=_CHUNK)
         except OSError:
+            writer.transport.abort()
+            return
+        if self._is_cut():  # meanwhile: it is none of the connections that were broken then
+            broker_writer.transport.abort()
             writer.transport.abort()
             return
         connection = asyncio.current_task()
