@@ -75,7 +75,7 @@ class Consumer(Membership["Consumer"]):
         self._spent: list[Message] = []
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
         settings = options.settings(callbacks)
-        super().__init__(marshal, driver, options.topics, settings, callbacks)
+        super().__init__(marshal, driver, options.topics, settings, callbacks, self._reader.partition_counts)
 
     @property
     def _delivery(self) -> Delivery:

@@ -42,11 +42,14 @@ from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
-__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "CountPartitions", "Driver"]
 
 logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
+
+#: Called with topics and seconds: how many partitions each has, of those that are learned at once.
+CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 
 #: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
 #: meanwhile is late by this at most. Five such looks a second cost an eighth of a percent of a core with 100 leases.
@@ -71,6 +74,13 @@ METADATA_JITTER = 0.25
 
 #: How long one look-up may take before it is tried again.
 LOOKUP_TIMEOUT_S = 5.0
+
+#: How long the cheap look at a consumer's first topics may take, before the thorough one is made instead.
+COUNT_TIMEOUT_S = 1.0
+
+#: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
+#: for the old one. Not at once: that costs milliseconds for a thousand partitions, while everybody is starting.
+IDS_WITHIN_MS = 2_000.0
 
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
 LOOKUP_THREADS = 4
@@ -268,6 +278,7 @@ class Driver:
             )
         if now >= self._next_metadata and not self._metadata_running and self._started:
             self._metadata_running = True
+            self._next_metadata = inf
             self._lookups.submit(self._refresh_metadata)
         if self._keeper is not None and not self._keeper_running and now >= self._keeper.due_at() and self._started:
             self._keeper_running = True
@@ -488,16 +499,35 @@ class Driver:
                     assignment.consumer.called(assignment, callback, self.now_ms())
                 self.settle()
 
-    def watch_topics(self, number: int, names: frozenset[str], everything: bool) -> None:
-        """Keep a consumer's topics in view; the first look happens now (*blocking*)."""
+    def watch_topics(
+        self, number: int, names: frozenset[str], everything: bool, count: CountPartitions | None = None
+    ) -> None:
+        """Keep a consumer's topics in view; the first look happens now (*blocking*).
+
+        count: a cheap look at the topics, for the first consumer. Their ids come with the next regular look, soon.
+        """
         with self.condition:
             self._interest = {**self._interest, number: _Waiter(names, everything)}
         told = False
         while not told:
             interest = self._interest
-            topics = self._fetch_topics(interest)
+            counted = self._count(interest, count)
+            topics = counted or self._fetch_topics(interest)
             with self.locked():
                 told = self._tell_topics(interest, topics)
+                if counted:
+                    self._look_again_within(IDS_WITHIN_MS)
+
+    @staticmethod
+    def _count(interest: dict[int, _Waiter], count: CountPartitions | None) -> dict[str, TopicInfo]:
+        """The topics of the one consumer there is, if all of them are found so; nothing otherwise."""
+        (waiter, *others) = interest.values()
+        if count is None or others or waiter.everything:
+            return {}
+        counts = count(waiter.names, COUNT_TIMEOUT_S)
+        if counts.keys() != waiter.names:
+            return {}
+        return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
 
     def forget_topics(self, number: int) -> None:
         """A consumer has ended: its topics need not be looked at for it any more."""
@@ -536,8 +566,11 @@ class Driver:
             self._fail(error)
         finally:
             self._metadata_running = False
-            jitter = self._rng.uniform(1 - METADATA_JITTER, 1 + METADATA_JITTER)
-            self._next_metadata = self.now_ms() + METADATA_INTERVAL_MS * jitter
+            self._look_again_within(METADATA_INTERVAL_MS)
+
+    def _look_again_within(self, interval_ms: float) -> None:
+        jitter = self._rng.uniform(1 - METADATA_JITTER, 1 + METADATA_JITTER)
+        self._next_metadata = min(self._next_metadata, self.now_ms() + interval_ms * jitter)
 
     # The end.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
-from kafka_marshal.driver import Driver
+from kafka_marshal.driver import CountPartitions, Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
@@ -50,6 +50,7 @@ class Membership(Generic[S]):
         topics: Sequence[str],
         settings: ConsumerSettings,
         callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
+        count_partitions: CountPartitions | None = None,
     ) -> None:
         self._marshal = marshal
         self._driver = driver
@@ -64,7 +65,7 @@ class Membership(Generic[S]):
             self._engine.errors.extend(driver.upgrades_told())
             driver.ports[self._engine.number] = self
         try:
-            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns))
+            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns), count_partitions)
         except BaseException:
             self.free()
             raise

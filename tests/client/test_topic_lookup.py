@@ -41,3 +41,39 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
         assert first + take(consumer, 19) == [(0, offset) for offset in range(20)]
         assert "deleted" not in caplog.text
         assert [at.partition for at in consumer.assignment()] == [0]
+
+
+def test_the_first_look_only_counts_and_the_ids_come_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11 rests on the ids; describing a thousand partitions is left for when everybody has started."""
+    topic = scene.topic(partitions=2, messages=3)
+    described: list[str] = []
+    look_up = KafkaCluster.topic_info
+
+    def watched(self: KafkaCluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        wanted = list(names)
+        described.extend(wanted)
+        return look_up(self, wanted, timeout_s)
+
+    monkeypatch.setattr(KafkaCluster, "topic_info", watched)
+    with scene.member().consumer([topic]) as consumer:
+        assert topic not in described
+        assert len(take(consumer, 6)) == 6
+        wait_until(lambda: topic in described, what="looking the id up")
+        wait_until(lambda: consumer._engine.subscription._ids[topic], timeout_s=5, what="the id")
+
+
+def test_a_topic_that_can_not_be_counted_is_looked_up(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    there = scene.topic(messages=2)
+    with caplog.at_level(logging.WARNING), scene.member().consumer([there, f"{there}-later"]) as consumer:
+        assert take(consumer, 2) == [(0, 0), (0, 1)]
+    assert f"topic {there}-later does not exist (yet)" in caplog.text
+
+
+def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_deleted(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = scene.topic(messages=2), scene.topic(messages=2)
+    member = scene.member()
+    with caplog.at_level(logging.WARNING), member.consumer([one]) as first, member.consumer([two]) as second:
+        assert take(first, 2) == take(second, 2) == [(0, 0), (0, 1)]
+        assert "deleted" not in caplog.text

@@ -52,6 +52,25 @@ def test_what_does_not_exist_is_left_out(side: Side) -> None:
     assert side.cluster.offsets_for_time([], 0, TIMEOUT_S) == {}
 
 
+def test_partitions_are_counted_of_topics_that_exist(side: Side) -> None:
+    topic, other = side.topic(3), side.topic(1)
+    reader = side.cluster.data_reader("group", {})
+    assert reader.partition_counts([topic, other], TIMEOUT_S) == {topic: 3, other: 1}
+    some = reader.partition_counts([topic, "nobody-made-this", "no topic/has this name"], TIMEOUT_S)
+    assert some.items() <= {topic: 3}.items(), "who misses one asks topic_info"
+    assert reader.partition_counts([], TIMEOUT_S) == {}
+    assert "nobody-made-this" not in side.cluster.topics(TIMEOUT_S), "looking does not create"
+    side.grow_topic(topic, 4)
+    assert reader.partition_counts([topic], TIMEOUT_S) == {topic: 4}
+    reader.close()
+
+
+def test_where_nobody_answers_nothing_is_counted_and_nothing_raised(side: Side) -> None:
+    reader = side.unreachable().data_reader("group", {})
+    assert reader.partition_counts(["t"], 0.2) == {}
+    reader.close()
+
+
 def test_a_topic_is_not_created_twice(side: Side) -> None:
     topic = side.topic(2)
     with pytest.raises(CoordinationTopicError, match="there already"):

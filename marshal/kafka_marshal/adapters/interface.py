@@ -160,6 +160,12 @@ class DataReader(Protocol):
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         """Up to max_messages, ascending within a partition; waits up to timeout_s for the first one."""
 
+    def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        """How many partitions each topic has, of those that it learns at once (*blocking*); never raises.
+
+        Cheaper than :meth:`Cluster.topic_info`, which knows the ids, too, and says why a topic can't be looked up.
+        """
+
     def high_watermark(self, topic: str, partition: int) -> int | None:
         """The log end as of the last fetch (cached, no broker asked), None if not known yet."""
 

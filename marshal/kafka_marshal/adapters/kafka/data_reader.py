@@ -136,6 +136,18 @@ class KafkaDataReader:
             self._reassign(again)
         return [m for m in messages if (m.topic(), m.partition()) not in steered]
 
+    def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        deadline = time.monotonic() + timeout_s
+        found = {}
+        with contextlib.suppress(KafkaException):  # who asks for the ids gets the error, too
+            for topic in topics:
+                listing = self._reading.consumer.list_topics(topic, timeout=max(0.001, deadline - time.monotonic()))
+                described = listing.topics[topic]
+                if described.error is None:
+                    found[topic] = len(described.partitions)
+                    self._met[topic] = time.monotonic()
+        return found
+
     def high_watermark(self, topic: str, partition: int) -> int | None:
         self._reading.check_open()
         if (topic, partition) not in self._log_ends:

@@ -235,6 +235,11 @@ class MemoryDataReader(_Reader):
                 self._positions[key] = message.offset() + 1
         return (messages, faults) if messages or faults else None
 
+    def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        with self._broker.changed:
+            existing = self._broker.existing if self._broker.reachable(self._client) else {}
+            return {name: existing[name].info.partitions for name in topics if name in existing}
+
     def high_watermark(self, topic: str, partition: int) -> int | None:
         with self._broker.changed:
             self._check_open()

@@ -460,6 +460,11 @@ class SimulatedReader(MemoryDataReader):
         super().resume(partitions)
         self._wake()
 
+    def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        scheduler, process = self._network.scheduler, self._process
+        scheduler.park(scheduler.now + min(process.travel_ms() + process.travel_ms(), timeout_s * 1000))
+        return {} if process.trouble.is_cut_off else super().partition_counts(topics, timeout_s)
+
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         scheduler = self._network.scheduler
         if scheduler.over:
