@@ -64,7 +64,7 @@ ACK_WAIT_MS = 1.0
 
 #: Beats of several CPs come back one by one within a few milliseconds: so long they are let gather, to be read at once.
 #: Somebody who wants something meanwhile ends the wait.
-BEATS_WAIT_S = 0.004
+BEATS_WAIT_S = 0.012
 
 #: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
 METADATA_INTERVAL_MS = 5_000.0

@@ -218,11 +218,11 @@ class _Campaign:
         while (now := time.monotonic()) < began + options.minutes * 60:
             fleet.turn()
             for name in [name for name, at in due.items() if now >= at]:
-                due[name] = now + every[name] * chance.uniform(0.5, 1.5)
                 if name == "stop":
                     fleet.stop_one(self.hi_s * chance.uniform(2.2, 4.0))
-                else:
-                    ground.fault(self.hi_s, brokers=name == "broker")
+                elif not ground.fault(self.hi_s, brokers=name == "broker"):
+                    continue  # another is under way; this one's turn comes right after it
+                due[name] = now + every[name] * chance.uniform(0.5, 1.5)
             if self.look is not None:
                 self.look(fleet, now - began)
             if now > told + 10:

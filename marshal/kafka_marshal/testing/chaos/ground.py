@@ -83,16 +83,17 @@ class Ground:
 
     # What goes wrong.
 
-    def fault(self, heartbeat_interval_s: float, *, brokers: bool) -> None:
-        """Begin a fault of the network, or (brokers) of a broker; nothing where another is under way."""
+    def fault(self, heartbeat_interval_s: float, *, brokers: bool) -> bool:
+        """Begin a fault of the network, or (brokers) of a broker; False where another is under way."""
         if self._fault is not None and self._fault.is_alive():
-            return
+            return False
         self.check()
         kind = "broker" if brokers else self._chance.choice(("cut", "delay", "lost acks", "lost requests", "split"))
         proxy = self._chance.randrange(self._count)
         lasts = heartbeat_interval_s * self._chance.uniform(0.2, 3.0)
         self._fault = threading.Thread(target=self._run, args=(kind, proxy, lasts), daemon=True)
         self._fault.start()
+        return True
 
     def _run(self, kind: str, which: int, lasts: float) -> None:
         began = time.time() * 1000
