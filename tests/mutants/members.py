@@ -259,6 +259,20 @@ MEMBERS: tuple[Mutation, ...] = (
         "C4",
     ),
     Mutation(
+        "who lost a whole topic's key keeps its rest",
+        _POLICIES,
+        "orphans = tuple(key for key in own if key[0] not in topics and key[1] != 0)",
+        "orphans = ()",
+        "C4",
+    ),
+    Mutation(
+        "the rest of a whole topic stays idle",
+        _POLICIES,
+        "claim=tuple(keys + rest),",
+        "claim=tuple(keys + rest[1:]),",
+        "C4",
+    ),
+    Mutation(
         "the last partition is not seen",
         _SUBSCRIPTION,
         "self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))",

@@ -235,6 +235,34 @@ RULES: tuple[Mutation, ...] = (
         within="def _forget_group",
     ),
     # Progress.
+    Mutation(
+        "what lies apart is merged, where much is stored",
+        _INTERVALS,
+        "if left < count and stored_firsts[left] <= last + 1:  # it touches what is stored",
+        "if left < count:",
+        "P3",
+    ),
+    Mutation(
+        "one interval too many is kept",
+        _PROGRESS,
+        "if len(self.intervals) + growth - moves_stable > max_intervals:",
+        "if len(self.intervals) + growth - moves_stable > max_intervals + 1:",
+        "P5",
+    ),
+    Mutation(
+        "a key range takes back what was done",
+        _PROGRESS,
+        "if piece_hi < lo or hi < piece_lo or offset <= done:",
+        "if piece_hi < lo or hi < piece_lo:",
+        "P8",
+    ),
+    Mutation(
+        "a key range ends one hash early",
+        _PROGRESS,
+        "pieces.append((max(piece_lo, lo), min(piece_hi, hi), offset))",
+        "pieces.append((max(piece_lo, lo), min(piece_hi, hi - 1), offset))",
+        "P8",
+    ),
     Mutation("progress goes back", _PROGRESS, "if offset < self.stable:", "if offset < self.granted:", "C5"),
     Mutation(
         "the offset that is stable already is a regression",

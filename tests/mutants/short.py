@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import kafka_marshal
@@ -20,9 +21,10 @@ from kafka_marshal.testing.exhaustive import BrokenError, explore
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import World
 from tests.mutants.oracle import OracleJudge, difference, state_difference
+from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
 from tests.rationalizer.oracle import OracleWorld
-from tests.rationalizer.strategies import by_seed, write_log
+from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges
 
 __all__ = ["Found", "main"]
 
@@ -55,7 +57,11 @@ def _logs(seeds: int) -> Iterator[str]:
     """What differs, log by log: record by record, by the short cut, and from a snapshot on."""
     for seed in range(seeds):
         cp, cps = ((0, 1), (0, 1), (1, 2), (5, 8))[seed % 4]
-        log, after = write_log(by_seed(seed), LOG_LENGTH, cp, cps)
+        if seed % 5 == 4:
+            cp, cps = 0, 1
+            log, after = write_log_of_ranges(by_seed(seed), LOG_LENGTH)
+        else:
+            log, after = write_log(by_seed(seed), LOG_LENGTH, cp, cps)
         oracle, real = OracleWorld(cp, cps), World(cp, cps)
         for offset, stamp, value in log:
             wanted = oracle.apply(offset, stamp, value)
@@ -73,7 +79,7 @@ def _logs(seeds: int) -> Iterator[str]:
 
 
 def _oracle(seeds: int) -> Found | None:
-    wrong = next(filter(None, _logs(seeds)), "")
+    wrong = next(filter(None, chain(_logs(seeds), map(progress_differs, range(4 * seeds)))), "")
     return ("logs", wrong) if wrong else None
 
 
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something was found, 0 where not."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
-    parser.add_argument("--logs", type=int, default=25, help="logs that are held against the oracle (25)")
+    parser.add_argument("--logs", type=int, default=30, help="logs that are held against the oracle (30)")
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
     parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60)")
     parser.add_argument(

@@ -9,6 +9,8 @@ __all__ = ["STORIES"]
 HI = 300
 #: So many messages that somebody always has some in hand, or claims some.
 MESSAGES = 60.0
+#: Of two, the part of the coordination topic in which partition 0 of the data has its lease.
+CP_OF_KEY = 1
 
 
 def _pauses_meet_claims() -> Scenario:
@@ -28,4 +30,18 @@ def _stopped_with_a_batch_in_hand(seed: int) -> Scenario:
     return Scenario(seed, clients, stops, "at-most-once", HI, messages=MESSAGES, handling_ms=8.0)
 
 
-STORIES: tuple[Scenario, ...] = (_pauses_meet_claims(), *map(_stopped_with_a_batch_in_hand, range(2)))
+def _a_topic_that_is_whole() -> Scenario:
+    """One topic as one piece, whose holder dies, ends, stands still, or hears nothing of a part of its leases."""
+    workers = ("iterate", "explicit", "poll", "defer")
+    clients = tuple(Client(f"c{i}", worker, "whole-topic") for i, worker in enumerate(workers))
+    ends = tuple(Fault(4 + 4.1 * i, ("crash", "term", "stop")[i % 3], f"c{i % 4}", 5.0) for i in range(10))
+    deaf = tuple(Fault(48 + 3.7 * i, "deaf", f"c{i % 4}", 3.0, 0.5, CP_OF_KEY) for i in range(8))
+    faults = ends + deaf
+    return Scenario(0, clients, faults, "at-least-once", HI, 2, messages=MESSAGES, handling_ms=1.0)
+
+
+STORIES: tuple[Scenario, ...] = (
+    _pauses_meet_claims(),
+    *map(_stopped_with_a_batch_in_hand, range(2)),
+    _a_topic_that_is_whole(),
+)

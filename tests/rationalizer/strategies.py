@@ -280,16 +280,65 @@ class Author:
         return (self.world.next_offset + self.choose((0, 0, 0, 1, 7)), self.stamp(), self.value())
 
 
+class RangesAuthor(Author):
+    """Writes about one lease with many ranges: what is done out of order, in scattered spans, short and long."""
+
+    #: As far as offsets go beyond what is done without a gap.
+    REACH = 2_000
+
+    def spans(self, lease: OracleLease | None) -> list[list[int]]:
+        """Many scattered ones; a few, which lie among many stored ones or cover them; such as are stored already."""
+        stable, known = (lease.progress.stable, lease.progress.ranges) if lease else (-1, [])
+        manner = self.choose(("many", "few", "few", "few", "known", "known"))
+        if known and manner == "known":
+            chosen = [self.choose(known) for _ in range(self.choose((1, 1, 2, 5)))]
+            moved = [
+                (first + self.choose((-2, -1, 0, 0, 0)), last + self.choose((-1, 0, 0, 1, 2))) for first, last in chosen
+            ]
+            return [[max(0, first), max(0, first, last)] for first, last in moved]
+        count, lengths = (60, (1, 1, 2)) if manner == "many" else (self.choose((1, 2, 2, 3, 5)), (1, 2, 5, 30, 100))
+        firsts = [stable + 3 + self.choose(range(self.REACH)) for _ in range(count)]
+        return [[first, first + self.choose(lengths) - 1] for first in firsts]
+
+    def value(self) -> bytes | None:
+        """Mostly commits, by the holder; now and then progress moves on, or the lease changes hands."""
+        group, topic, partition = self.keys[0]
+        lease = self.world.lease(self.keys[0])
+        if lease is None or lease.holder is None:
+            return record(2, ("a", "1"), group, topic, partition, 600_000)
+        epoch = lease.epoch
+        manner = self.choose(("commit",) * 30 + ("beat", "grant", "release"))
+        if manner == "commit":
+            return record(7, lease.holder, group, topic, partition, epoch, self.spans(lease))
+        if manner == "release":
+            return record(3, lease.holder, group, topic, partition, epoch, None)
+        edges = [lease.progress.stable + 1, *(last for _, last in lease.progress.ranges[:12])]
+        return record(1 if manner == "beat" else 4, lease.holder, group, topic, partition, epoch, self.choose(edges))
+
+    def entry(self) -> Entry:
+        """The next record, a millisecond after the one before: nothing here goes stale."""
+        return (self.world.next_offset, self.world.log_time + 1, self.value())
+
+
+def write_log_of_ranges(choose: Choose, length: int) -> tuple[list[Entry], OracleWorld]:
+    """A log of `length` records about one lease with hundreds of ranges, and the oracle's world after it."""
+    world = OracleWorld(0, 1)
+    return _written(RangesAuthor(choose, world), length), world
+
+
 def write_log(choose: Choose, length: int, cp: int = 0, partitions: int = 1) -> tuple[list[Entry], OracleWorld]:
     """A log of `length` records and the oracle's world after it."""
     world = OracleWorld(cp, partitions)
-    author = Author(choose, world)
+    return _written(Author(choose, world), length), world
+
+
+def _written(author: Author, length: int) -> list[Entry]:
     log = []
     for _ in range(length):
         entry = author.entry()
-        world.apply(*entry)
+        author.world.apply(*entry)
         log.append(entry)
-    return log, world
+    return log
 
 
 @st.composite

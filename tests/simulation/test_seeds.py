@@ -92,3 +92,34 @@ def test_what_an_admin_passed_over_and_went_back_behind_may_be_missing_in_a_sink
         snapshots=150,
     )
     assert simulate_one(scenario).violation is None
+
+
+def test_who_gave_up_its_claim_before_it_read_the_grant_is_not_ended_by_its_takeover() -> None:
+    scenario = (
+        Scenario(  # of seed 1569: stopped with a claim on its way; its successor takes over what that was granted
+            seed=1569,
+            clients=(
+                Client("c0", rate=1.03, fetches_every=0.3),
+                Client("c1", policy="release-if-behind", rate=1.0297, fetches_every=0.3, joins=12.93),
+                Client("c2", "defer", "max-claims", rate=1.0209, claims_ahead=True, fetches_every=0.2, joins=27.32),
+                Client("c3", rate=1.0016, claims_ahead=True, fetches_every=0.4),
+            ),
+            faults=(
+                Fault(at=36.12, kind="outage", intervals=0.23, size=0.933),
+                Fault(at=39.31, kind="cut off", client="c0", intervals=1.17, size=0.135, partition=1),
+                Fault(at=49.75, kind="unacknowledged", client="c1", intervals=3.14, size=0.796, partition=1),
+                Fault(at=50.3, kind="slow network", client="c2", intervals=4.74, size=0.666),
+                Fault(at=51.42, kind="stop", client="c1", intervals=2.01, size=0.431),
+                Fault(at=55.11, kind="zombie", client="c2", intervals=4.32, size=0.763, partition=1),
+            ),
+            heartbeat_interval_ms=200,
+            coordination_partitions=2,
+            data_partitions=10,
+            messages=13.0,
+            handling_ms=1.0,
+            intervals=63,
+            recovers=False,
+            snapshots=150,
+        )
+    )
+    assert simulate_one(scenario).violation is None

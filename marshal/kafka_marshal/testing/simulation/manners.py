@@ -112,7 +112,7 @@ class Manners:
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
             lost_at = self._lost.get((process.name, key), -inf)
             fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
-            if lost_at == -inf or fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at:
+            if fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at:
                 self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return

@@ -521,7 +521,7 @@ class _Story:
         return all(owners.get(key) for key in self._keys())
 
     def _is_balanced(self) -> bool:
-        """Where everybody shares evenly, nobody holds two more than anybody else.
+        """Where everybody shares evenly, nobody holds two more than anybody else; a topic that is whole has one holder.
 
         Two processes of one client_id, which a zombie's return leaves, count as one, and are not asked.
         """
@@ -529,14 +529,15 @@ class _Story:
         if len(names) > len(set(names)):
             return True
         others = [x for x in self.scenario.clients if x.worker != "by-hand"]
-        if any(x.policy != "balanced" or x.worker == "yours" for x in others):
+        whole = all(x.policy == "whole-topic" for x in others)
+        if any(x.policy != "balanced" or x.worker == "yours" for x in others) and not whole:
             return True
         held = dict.fromkeys((x.name for x in others), 0)
         for key, owners in self.checks.owners().items():
             for process, _ in owners:
                 if key[0] == self.scenario.data_topic:
                     held[process.client_id] += 1
-        return max(held.values()) - min(held.values()) <= 1
+        return sum(map(bool, held.values())) == 1 if whole else max(held.values()) - min(held.values()) <= 1
 
     def _is_drained(self) -> bool:
         logs = self.broker.existing[self.scenario.data_topic].partitions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind
+from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
 from kafka_marshal.errors import GroupPausedError, HeldError, LeaseError, StaleEpochError
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.membership import TopicPartition
@@ -31,6 +31,7 @@ def policy_of(client: Client) -> Policy:
         "greedy": Greedy,
         "max-claims": lambda: Balanced() & MaxClaims(3),
         "release-if-behind": lambda: Balanced() & ReleaseIfBehind(),
+        "whole-topic": lambda: Balanced() & WholeTopic(),
     }
     return made[client.policy]()
 
