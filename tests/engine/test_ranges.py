@@ -293,6 +293,34 @@ def test_given_back_at_most_once_is_reported_and_not_repeated() -> None:
     assert places(take(net, member, consumer, 10)) == [(0, 10, 19)]
 
 
+def test_c13_given_back_after_its_lease_was_over_is_reported_too_and_once() -> None:
+    """Found by the simulation: it was granted for good, nobody handled it, and nobody heard of it."""
+    net, member, consumer = working(at_most_once=True)
+    (run,) = take(net, member, consumer, 10)
+    net.tick()
+    assert delivery(consumer).collect_range(run, member.clock())
+    given = run.offsets()
+    evict(net, member)
+    net.run(HI)
+    assert delivery(consumer).find(given) is None
+    assert delivery(consumer).unprocessed == [], "it may be at work still"
+    for _ in range(2):
+        delivery(consumer).give_back_range(given, member.clock())
+    assert delivery(consumer).unprocessed == [("t", 0, 0, 9)]
+
+
+def test_c13_done_after_its_lease_was_over_is_not_reported() -> None:
+    net, member, consumer = working(at_most_once=True)
+    (run,) = take(net, member, consumer, 10)
+    net.tick()
+    assert delivery(consumer).collect_range(run, member.clock())
+    evict(net, member)
+    net.run(HI)
+    assert not delivery(consumer).done_range(run.offsets(), member.clock())
+    delivery(consumer).give_back_range(run.offsets(), member.clock())
+    assert delivery(consumer).unprocessed == []
+
+
 @pytest.mark.parametrize(("stable", "held", "open_from"), [(-1, [], 0), (4, [(5, 9)], 10), (4, [(7, 9)], 5)])
 def test_the_lowest_open_offset(stable: int, held: list[tuple[int, int]], open_from: int) -> None:
     _, member, _ = working()

@@ -263,6 +263,20 @@ RULES: tuple[Mutation, ...] = (
         "pieces.append((max(piece_lo, lo), min(piece_hi, hi - 1), offset))",
         "P8",
     ),
+    Mutation(
+        "true is an offset",
+        "rationalizer/wellformed.py",
+        "return type(value) is int and low <= value <= high",
+        "return isinstance(value, int) and low <= value <= high",
+        "E2",
+    ),
+    Mutation(
+        "a field too many is read over",
+        "rationalizer/records.py",
+        "if len(own) != len(rules):",
+        "if len(own) < len(rules):",
+        "E2",
+    ),
     Mutation("progress goes back", _PROGRESS, "if offset < self.stable:", "if offset < self.granted:", "C5"),
     Mutation(
         "the offset that is stable already is a regression",

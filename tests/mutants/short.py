@@ -24,12 +24,15 @@ from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
 from tests.rationalizer.oracle import OracleWorld
-from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges
+from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
 
 __all__ = ["Found", "main"]
 
 #: Records of one log that is held against the oracle.
 LOG_LENGTH = 80
+
+#: Short ones, but many: there are many ways to be malformed.
+ODD_LENGTH = 40
 
 #: (what found it, what was broken).
 Found = tuple[str, str]
@@ -78,8 +81,21 @@ def _logs(seeds: int) -> Iterator[str]:
             yield f"log {seed}, {name}: {wrong}" if wrong else ""
 
 
+def _odd_logs(seeds: int) -> Iterator[str]:
+    """What differs where every other record is malformed in one place."""
+    for seed in range(seeds):
+        log, _ = write_odd_log(by_seed(seed), ODD_LENGTH)
+        oracle, real = OracleWorld(0, 1), World(0, 1)
+        for offset, stamp, value in log:
+            wrong = difference(real.apply(offset, stamp, value), oracle.apply(offset, stamp, value))
+            yield f"odd log {seed}, offset {offset}: {wrong}" if wrong else ""
+        wrong = state_difference(real, oracle)
+        yield f"odd log {seed}: {wrong}" if wrong else ""
+
+
 def _oracle(seeds: int) -> Found | None:
-    wrong = next(filter(None, chain(_logs(seeds), map(progress_differs, range(4 * seeds)))), "")
+    parts = chain(_logs(seeds), _odd_logs(5 * seeds), map(progress_differs, range(4 * seeds)))
+    wrong = next(filter(None, parts), "")
     return ("logs", wrong) if wrong else None
 
 

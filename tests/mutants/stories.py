@@ -13,9 +13,8 @@ MESSAGES = 60.0
 CP_OF_KEY = 1
 
 
-def _pauses_meet_claims() -> Scenario:
+def _pauses_meet_claims(*workers: str) -> Scenario:
     """At most once, on a slow network, an admin pauses the group every third HI: claims of messages are refused."""
-    workers = ("iterate", "poll", "consume", "batches")
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i, worker in enumerate(workers))
     slow = tuple(Fault(2.0, "slow network", client.name, 60.0, 0.15) for client in clients)
     pauses = tuple(Fault(at + 0.37 * i, "pause", "", 0.6, 0.2) for i, at in enumerate(range(4, 76, 3)))
@@ -40,8 +39,19 @@ def _a_topic_that_is_whole() -> Scenario:
     return Scenario(0, clients, faults, "at-least-once", HI, 2, messages=MESSAGES, handling_ms=1.0)
 
 
+def _ranges_of_offsets(delivery: str) -> Scenario:
+    """Members that take ranges, as Spark does, die, stand still and are cut off; an admin pauses and moves them."""
+    clients = tuple(Client(f"c{i}", "ranges") for i in range(4))
+    kinds = ("crash", "stop", "pause", "cut off", "term", "deaf", "slow network")
+    faults = tuple(Fault(3 + 2.3 * i, kinds[i % 7], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
+    return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=1.0)
+
+
 STORIES: tuple[Scenario, ...] = (
-    _pauses_meet_claims(),
+    _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
     _a_topic_that_is_whole(),
+    _ranges_of_offsets("at-least-once"),
+    _ranges_of_offsets("at-most-once"),
+    _pauses_meet_claims("ranges", "ranges", "ranges", "ranges"),
 )

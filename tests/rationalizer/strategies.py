@@ -17,9 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from msgpack import unpackb
 
 from tests.rationalizer.oracle import OracleLease, OracleWorld, shortest
 from tests.rationalizer.oracle.layout import home_of_lease
+from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, paths, replaced, spell
 from tests.rationalizer.oracle.world import LeaseKey, Who
 
 T = TypeVar("T")
@@ -318,6 +320,36 @@ class RangesAuthor(Author):
     def entry(self) -> Entry:
         """The next record, a millisecond after the one before: nothing here goes stale."""
         return (self.world.next_offset, self.world.log_time + 1, self.value())
+
+
+class OddAuthor(Author):
+    """Writes what is wrong in one place, half of the time: an odd thing where a field, an entry or an interval was."""
+
+    def value(self) -> bytes | None:
+        """A record that is right or nearly so."""
+        value = super().value()
+        if value is None or self.choose((True, False)):
+            return value
+        try:
+            tree = unpackb(value)
+        except ValueError:
+            return value
+        return value if not isinstance(tree, list) else spell(self._odd(tree))
+
+    def _odd(self, tree: list[Any]) -> object:
+        if len(tree) > 1 and tree[1] == 33:  # it must not raise the level: nothing would be read after it
+            return tree
+        odd = self.choose(EVERYTHING_ODD)
+        manner = self.choose(("replaced",) * 8 + ("longer", "shorter"))
+        if manner == "replaced":
+            return replaced(tree, self.choose(list(paths(tree))), odd)
+        return [*tree, odd] if manner == "longer" else tree[:-1]
+
+
+def write_odd_log(choose: Choose, length: int) -> tuple[list[Entry], OracleWorld]:
+    """A log of `length` records, many of them malformed, and the oracle's world after it."""
+    world = OracleWorld(0, 1)
+    return _written(OddAuthor(choose, world), length), world
 
 
 def write_log_of_ranges(choose: Choose, length: int) -> tuple[list[Entry], OracleWorld]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rationalizer import World, decode
 from tests.rationalizer.oracle import NotMsgpackError, OracleWorld, judge, parse, shortest
 from tests.rationalizer.oracle.compare import same_counts, same_outcome, same_state
-from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, FORBIDDEN, Pairs, Raw, nested, spell
+from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, FORBIDDEN, Pairs, Raw, nested, paths, replaced, spell
 from tests.rationalizer.strategies import LARGEST, TEST_TIMEOUT_S, Entry, by_draw, effort, record
 
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
@@ -103,23 +103,6 @@ def in_short_logs(values: list[bytes], stage: str, closing: bytes) -> None:
     """The same in logs of 100 records: the oracle stays quick and the failure near."""
     for start in range(0, len(values), 100):
         same_on([*values[start : start + 100], closing], stage)
-
-
-def paths(tree: object) -> Iterator[tuple[int, ...]]:
-    """The way to every node of a tree of arrays; the tree itself is the empty path."""
-    yield ()
-    if isinstance(tree, list):
-        for index, item in enumerate(tree):
-            yield from ((index, *rest) for rest in paths(item))
-
-
-def replaced(tree: Any, path: tuple[int, ...], item: Any) -> Any:
-    """A copy of `tree` with `item` at `path`."""
-    if not path:
-        return item
-    copy = list(tree)
-    copy[path[0]] = replaced(copy[path[0]], path[1:], item)
-    return copy
 
 
 @pytest.mark.parametrize(("name", "stage"), WHERE_IT_MATTERS)

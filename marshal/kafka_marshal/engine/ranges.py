@@ -84,6 +84,8 @@ class RangeDelivery(Delivery):
 
     def __init__(self, consumer: ConsumerEngine) -> None:
         super().__init__(consumer, 0)
+        #: At most once: what was granted and handed out, and is neither done nor given back; its lease may be over.
+        self._granted: set[OffsetRange] = set()
 
     def open(self, now: float) -> list[Key]:
         """Partitions of which something could be handed out now, if their logs hold it. A user's thread asks."""
@@ -167,6 +169,7 @@ class RangeDelivery(Delivery):
             return False  # given up, and reported then
         if grant.accepted:
             assignment.grant = None
+            self._granted.add(run.offsets())
             return True
         assignment.grant = None
         assignment.tracker.throw_back(run)
@@ -179,6 +182,7 @@ class RangeDelivery(Delivery):
 
     def never_handed_out(self, run: RangeRun, now: float) -> None:
         """A granted range will not reach anybody (C13)."""
+        self._granted.discard(run.offsets())
         self._report(run.assignment.key, run.first, run.last)
         self.done_run(run, now)
 
@@ -195,6 +199,7 @@ class RangeDelivery(Delivery):
     def done_range(self, given: OffsetRange, now: float) -> bool:
         """A range is done. False: its lease is over, or it was done before; that commits nothing and is counted."""
         self._heard(now)
+        self._granted.discard(given)
         run = self.find(given)
         if run is None:
             self.ignored_done[given.topic, given.partition] += 1
@@ -207,6 +212,9 @@ class RangeDelivery(Delivery):
         self._heard(now)
         run = self.find(given)
         if run is None:
+            if given in self._granted:  # nobody gets it, though its lease is over
+                self._granted.discard(given)
+                self._report((given.topic, given.partition), given.first, given.last)
             return
         if self._consumer.at_most_once:
             self.never_handed_out(run, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -202,3 +202,20 @@ ODD = (
     [[False, True]],
 )
 EVERYTHING_ODD: tuple[Any, ...] = (*EDGE_INTS, *EDGE_TEXTS, *FORBIDDEN, *ODD)
+
+
+def paths(tree: object) -> Iterator[tuple[int, ...]]:
+    """The way to every node of a tree of arrays; the tree itself is the empty path."""
+    yield ()
+    if isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from ((index, *rest) for rest in paths(item))
+
+
+def replaced(tree: Any, path: tuple[int, ...], item: Any) -> Any:
+    """A copy of `tree` with `item` at `path`."""
+    if not path:
+        return item
+    copy = list(tree)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], item)
+    return copy

@@ -8,9 +8,11 @@ from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
+from kafka_marshal.engine.ranges import OffsetRange
 from kafka_marshal.errors import GroupPausedError, HeldError, LeaseError, StaleEpochError
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.membership import TopicPartition
+from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.testing.simulation.process import Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
 
@@ -169,6 +171,44 @@ def _by_hand(job: Job, client: Client) -> None:
                 job.sleep(0.1)
 
 
+def _ranges(job: Job, client: Client) -> None:
+    """As Spark does: offsets, not messages; some ranges are given back, some stay in hand while others are done."""
+    kept: list[OffsetRange] = []
+    once, policy = job.delivery == "at-most-once", policy_of(client)
+    with job.marshal() as marshal, marshal.ranges([job.topic], delivery=job.delivery, policy=policy) as consumer:
+        while not marshal.stopping:
+            taken = consumer.take(job.random.choice([5, 40]), timeout=0.2)
+            for new in taken:
+                for old in kept:
+                    same = (new.topic, new.partition, new.epoch) == (old.topic, old.partition, old.epoch)
+                    if same and old.first <= new.last and new.first <= old.last:
+                        raise RuntimeError(f"{new} was handed out while {old} was in hand")
+            for given in [*kept, *taken]:
+                chance = job.random.random()
+                if chance < 0.3 and given not in kept:
+                    kept.append(given)
+                    continue
+                kept = [x for x in kept if x != given]
+                if (chance < 0.8 or once) and _handle_range(job, consumer, given):
+                    consumer.done([given], flush=chance < 0.5)
+                else:
+                    consumer.give_back([given])
+            if job.random.random() < 0.3:
+                consumer.look_ahead()
+        consumer.give_back(kept)
+
+
+def _handle_range(job: Job, consumer: RangeConsumer, given: OffsetRange) -> bool:
+    """Whether all of it was handled before its lease was over."""
+    done = {offset for first, last in given.done for offset in range(first, last + 1)}
+    for offset in range(given.first, given.last + 1):
+        if offset not in done:
+            if not consumer.is_valid(given):
+                return False
+            job.handle(MemoryMessage(given.topic, given.partition, offset, None, b"", (1, 0)))
+    return True
+
+
 _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "iterate": _iterate,
     "explicit": _explicit,
@@ -178,6 +218,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "batches": _batches,
     "fenced": _fenced,
     "by-hand": _by_hand,
+    "ranges": _ranges,
 }
 
 
