@@ -312,11 +312,19 @@ def test_an_interruption_anywhere_leaves_nothing_running(
 def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
     run = demo(rows=60_000, seed=1)
     eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
-    below = list(descendants(run.process.pid))
-    names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below]
-    assert sum(b"demo.worker" in name for name in names) == 3
-    assert len(watchdogs_of(below)) == 3
-    assert any(b"kafka.Kafka" in name for name in names)
+
+    def everybody() -> list[int]:
+        """All processes, once they are: the demo kills workers, and starts others."""
+        found = list(descendants(run.process.pid))
+        try:
+            names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found]
+        except (FileNotFoundError, ProcessLookupError):  # one has ended since
+            return []
+        workers = sum(b"demo.worker" in name for name in names)
+        is_broker = any(b"kafka.Kafka" in name for name in names)
+        return found if workers == 3 == len(watchdogs_of(found)) and is_broker else []
+
+    below = eventually(everybody, what="three workers, three watchdogs and a broker")
     run.process.kill()
     begun = time.monotonic()
     eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 20, "the end of all processes")

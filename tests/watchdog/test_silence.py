@@ -73,7 +73,7 @@ def test_when_the_last_forked_child_is_gone_it_speaks(watched: Watched) -> None:
     wait_until(lambda: watched.watcher.world.log_time > before)
     assert watched.holders()[0] == "a"
     os.kill(children[1], signal.SIGKILL)
-    wait_until(lambda: watched.holders()[0] is None)
+    wait_until(lambda: watched.holders().get(0, "") is None)
     wait_until(lambda: not is_running(watchdog))
 
 
@@ -98,7 +98,7 @@ def test_another_program_started_by_the_worker_does_not_hold_the_pipe(watched: W
     child = worker.fork("sleep", "600") if how == "fork" else worker.spawn("sleep", "600")
     wait_until(lambda: Path(f"/proc/{child}/comm").read_text().strip() == "sleep")
     worker.kill()
-    wait_until(lambda: watched.holders()[0] is None)
+    wait_until(lambda: watched.holders().get(0, "") is None)
     assert is_running(child)
 
 
