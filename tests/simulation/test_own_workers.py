@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +65,30 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> Non
     assert " record " in capsys.readouterr().out
     assert command.main(["--worker", "no.such.module:worker"]) == 2
     assert "was not found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_who_is_interrupted_tells_what_it_has_seen(jobs: str) -> None:
+    program = f"""
+import sys
+from kafka_marshal.testing import simulate
+simulate._LOG_AFTER_S = 0
+sys.exit(simulate.main(["--seeds", "100000", "--jobs", "{jobs}"]))
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        assert re.match(r"\d+ of 100000 seeds, 0 broken, \d+ s\n", process.stderr.readline())
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the parent and its processes
+        said, complained = process.communicate()
+    assert process.returncode == 130
+    assert re.match(r"[1-9]\d* seeds, 0 broken; ", said)
+    assert "interrupted after" in complained
+    assert "Traceback" not in complained
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 @pytest.mark.parametrize("name", ["worker", "json:", ":dumps", "json:nothing", "nowhere.py:worker"])

@@ -1,6 +1,7 @@
 """``python -m kafka_marshal.testing.simulate --seeds 1000``: the simulation from a command line.
 
-Exit status: 0 every promise was kept, 1 one was broken (a script that shows it is printed), 2 wrong use.
+Exit status: 0 every promise was kept, 1 one was broken (a script that shows it is printed), 2 wrong use, 130
+interrupted (Ctrl-C; what the seeds so far have shown is printed).
 """
 
 from __future__ import annotations
@@ -8,12 +9,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation import Report
+
 __all__ = ["main"]
+
+#: As a shell says it of who died by SIGINT.
+_INTERRUPTED = 130
+#: How often progress is told, to a person who looks on and to a log.
+_TELL_AFTER_S, _LOG_AFTER_S = 0.5, 60.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,16 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        from kafka_marshal.testing.simulation import Report, Scenario, load_worker, simulate, simulate_one
+        from kafka_marshal.testing.simulation import Scenario, load_worker, simulate, simulate_one
     except ImportError as error:
         sys.stderr.write(f"the simulation needs the extra kafka-marshal[simulation] ({error})\n")
         return 2
 
-    def tell(report: Report) -> None:
-        if sys.stderr.isatty() and report.seeds % 10 == 0:
-            sys.stderr.write(f"\r{report.seeds} of {options.seeds} seeds, {len(report.broken)} broken")
-            sys.stderr.flush()
-
+    progress = _Progress(options.seeds)
     try:
         if options.history:
             worker = load_worker(options.worker) if options.worker else None
@@ -56,25 +63,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.writelines(f"{line}\n" for line in result.history())
             sys.stderr.write(f"{result.tell()}\n")
             return int(result.violation is not None)
-        report = simulate(
+        progress.report = simulate(
             options.worker or None,
             range(options.first, options.first + options.seeds),
             jobs=options.jobs,
             keep_going=options.keep_going,
             small=not options.as_found,
-            progress=tell,
+            progress=progress,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except KeyboardInterrupt:
+        progress.end()
+        seen = progress.report.seeds if progress.report else 0
+        sys.stderr.write(f"interrupted after {seen} of {options.seeds} seeds; what they have shown:\n")
+        return _conclude(progress.report, options.out) or _INTERRUPTED
+    progress.end()
+    return _conclude(progress.report, options.out)
+
+
+def _conclude(report: Report | None, out: Path | None) -> int:
+    """Tell what was shown; the exit status. Who interrupts the making small of a story gets it as it was found."""
+    if report is None:
+        sys.stdout.write("0 seeds\n")
+        return 0
     for result in report.broken:
         sys.stdout.write(f"seed {result.scenario.seed}: {result.violation}\n")
     if report.broken:
         sys.stdout.write(f"\n{report.script}\n")
-        if options.out is not None:
-            options.out.write_text(report.script)
+        if out is not None:
+            out.write_text(report.script)
     sys.stdout.write(f"{report.tell()}\n")
     return int(bool(report.broken))
+
+
+class _Progress:
+    """How far it is, on stderr: one line that changes on a terminal, a line a minute in a log."""
+
+    def __init__(self, seeds: int) -> None:
+        #: What was shown so far; None: nothing yet.
+        self.report: Report | None = None
+        self._seeds = seeds
+        self._on_terminal = sys.stderr.isatty()
+        self._told_at = time.monotonic()
+        self._line_is_open = False
+
+    def __call__(self, report: Report) -> None:
+        self.report = report
+        if time.monotonic() - self._told_at < (_TELL_AFTER_S if self._on_terminal else _LOG_AFTER_S):
+            return
+        self._told_at = time.monotonic()
+        line = f"{report.seeds} of {self._seeds} seeds, {len(report.broken)} broken, {report.seconds:.0f} s"
+        sys.stderr.write(f"\r{line}" if self._on_terminal else f"{line}\n")
+        sys.stderr.flush()
+        self._line_is_open = self._on_terminal
+
+    def end(self) -> None:
+        """What follows begins on a line of its own."""
+        if self._line_is_open:
+            sys.stderr.write("\n")
+        self._line_is_open = False
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from kafka_marshal.testing.simulation.checks import Judge
+from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.loading import load_worker, name_of
 from kafka_marshal.testing.simulation.process import Worker
 from kafka_marshal.testing.simulation.scenario import Scenario
@@ -107,8 +109,9 @@ def simulate(
     ``worker``: a function of one :class:`Job`, or its name; every second client of each story then runs it, at least
     once; None: the built-in workers. ``seeds``: so many, from 0, or these. ``jobs``: processes side by side.
     ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
-    called now and then. ``judge`` makes the second opinion that each story is held against (:class:`Judge`). Raises
-    ConfigurationError for a worker that is not found.
+    called after each seed, with one and the same report, which so tells also what was shown before an interruption.
+    ``judge`` makes the second opinion that each story is held against (:class:`Judge`). Raises ConfigurationError for
+    a worker that is not found.
     """
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
@@ -139,7 +142,8 @@ def _run_all(worker: Worker | None, judge: MakeJudge | None, seeds: Iterator[int
         for number, seed in enumerate(seeds):
             yield _run_one(Scenario.from_seed(seed, worker is not None), worker, judge)
             if number % COLLECT_AFTER == 0:
-                gc.collect()
+                with interrupted_between():
+                    gc.collect()
         return
     # Forked, so that the worker need not be pickled; nothing here has threads.
     context = multiprocessing.get_context("fork")
@@ -170,6 +174,7 @@ _judge: MakeJudge | None = None
 def _set_up(worker: Worker | None, judge: MakeJudge | None) -> None:
     global _worker, _judge
     _worker, _judge = worker, judge
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends its processes
     gc.freeze()
 
 

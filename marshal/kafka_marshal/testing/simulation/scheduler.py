@@ -64,6 +64,7 @@ class Scheduler:
         #: Told of a task that gets turn after turn and lets no time pass.
         self.on_spin: Callable[[Task], object] = lambda task: None
         self._halted = False
+        self._interrupted = False
         self._hub = getcurrent()
         self._agenda: list[tuple[float, int, Task | None, int, Callable[[], object] | None]] = []
         self._numbers = 0
@@ -133,6 +134,8 @@ class Scheduler:
             self.current = task
             task.greenlet.switch()
             self.current = None
+        if self._interrupted:
+            raise KeyboardInterrupt
         if not self._halted:
             self.now = max(self.now, until)
 
@@ -159,6 +162,10 @@ class Scheduler:
     def halt(self) -> None:
         """Nothing more happens."""
         self._halted = True
+
+    def interrupt(self) -> None:
+        """After the present turn nothing more happens, and who runs this gets KeyboardInterrupt."""
+        self._halted = self._interrupted = True
 
     def close(self) -> None:
         """End every task where it stands; what it does on the way out reaches nobody."""

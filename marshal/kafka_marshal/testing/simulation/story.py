@@ -19,6 +19,7 @@ from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
+from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
@@ -102,7 +103,8 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
     with _quiet(), _decoded_once(), _snapshots_every(scenario.snapshots):
         story = _Story(scenario, worker, judge)
         try:
-            with announced(BOOTSTRAP, story.open_cluster), _virtual_time(story.scheduler):
+            cluster = announced(BOOTSTRAP, story.open_cluster)
+            with cluster, _virtual_time(story.scheduler), interrupted_between(story.scheduler.interrupt):
                 story.run()
                 story.scheduler.close()
         finally:
