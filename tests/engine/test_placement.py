@@ -173,6 +173,28 @@ def test_max_claims_in_a_group_leaves_the_rest_to_the_others() -> None:
     assert kinds(net, began)["ReleasingPartition"] == 0
 
 
+def test_max_claims_holds_while_something_is_in_hand_of_what_is_let_go() -> None:
+    """Simulation, seed 6161: a lease was claimed in the place of one that was held yet."""
+    net = Net(cps=1)
+    net.topic("t", 3, end=10)
+    member = net.member("a")
+    consumer = member.consumer("t", policy=MaxClaims(2))
+    net.run(HI)
+    assert len(member.held()) == 2
+    member.fetch()
+    run = member.take(1)
+    assert run is not None
+    consumer.revoke(run.assignment, "a test wants it", net.now)
+    for _ in range(100):
+        net.run(HI / 20)
+        assert len(member.held()) == 2
+    assert run.assignment.key in member.held()
+    consumer.delivery.done_run(run, net.now)
+    net.run(HI)
+    assert len(member.held()) == 2
+    assert run.assignment.key not in member.held()
+
+
 def test_whole_topics_are_shared_out() -> None:
     net = Net(cps=2)
     for topic, partitions in (("t", 6), ("u", 1), ("v", 3), ("w", 2)):

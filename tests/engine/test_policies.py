@@ -72,6 +72,23 @@ def test_max_claims_is_a_limit_on_what_is_held_not_on_one_round() -> None:
     assert MaxClaims(2).wishes(view, own, 0.0).claim == ()
 
 
+def test_max_claims_counts_what_is_being_let_go() -> None:
+    """It is held until what is in hand is done: a claim in its place would be one too many meanwhile."""
+    view, own = view_of({**held_by("a", 3), ("t0", 3): None, ("t0", 4): None})
+    leaving = replace(view, letting_go=frozenset({own[0]}))
+    assert MaxClaims(3).wishes(leaving, own[1:], 0.0).claim == ()
+    assert len(MaxClaims(4).wishes(leaving, own[1:], 0.0).claim) == 1
+    swap = Wishes(claim=(("t0", 3),), release=own[:1])
+    assert MaxClaims(3).refine(swap, view, own, 0.0) == replace(swap, claim=()), "first the one, then the other"
+    assert MaxClaims(4).refine(swap, view, own, 0.0) == swap
+
+
+def test_max_claims_does_not_spend_its_room_on_what_is_left_alone() -> None:
+    view, own = view_of(dict.fromkeys(keys(4)))
+    first, second, *_ = Greedy().wishes(view, own, 0.0).claim
+    assert MaxClaims(1).wishes(replace(view, left_alone=frozenset({first})), own, 0.0).claim == (second,)
+
+
 def test_max_claims_lets_go_what_is_too_much() -> None:
     view, own = view_of(held_by("a", 5))
     wishes = (Greedy() & MaxClaims(3)).wishes(view, own, 0.0)

@@ -30,6 +30,8 @@ ANSWERS_PER_CLAIM = 2
 
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
+_NONE: frozenset[Key] = frozenset()
+
 
 class Placement:
     """When to ask the policy of one consumer, and what to show it.
@@ -121,6 +123,9 @@ class Placement:
             asked_for=self._observer.asked_for(now),
             left_alone=frozenset(self._let_go),
             pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
+            letting_go=frozenset(assignments).difference(key for key, _ in own)
+            if len(own) < len(assignments)
+            else _NONE,
         )
         keys = tuple(sorted(key for key, _ in own if key in self._shown))
         return self._limit(self._consumer.settings.policy.wishes(view, keys, now), now)

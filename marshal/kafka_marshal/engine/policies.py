@@ -126,6 +126,8 @@ class View:
     asking: bool = False
     #: What our policy let go lately, and not as surplus: it is neither claimed nor asked for now.
     left_alone: frozenset[Key] = frozenset()
+    #: Own ones that are being let go: held until what is in hand is done, and the log shows the release.
+    letting_go: frozenset[Key] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,10 @@ class Balanced(Policy):
 
 @dataclass(frozen=True, slots=True)
 class MaxClaims(Policy):
-    """At most this many partitions in all; above it the last ones are let go. Alone, it is Greedy up to the limit."""
+    """At most this many partitions in all; above it the last ones are let go. Alone, it is Greedy up to the limit.
+
+    One that is being let go counts until the log shows its release: nothing else is claimed in its place before.
+    """
 
     limit: int
 
@@ -336,9 +341,9 @@ class MaxClaims(Policy):
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         kept = [key for key in own if key not in set(wishes.release)]
-        room = self.limit - len(kept)
-        if room >= 0:
-            claim = wishes.claim[:room]
+        if len(kept) <= self.limit:
+            room = max(0, self.limit - len(own) - len(view.letting_go))
+            claim = tuple(key for key in wishes.claim if key not in view.left_alone)[:room]
             return replace(wishes, claim=claim, ask=wishes.ask[: room - len(claim)])  # what is asked for may be granted
         return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
