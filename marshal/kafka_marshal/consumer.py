@@ -107,7 +107,7 @@ class Consumer(Membership["Consumer"]):
             lease = run.assignment.lease
             cursor = 0
             try:
-                for message in run.messages:
+                for message in run.ahead:
                     if clock(clock_id) * 1000.0 >= lease.hand_out_until or stop:
                         break
                     run.cursor = cursor
@@ -167,10 +167,10 @@ class Consumer(Membership["Consumer"]):
         while len(found) < num_messages:
             if found and deadline is not None and self._driver.monotonic() >= deadline:
                 break  # there may be more to claim, but each claim takes its time
-            more = self._take_granted(num_messages - len(found), deadline)
-            if not more:
+            granted = self._take_granted(num_messages - len(found), deadline)
+            if granted is None:
                 break
-            found.extend(more)
+            found.extend(granted[1])
         return found
 
     def _collect(self, num_messages: int, deadline: float | None) -> list[Message]:
@@ -209,13 +209,10 @@ class Consumer(Membership["Consumer"]):
             raise ConfigurationError(f"max_messages must be at least 1, not {max_messages}")
         while True:
             if self._options.at_most_once:
-                run = self._next_granted(None)
-                if run is None:
+                granted = self._take_granted(max_messages, None)
+                if granted is None:
                     return
-                with self._driver.locked(step=False):
-                    start = self._delivery.granted_next
-                    messages = run.messages[start : start + max_messages]
-                    self._delivery.granted_next += len(messages)
+                run, messages = granted
             else:
                 found = self._next_run(max_messages, False, None, fill_s=timeout)
                 if found is None:
@@ -250,17 +247,14 @@ class Consumer(Membership["Consumer"]):
                     return self._delivery.next_run(max_messages, iterating, self._driver.now_ms())
             self._pump(max(0.0, min(left, SLICE_S)))
 
-    def _take_granted(self, max_messages: int, deadline: float | None) -> list[Message]:
-        """At most once: the next granted messages, in order."""
-        run = self._next_granted(deadline)
-        if run is None:
-            return []
-        with self._driver.locked(step=False):
-            start = self._delivery.granted_next
-            messages = run.messages[start : start + max_messages]
-            self._delivery.granted_next = start + len(messages)
-            run.since = self._driver.now_ms()
-        return messages
+    def _take_granted(self, max_messages: int, deadline: float | None) -> tuple[Run, list[Message]] | None:
+        """At most once: the next granted messages, in order, with their run."""
+        while (run := self._next_granted(deadline)) is not None:
+            with self._driver.locked(step=False):
+                messages = self._delivery.next_granted(run, max_messages, self._driver.now_ms())
+            if messages:
+                return run, messages
+        return None
 
     def _next_granted(self, deadline: float | None) -> Run | None:
         """At most once: the run being handed out, or the next one, granted by the log (C13)."""
@@ -274,6 +268,9 @@ class Consumer(Membership["Consumer"]):
                         return run
                     self._delivery.finish_granted(self._driver.now_ms())
                     self._spent = run.messages
+                self._delivery.take_up(self._driver.now_ms())
+                if self._delivery.granted is not None:
+                    continue
                 waiting = self._delivery.proposed
                 filled = self._delivery.fullest(self._driver.now_ms()) >= self._options.batch_size
             if waiting is None and not filled and self._pump(0.0):
@@ -402,7 +399,10 @@ class Consumer(Membership["Consumer"]):
         return self.assignment()
 
     def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
-        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept."""
+        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.
+
+        At most once, what is granted already waits for ``resume``, too, and so does the partition's release.
+        """
         self._set_paused(partitions, True)
 
     def resume(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
@@ -414,7 +414,10 @@ class Consumer(Membership["Consumer"]):
             wanted = None if partitions is None else {(topic, partition) for topic, partition, *_ in partitions}
             chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
             for assignment in chosen:
-                assignment.user_paused = paused
+                if paused:
+                    self._delivery.hold_back(assignment)
+                else:
+                    assignment.user_paused = False
             keys = [x.key for x in chosen if x.shown and not x.over]
             if keys:
                 (self._reader.pause if paused else self._reader.resume)(keys)

@@ -136,7 +136,7 @@ class Membership(Generic[S]):
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
-            self._engine.delivery.finish_granted(self._driver.now_ms())
+            self._engine.delivery.abandon(self._driver.now_ms())
             self._engine.closing = True
 
     def free(self) -> None:

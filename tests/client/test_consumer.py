@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -201,6 +202,43 @@ def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:
     assert len(consumer.assignment()) == 1
     consumer.resume()
     assert take(consumer, 8) == [(0, offset) for offset in range(2, 10)]
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize("way", ["iterate", "poll", "batches"])
+def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, delivery: str, way: str) -> None:
+    """Not even what was fetched, claimed or begun with before the pause; and none is missing afterwards."""
+    topic = scene.topic(2, 30)
+    consumer = scene.member("a").consumer([topic], delivery=delivery, batch_size=10)
+    seen: list[tuple[int, int]] = []
+    held: int | None = None
+    for found in one_by_one(consumer, way):
+        assert found[0] != held
+        seen.append(found)
+        if len(seen) == 7:
+            held = found[0]
+            consumer.pause([(topic, held)])
+        elif held is not None and sum(partition != held for partition, _ in seen) == 30:
+            held = None
+            consumer.resume()
+        if len(seen) == 60:
+            break
+    assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(30)]
+    assert [x for x in seen if x[0] == 0] == [(0, offset) for offset in range(30)], "in order"
+
+
+def one_by_one(consumer: Consumer, way: str) -> Iterator[tuple[int, int]]:
+    """(partition, offset) of each message, done when the next one is asked for."""
+    if way == "iterate":
+        for message in consumer:
+            yield message.partition() or 0, message.offset() or 0
+    elif way == "poll":
+        while True:
+            yield from take(consumer, 1)
+    else:
+        for batch in consumer.batches(1):
+            yield batch.partition, batch.last_offset
+            batch.done()
 
 
 def test_seek_goes_forward_only(scene: Scene) -> None:

@@ -421,6 +421,7 @@ class Member:
                 self.settle()
                 if self.claims_ahead and granted is not None:
                     self.propose(consumer)
+            delivery.take_up(self.clock())
             run = delivery.granted
             if run is None:
                 self.propose(consumer)

@@ -365,13 +365,108 @@ def test_c13_a_thread_that_waits_for_a_grant_while_another_closes_gets_nothing()
     assert reported(consumer) == [(0, 4)]
 
 
+def held_back(member: Member, consumer: ConsumerEngine) -> None:
+    consumer.delivery.hold_back(member.assignment(T0))
+
+
 def test_c13_user_pause_keeps_a_partition_from_being_claimed_further() -> None:
-    net, member, _ = working()
-    member.assignment(T0).user_paused = True
+    net, member, consumer = working()
+    held_back(member, consumer)
     assert read(net, member, HI) == []
     assert grants(net) == []
     member.assignment(T0).user_paused = False
     assert read(net, member, HI) == list(range(30))
+
+
+def test_c13_user_pause_holds_back_what_is_granted() -> None:
+    """Under way, or in the middle of the batch; it comes first when the pause is over."""
+    net, member, consumer = proposing()
+    held_back(member, consumer)
+    assert read(net, member, HI) == []
+    assert net.world(T0).progress.stable == 4, "granted meanwhile"
+    member.assignment(T0).user_paused = False
+    assert consumer.delivery.ready(net.now)
+    assert [m.at for m in member.work_granted(3)] == [0, 1, 2]
+    held_back(member, consumer)
+    assert read(net, member, HI) == []
+    member.assignment(T0).user_paused = False
+    assert read(net, member, HI) == list(range(3, 30))
+    assert reported(consumer) == []
+
+
+def test_c13_user_pause_holds_back_what_is_claimed_ahead_in_order() -> None:
+    net, member, consumer = ahead()
+    held_back(member, consumer)
+    assert read(net, member, HI) == []
+    member.assignment(T0).user_paused = False
+    assert read(net, member, HI) == list(range(1, 30))
+
+
+def test_c13_held_back_and_lost_is_reported() -> None:
+    net, member, consumer = ahead()
+    held_back(member, consumer)
+    assert read(net, member, HI / 2) == []
+    member.paused = True
+    net.run(4 * HI)
+    member.paused = False
+    net.run(10)
+    assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
+    member.assignment(T0).user_paused = False
+    assert min(read(net, member, HI)) == 10, "nothing of them comes back"
+
+
+@pytest.mark.parametrize("how", ["close", "terminate"])
+def test_c13_held_back_is_reported_at_the_end(how: str) -> None:
+    net, member, consumer = proposing()
+    net.tick()
+    assert len(member.work_granted(2)) == 2
+    held_back(member, consumer)
+    if how == "close":
+        member.close()
+        net.run_until(lambda: consumer.closed, 100)
+    else:
+        consumer.delivery.abandon(net.now)
+    assert reported(consumer) == [(2, 4)]
+
+
+def test_c13_a_release_waits_for_what_is_held_back() -> None:
+    net, member, consumer = proposing()
+    net.tick()
+    assert len(member.work_granted(2)) == 2
+    held_back(member, consumer)
+    consumer.revoke(member.assignment(T0), "a test wants it", net.now)
+    assert read(net, member, 3 * HI) == []
+    assert member.held() == [T0]
+    member.assignment(T0).user_paused = False
+    assert [m.at for m in member.work_granted()] == [2, 3, 4]
+    net.run_until(lambda: not member.held(), 100)
+    assert reported(consumer) == []
+
+
+def test_c13_what_is_held_back_counts_for_no_handler() -> None:
+    net, member, consumer = working(handler_timeout_ms=2.0 * HI)
+    member.propose(consumer, 10)
+    net.run_until(lambda: bool(member.work_granted(1)))
+    held_back(member, consumer)
+    assert read(net, member, 5 * HI) == []
+    assert member.held() == [T0]
+    member.assignment(T0).user_paused = False
+    assert read(net, member, HI)[:4] == [1, 2, 3, 4]
+
+
+def test_c13_a_message_counted_in_the_moment_of_a_pause_comes_after_it() -> None:
+    """Another thread pauses between two messages of an iteration: the second one was counted, and not handed out."""
+    net, member, consumer = proposing()
+    net.run_until(lambda: bool(member.work_granted(1)))
+    run, delivery = consumer.delivery.granted, consumer.delivery
+    assert run is not None
+    delivery.granted_next = 2  # the thread has counted message 1 …
+    held_back(member, consumer)
+    delivery.not_handed_out(run, 1)  # … and sees that it must not hand it out
+    assert delivery.next_granted(run, 5, net.now) == []
+    member.assignment(T0).user_paused = False
+    assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
+    assert reported(consumer) == []
 
 
 def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:

@@ -315,13 +315,29 @@ def test_handler_timeout_sees_that_another_iterating_thread_goes_on() -> None:
 def test_user_pause_keeps_the_lease_and_hands_out_nothing() -> None:
     net, member = working()
     assignment = member.assignment(T0)
-    assignment.user_paused = True
+    member.consumers[0].delivery.hold_back(assignment)
     net.run(5 * HI)
     member.fetch()
     assert member.take() is None
     assert member.held() == [T0]
     assignment.user_paused = False
     assert member.take() is not None
+
+
+def test_user_pause_ends_what_is_being_iterated_and_it_comes_again_first() -> None:
+    net, member = working(end=40)
+    member.fetch(20)
+    run = member.take(10, iterating=True)
+    assert run is not None
+    delivery, messages = member.consumers[0].delivery, iter(run.ahead)
+    assert [next(messages), next(messages)] == run.messages[:2]
+    delivery.hold_back(run.assignment)
+    assert next(messages, None) is None, "the loop ends before the third message"
+    run.cursor = 2
+    delivery.leave_run(run, net.now)
+    assert member.take() is None
+    run.assignment.user_paused = False
+    assert [m.at for m in member.work(100)][:18] == list(range(2, 20))
 
 
 def test_seek_goes_forward_only() -> None:

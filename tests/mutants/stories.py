@@ -47,6 +47,14 @@ def _ranges_of_offsets(delivery: str) -> Scenario:
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=1.0)
 
 
+def _steered(worker: str, delivery: str = "at-least-once") -> Scenario:
+    """Members that hold partitions back, or pass over what their database holds; they die, stop, and are cut off."""
+    clients = tuple(Client(f"c{i}", worker) for i in range(4))
+    kinds = ("crash", "stop", "cut off", "term", "slow network", "deaf")
+    faults = tuple(Fault(3 + 2.3 * i, kinds[i % 6], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
+    return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=1.0)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -54,4 +62,7 @@ STORIES: tuple[Scenario, ...] = (
     _ranges_of_offsets("at-least-once"),
     _ranges_of_offsets("at-most-once"),
     _pauses_meet_claims("ranges", "ranges", "ranges", "ranges"),
+    _steered("ahead"),
+    _steered("holds-back"),
+    _steered("holds-back", "at-most-once"),
 )

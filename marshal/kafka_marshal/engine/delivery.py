@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import Message
@@ -35,6 +36,8 @@ class Delivery:
         #: The granted run being handed out (at most once), and where in it we are.
         self.granted: Run | None = None
         self.granted_next = 0
+        #: Granted runs of partitions that the user holds back, in order, handed out as far as their cursors say.
+        self._held_back: list[Run] = []
         #: Whose ClaimingMessages is under way, or answered and not collected; one at a time.
         self.proposed: Assignment | None = None
         #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
@@ -58,7 +61,8 @@ class Delivery:
     def ready(self, now: float) -> bool:
         """Is there anything to hand out without another fetch? A user's thread asks."""
         self._heard(now)
-        return self.granted is not None or any(x.can_hand_out(now) for x in self._turns)
+        waiting = self.granted is not None or any(not run.assignment.user_paused for run in self._held_back)
+        return waiting or any(x.can_hand_out(now) for x in self._turns)
 
     def fullest(self, now: float) -> int:
         """Messages that can be handed out now from one partition, at most. A user's thread asks."""
@@ -157,8 +161,12 @@ class Delivery:
                 self._report(assignment.key, grant.run.first, grant.last_offset)
             else:
                 self._remember(assignment, grant)
-        if self.granted is not None and self.granted.assignment is assignment:
-            self.finish_granted(now)
+        for run in self._granted_of(assignment):
+            self._finish(run, now)
+
+    def _granted_of(self, assignment: Assignment) -> list[Run]:
+        runs = [self.granted, *self._held_back]
+        return [run for run in runs if run is not None and run.assignment is assignment]
 
     def _end_proposal(self, assignment: Assignment) -> Grant | None:
         if self.proposed is assignment:
@@ -176,6 +184,9 @@ class Delivery:
         grant = self._end_proposal(assignment)
         if grant is None:
             return None
+        if grant.accepted and assignment.user_paused:
+            self._put_aside(grant.run)
+            return grant.run
         if grant.accepted:
             self.granted, self.granted_next = grant.run, 0
             return grant.run
@@ -194,24 +205,66 @@ class Delivery:
             "that nobody will get them (C13)"
         )
 
+    def hold_back(self, assignment: Assignment) -> None:
+        """The user wants nothing of this partition until ``resume``: what it has in hand ahead is handed out then."""
+        assignment.user_paused = True
+        for run in assignment.tracker.runs.values():
+            run.ahead.clear()
+        if self.granted is not None and self.granted.assignment is assignment:
+            self.granted.cursor = self.granted_next
+            self._put_aside(self.granted)
+            self.granted = None
+
+    def _put_aside(self, run: Run) -> None:
+        run.since = inf  # nobody handles it, so nobody takes long
+        self._held_back.append(run)
+
+    def take_up(self, now: float) -> None:
+        """At most once: go on with a granted run that was held back, and is not any more."""
+        run = next((run for run in self._held_back if not run.assignment.user_paused), None)
+        if run is not None and self.granted is None:
+            self._held_back.remove(run)
+            self.granted, self.granted_next, run.since = run, run.cursor, now
+
+    def next_granted(self, run: Run, max_messages: int, now: float) -> list[Message]:
+        """The next messages of the granted run; none, if it has ended, or is held back, in this very moment."""
+        if self.granted is not run:
+            return []
+        start = self.granted_next
+        messages = run.messages[start : start + max_messages]
+        self.granted_next = start + len(messages)
+        run.since = now
+        return messages
+
     def finish_granted(self, now: float) -> None:
         """The granted run was handed out to its end, or as far as it ever will be."""
-        run = self.granted
-        if run is None:
-            return
-        run.cursor = self.granted_next
-        rest = run.messages[self.granted_next :]
+        if self.granted is not None:
+            self._finish(self.granted, now)
+
+    def abandon(self, now: float) -> None:
+        """Nothing more is handed out."""
+        self.finish_granted(now)
+        for run in list(self._held_back):
+            self._finish(run, now)
+
+    def _finish(self, run: Run, now: float) -> None:
+        if run is self.granted:
+            run.cursor, self.granted = self.granted_next, None
+        else:
+            self._held_back.remove(run)
+        rest = run.messages[run.cursor :]
         if rest:
             self._report(run.assignment.key, offset_of(rest[0]), offset_of(rest[-1]))
-        self.granted = None
         run.assignment.tracker.mark_run(run)
         if self.proposed is not None and self.proposed.grant is not None:
             self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
         self._consumer.try_finish(run.assignment, now)
 
     def not_handed_out(self, run: Run, index: int) -> None:
-        """A user's thread counted this message as handed out, and then saw that the run had ended."""
-        if run.cursor > index:  # that was believed when the rest was reported
+        """A user's thread counted this message as handed out, and then saw that the run had ended, or is held back."""
+        if run in self._held_back:
+            run.cursor = min(run.cursor, index)
+        elif run.cursor > index:  # that was believed when the rest was reported
             offset = offset_of(run.messages[index])
             self._report(run.assignment.key, offset, offset)
 

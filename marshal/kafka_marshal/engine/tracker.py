@@ -54,6 +54,7 @@ class Run:
     """Consecutive messages of one assignment, handed out together."""
 
     __slots__ = (
+        "ahead",
         "assignment",
         "covers_from",
         "cursor",
@@ -71,6 +72,8 @@ class Run:
     def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
         self.messages = messages
+        #: What an iterating thread goes through: a list of its own, whose loop ends when it is emptied.
+        self.ahead = messages.copy() if iterating else []
         #: Offsets of the first and the last message.
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
         #: How many things are in hand: each may be done before its neighbours are.

@@ -39,9 +39,14 @@ def policy_of(client: Client) -> Policy:
 
 
 def _consumer(
-    job: Job, client: Client, marshal: Marshal, lost: set[tuple[str, int]] | None = None, auto_done: bool = True
+    job: Job,
+    client: Client,
+    marshal: Marshal,
+    lost: set[tuple[str, int]] | None = None,
+    auto_done: bool = True,
+    begin: Callable[[Consumer, TopicPartition], object] | None = None,
 ) -> Consumer:
-    """A consumer as the client is to have it; lost: kept up to date by its callbacks."""
+    """A consumer as the client is to have it; lost: kept up to date by its callbacks; begin: with each assignment."""
     gone = set() if lost is None else lost
 
     def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -49,6 +54,9 @@ def _consumer(
 
     def on_assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone.difference_update((x.topic, x.partition) for x in partitions)
+        if begin is not None:
+            for assigned in partitions:
+                begin(consumer, assigned)
 
     once = job.delivery == "at-most-once"
     return marshal.consumer(
@@ -153,6 +161,70 @@ def _fenced(job: Job, client: Client) -> None:
             batch.done()
 
 
+def _ahead(job: Job, client: Client) -> None:
+    """What the database holds is passed over from the start of each assignment, and not looked at batch by batch."""
+    begins: dict[tuple[str, int, int], int] = {}
+
+    def begin(consumer: Consumer, assigned: TopicPartition) -> None:
+        topic, partition, position, epoch = assigned
+        try:
+            with job.database.transaction() as tx:
+                last = tx.fence(topic, partition, epoch)
+        except StaleEpochError:
+            return
+        if last + 1 >= position:
+            consumer.seek(topic, partition, last + 1)
+            begins[topic, partition, epoch] = last + 1
+
+    with job.marshal() as marshal, _consumer(job, client, marshal, begin=begin) as consumer:
+        for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
+            if batch.first_offset < begins.get((batch.topic, batch.partition, batch.epoch), 0):
+                raise RuntimeError(f"{batch} was handed out behind a seek")
+            job.sleep(len(batch) * job.random.uniform(0.0005, 0.004) * job.slowness)
+            try:
+                with job.database.transaction() as tx:
+                    tx.fence(batch.topic, batch.partition, batch.epoch)
+                    tx.write(batch)
+                    tx.set_last(batch.topic, batch.partition, batch.last_offset)
+            except StaleEpochError:
+                continue
+            batch.done()
+
+
+def _holds_back(job: Job, client: Client) -> None:
+    """Nothing is taken from some partitions for a while, though their leases are kept."""
+    held: dict[tuple[str, int], tuple[int, float]] = {}
+    hi = job.heartbeat_interval_ms / 1000
+    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+        while not marshal.stopping:
+            now, before = job.monotonic(), consumer.assignment()
+            over = [key for key, (_, until) in held.items() if now >= until]
+            for key in over:
+                del held[key]
+            consumer.resume(over)
+            if before and job.random.random() < 0.05:
+                topic, partition, _, epoch = job.random.choice(before)
+                consumer.pause([(topic, partition)])
+                held[topic, partition] = epoch, now + job.random.uniform(0.3, 3.0) * hi
+                if not _has(consumer, topic, partition, epoch):  # ended meanwhile, and maybe begun anew
+                    del held[topic, partition]
+                    consumer.resume([(topic, partition)])
+            message = consumer.poll(hi / 8)
+            if message is None:
+                continue
+            topic, partition = message.topic() or "", message.partition() or 0
+            if (topic, partition) in held and _has(consumer, topic, partition, held[topic, partition][0]):
+                raise RuntimeError(f"{topic} [{partition}] is held back, and offset {message.offset()} was handed out")
+            job.handle(message)
+            consumer.done(message)
+        consumer.resume()
+
+
+def _has(consumer: Consumer, topic: str, partition: int, epoch: int) -> bool:
+    """Whether this very assignment goes on."""
+    return any((x.topic, x.partition, x.epoch) == (topic, partition, epoch) for x in consumer.assignment())
+
+
 def _by_hand(job: Job, client: Client) -> None:
     with job.marshal() as marshal:
         while not marshal.stopping:
@@ -217,6 +289,8 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "defer": _defer,
     "batches": _batches,
     "fenced": _fenced,
+    "ahead": _ahead,
+    "holds-back": _holds_back,
     "by-hand": _by_hand,
     "ranges": _ranges,
 }
