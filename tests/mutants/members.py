@@ -183,7 +183,7 @@ MEMBERS: tuple[Mutation, ...] = (
         "if rest:",
         "if len(rest) > 1000:",
         "C13",
-        within="def finish_granted",
+        within="def _finish",
     ),
     Mutation(
         "granted and given up: not reported",
@@ -254,8 +254,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a limit is passed by one",
         _POLICIES,
-        "room = self.limit - len(kept)",
-        "room = self.limit + 1 - len(kept)",
+        "room = max(0, self.limit - len(own) - len(view.letting_go))",
+        "room = max(0, self.limit + 1 - len(own) - len(view.letting_go))",
         "C4",
     ),
     Mutation(
@@ -328,5 +328,42 @@ MEMBERS: tuple[Mutation, ...] = (
         "waiting.append(_Pending(next_offset, state, at))",
         "waiting.append(_Pending(next_offset + 1, state, at))",
         "S2",
+    ),
+    # Holding back, and passing over.
+    Mutation(
+        "what the user holds back is handed out",
+        _ASSIGNMENT,
+        "and not self.user_paused",
+        "and self.user_paused is not None",
+        "C14",
+    ),
+    Mutation("a loop goes on with what is held back", _DELIVERY, "run.ahead.clear()", "pass", "C14"),
+    Mutation(
+        "what is granted passes a user's pause",
+        _DELIVERY,
+        "if grant.accepted and assignment.user_paused:",
+        "if grant.accepted and self is None:",
+        "C13",
+    ),
+    Mutation(
+        "held back and given up: not reported",
+        _DELIVERY,
+        "runs = [self.granted, *self._held_back]",
+        "runs = [self.granted]",
+        "C13",
+    ),
+    Mutation(
+        "what is let go does not count against the limit",
+        _POLICIES,
+        "room = max(0, self.limit - len(own) - len(view.letting_go))",
+        "room = max(0, self.limit - len(own))",
+        "C4",
+    ),
+    Mutation(
+        "a seek passes over one too many",
+        _CONSUMER,
+        "assignment.tracker.done.through(offset - 1)",
+        "assignment.tracker.done.through(offset)",
+        "C14",
     ),
 )

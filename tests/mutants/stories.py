@@ -49,10 +49,28 @@ def _ranges_of_offsets(delivery: str) -> Scenario:
 
 def _steered(worker: str, delivery: str = "at-least-once") -> Scenario:
     """Members that hold partitions back, or pass over what their database holds; they die, stop, and are cut off."""
-    clients = tuple(Client(f"c{i}", worker) for i in range(4))
+    clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i in range(4))
     kinds = ("crash", "stop", "cut off", "term", "slow network", "deaf")
     faults = tuple(Fault(3 + 2.3 * i, kinds[i % 6], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=1.0)
+
+
+def _a_limit_while_something_is_in_hand() -> Scenario:
+    """Seed 6161, made small: who is at its limit lets a lease go, of which a message is in hand for longer."""
+    clients = (
+        Client("c0", "poll", fetches_every=0.3),
+        Client("c1", "consume", fetches_every=0.4, joins=4.63),
+        Client("c2", "defer", "max-claims", joins=35.23),
+        Client("c3", "defer", claims_ahead=True, fetches_every=0.3, joins=31.56),
+    )
+    faults = (
+        Fault(3.9, "outage", "", 3.8, 0.111),
+        Fault(9.6, "pause", "", 3.94, 0.753, 1),
+        Fault(23.58, "deaf", "c1", 4.78, 0.733, 1),
+        Fault(28.91, "pause", "", 2.69, 0.406),
+        Fault(33.24, "duplicated", "c3", 3.87, 0.61),
+    )
+    return Scenario(6161, clients, faults, "at-least-once", 150, messages=13.2, handling_ms=4.0, intervals=40)
 
 
 STORIES: tuple[Scenario, ...] = (
@@ -62,6 +80,7 @@ STORIES: tuple[Scenario, ...] = (
     _ranges_of_offsets("at-least-once"),
     _ranges_of_offsets("at-most-once"),
     _pauses_meet_claims("ranges", "ranges", "ranges", "ranges"),
+    _a_limit_while_something_is_in_hand(),
     _steered("ahead"),
     _steered("holds-back"),
     _steered("holds-back", "at-most-once"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
@@ -193,31 +194,38 @@ def _ahead(job: Job, client: Client) -> None:
 
 def _holds_back(job: Job, client: Client) -> None:
     """Nothing is taken from some partitions for a while, though their leases are kept."""
-    held: dict[tuple[str, int], tuple[int, float]] = {}
+    held: dict[tuple[str, int], int] = {}
     hi = job.heartbeat_interval_ms / 1000
+    iterates = job.random.random() < 0.5
+
+    def hold(consumer: Consumer, chosen: TopicPartition) -> None:
+        topic, partition, _, epoch = chosen
+        consumer.pause([(topic, partition)])
+        held[topic, partition] = epoch
+        if _has(consumer, topic, partition, epoch):
+            job.sleep(job.random.uniform(0.3, 3.0) * hi)
+        del held[topic, partition]
+        consumer.resume([(topic, partition)])
+
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
-        while not marshal.stopping:
-            now, before = job.monotonic(), consumer.assignment()
-            over = [key for key, (_, until) in held.items() if now >= until]
-            for key in over:
-                del held[key]
-            consumer.resume(over)
-            if before and job.random.random() < 0.05:
-                topic, partition, _, epoch = job.random.choice(before)
-                consumer.pause([(topic, partition)])
-                held[topic, partition] = epoch, now + job.random.uniform(0.3, 3.0) * hi
-                if not _has(consumer, topic, partition, epoch):  # ended meanwhile, and maybe begun anew
-                    del held[topic, partition]
-                    consumer.resume([(topic, partition)])
-            message = consumer.poll(hi / 8)
-            if message is None:
-                continue
+        for message in consumer if iterates else _polled(consumer, marshal):
             topic, partition = message.topic() or "", message.partition() or 0
-            if (topic, partition) in held and _has(consumer, topic, partition, held[topic, partition][0]):
+            if (topic, partition) in held and _has(consumer, topic, partition, held[topic, partition]):
                 raise RuntimeError(f"{topic} [{partition}] is held back, and offset {message.offset()} was handed out")
+            open_ones = [x for x in consumer.assignment() if (x.topic, x.partition) not in held]
+            if open_ones and job.random.random() < 0.05:
+                chosen = job.random.choice(open_ones)
+                held[chosen.topic, chosen.partition] = -1
+                job.start(partial(hold, consumer, chosen))
             job.handle(message)
-            consumer.done(message)
-        consumer.resume()
+            if not iterates:
+                consumer.done(message)
+
+
+def _polled(consumer: Consumer, marshal: Marshal) -> Iterator[Message]:
+    while not marshal.stopping:
+        if (message := consumer.poll(0.1)) is not None:
+            yield message
 
 
 def _has(consumer: Consumer, topic: str, partition: int, epoch: int) -> bool:
