@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -58,9 +59,13 @@ def test_the_script_shows_it_by_itself(tmp_path: Path) -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
 
 
-def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--seeds", "2", "--first", "7", "--jobs", "1"]) == 0
+def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    assert command.main(["--seeds", "2", "--first", "7", "--jobs", "1", "--json", str(figures)]) == 0
     assert capsys.readouterr().out.startswith("2 seeds, 0 broken; ")
+    told = json.loads(figures.read_text())
+    assert (told["seeds"], told["first"], told["broken"]) == (2, 7, [])
+    assert told["records"] >= 2 * 1012
     assert command.main(["--history", "--first", "7"]) == 0
     assert " record " in capsys.readouterr().out
     assert command.main(["--worker", "no.such.module:worker"]) == 2

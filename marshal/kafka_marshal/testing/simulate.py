@@ -7,6 +7,7 @@ interrupted (Ctrl-C; what the seeds so far have shown is printed).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.testing.origin import where_it_ran
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation import Report
@@ -40,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
+    parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument(
         "--history", action="store_true", help="print what happened in the first seed, and nothing else"
     )
@@ -78,12 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress.end()
         seen = progress.report.seeds if progress.report else 0
         sys.stderr.write(f"interrupted after {seen} of {options.seeds} seeds; what they have shown:\n")
-        return _conclude(progress.report, options.out) or _INTERRUPTED
+        return _conclude(progress.report, options) or _INTERRUPTED
     progress.end()
-    return _conclude(progress.report, options.out)
+    return _conclude(progress.report, options)
 
 
-def _conclude(report: Report | None, out: Path | None) -> int:
+def _conclude(report: Report | None, options: argparse.Namespace) -> int:
     """Tell what was shown; the exit status. Who interrupts the making small of a story gets it as it was found."""
     if report is None:
         sys.stdout.write("0 seeds\n")
@@ -92,8 +95,11 @@ def _conclude(report: Report | None, out: Path | None) -> int:
         sys.stdout.write(f"seed {result.scenario.seed}: {result.violation}\n")
     if report.broken:
         sys.stdout.write(f"\n{report.script}\n")
-        if out is not None:
-            out.write_text(report.script)
+        if options.out is not None:
+            options.out.write_text(report.script)
+    if options.json is not None:
+        about = {**where_it_ran(), "first": options.first, "jobs": options.jobs, "worker": options.worker}
+        options.json.write_text(json.dumps({**about, **report.to_json()}, indent=1) + "\n")
     sys.stdout.write(f"{report.tell()}\n")
     return int(bool(report.broken))
 

@@ -88,6 +88,19 @@ class Report:
             f"at least {least or 'nothing'} in each; {self.seconds:.0f} s"
         )
 
+    def to_json(self) -> dict[str, object]:
+        """The same and more, for a file."""
+        return {
+            "seeds": self.seeds,
+            "broken": [f"seed {result.scenario.seed}: {result.violation}" for result in self.broken],
+            "intervals": round(self.intervals),
+            "faults": self.faults,
+            **self.counts,
+            "least": self.least,
+            "outcomes": {" ".join(key): count for key, count in sorted(self.outcomes.items())},
+            "seconds": round(self.seconds, 1),
+        }
+
     def raise_for_violation(self) -> None:
         """Raise AssertionError, with the script that shows it, where a promise was broken."""
         if self.broken:
