@@ -45,13 +45,13 @@ jars: setup ## download the jars of the local broker and of Spark's Kafka connec
 	@$(PY) -m kafka_marshal.testing >/dev/null
 
 # The jars first: a download is no part of the time that a test may take.
-test: jars ## all tests (a real broker is started where one is needed); ARGS='...' goes to pytest
-	$(PY) -m pytest $(ARGS)
+test: jars ## all tests but campaigns (a real broker is started where one is needed); ARGS='...' goes to pytest
+	$(PY) -m pytest -m 'not campaign' $(ARGS)
 
 test-quick: setup ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
 
-campaign: jars ## the tests that take minutes each (Spark on a cluster of its own); CI leaves them out
+campaign: jars ## the tests that take minutes each (Spark on a cluster of its own, many kills)
 	$(PY) -m pytest -m campaign $(ARGS)
 
 # The seeds of the simulation: make sim SEEDS=10000 FIRST=500

@@ -7,6 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent
 
 # No deadlines: on two shared cores they measure the neighbours. CI draws the same examples each time, so that a
 # change of ours, not a throw of dice, turns it red; at home each run looks elsewhere.
@@ -27,8 +30,21 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that."""
+#: Where only a processor is used: neither broker nor time. (But test_costs.py measures.)
+ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
+
+    With pytest-xdist (as CI runs them: -n 2 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
+    one test after another as ever, those of Spark first; the other process takes what only computes meanwhile.
+    """
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not _uses_spark(item))  # stable: else as they were
+        for item in items:
+            if not _only_computes(item):
+                item.add_marker(pytest.mark.xdist_group("kafka"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "spark" in fixtures:
@@ -37,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster3)
         elif "kafka_broker" in fixtures or "topic_factory" in fixtures:
             item.add_marker(pytest.mark.broker)
+
+
+def _uses_spark(item: pytest.Item) -> bool:
+    return item.path.parent.name == "pipeline" or "spark" in item.path.name
+
+
+def _only_computes(item: pytest.Item) -> bool:
+    folder = item.path.parent
+    return (folder == ROOT or folder.name in ALONE_WITH_A_PROCESSOR) and item.path.name != "test_costs.py"
 
 
 def pytest_sessionfinish() -> None:

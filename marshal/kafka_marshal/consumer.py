@@ -45,8 +45,9 @@ RUN_SIZE = 1_000
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
-#: The longest one wait for messages lasts before stop() and errors are looked at.
-SLICE_S = 0.25
+#: The longest one wait for messages lasts before stop() and errors are looked at. (A longer one would wake the thread
+#: twice: confluent-kafka cuts waits into pieces of this.)
+SLICE_S = 0.2
 
 PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 

@@ -116,7 +116,7 @@ def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_boo
 
 @pytest.mark.parametrize(
     ("at", "number"),
-    [("3/6 Process", signal.SIGTERM), ("5/6 Audit", signal.SIGINT)],
+    [("3/6 Process", signal.SIGTERM), pytest.param("5/6 Audit", signal.SIGINT, marks=pytest.mark.campaign)],
 )
 def test_an_interruption_leaves_neither_drivers_nor_jvms(
     demo: Demo, kafka_bootstrap: str, at: str, number: signal.Signals
@@ -152,6 +152,7 @@ def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_boot
     assert "Traceback" not in run.said
 
 
+@pytest.mark.campaign
 def test_the_broker_dies_and_comes_back_and_the_only_driver_is_killed(demo: Demo) -> None:
     with LocalBroker() as broker:
         run = spark_run(demo, bootstrap=broker.bootstrap_servers, rows=2_500, workers=1, seed=4)

@@ -7,6 +7,7 @@ that counts suspend (T4).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = [
     "BEATS_PER_INTERVAL",
@@ -40,6 +41,7 @@ MAX_BATCH_ENTRIES = 1_000
 MAX_IN_HAND_MESSAGES = 50_000
 
 
+@cache
 def proof_margin_ms(heartbeat_interval_ms: int) -> float:
     """The margin of T4: max(20 ms, HI / 10)."""
     return max(MARGIN_FLOOR_MS, heartbeat_interval_ms / 10)

@@ -24,7 +24,7 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["Pace", "Reading", "partition_of"]
+__all__ = ["LONGEST_WAIT_S", "Pace", "Reading", "partition_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,12 @@ class Pace:
         return next((wait_s for after_s, wait_s in reversed(self.quiet) if quiet_for_s > after_s), self.slice_s)
 
 
+#: The longest wait that wakes a thread once: confluent-kafka cuts longer ones into pieces of this, to look for Ctrl-C.
+LONGEST_WAIT_S = 0.2
+
 #: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms,
-#: and in a member all of whose partitions have been silent for long, for up to 250 ms.
-STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, 0.25)))
+#: and in a member all of whose partitions have been silent for long, for up to 200 ms.
+STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1

@@ -21,12 +21,14 @@ from kafka_marshal.errors import ConfigurationError
 __all__ = ["Role", "addresses", "check", "check_addresses", "properties"]
 
 #: How long a fetch may rest at the broker when there is nothing new. A long poll is answered the moment a record
-#: arrives, so it costs no latency; it only delays the report of an end that lies behind transaction markers.
-TAIL_FETCH_WAIT_MS = 500
+#: arrives, so it costs no latency; it only delays the report of an end that lies behind transaction markers, for
+#: which a start has to wait. Longer than the time between two beats (a third of 3 s): where beats come, none is empty.
+TAIL_FETCH_WAIT_MS = 1_000
 
 #: librdkafka keeps one fetch in flight per broker, and a newly assigned partition has to wait for it to come back:
-#: with idle partitions beside it, for up to this long. Ten empty fetches of 100 partitions a second: 0.1 % of a core.
-DATA_FETCH_WAIT_MS = 100
+#: where nothing comes in any partition beside it, for up to this long. An empty fetch of 100 partitions costs a quarter
+#: of a millisecond: at a wait of 100 ms a quarter of a percent of a core, at this one half of that.
+DATA_FETCH_WAIT_MS = 200
 
 
 class Role(StrEnum):

@@ -10,7 +10,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartitio
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
-from kafka_marshal.adapters.kafka.reading import Pace, Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, Pace, Reading, partition_of
 
 __all__ = ["KafkaTail"]
 
@@ -20,7 +20,7 @@ BATCH = 500
 
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
-PACE = Pace(0.05, ((0.1, 0.2),))
+PACE = Pace(LONGEST_WAIT_S)
 
 
 class KafkaTail:
