@@ -52,7 +52,7 @@ T = TypeVar("T")
 CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 
 #: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
-#: meanwhile is late by this at most. With 100 leases a look costs a third of a millisecond, and beats come as often anyway.
+#: meanwhile is late by this at most. With 100 leases a look costs a third of a millisecond, and beats come as often.
 MAX_WAIT_MS = 1_000.0
 
 #: How long a Marshal that ends waits for its background thread.

@@ -379,6 +379,8 @@ class Engine:
     def _commit_ranges(self, now: float) -> None:
         for consumer in self.consumers.values():
             for assignment in consumer.assignments.values():
+                if not assignment.tracker.has_news:
+                    continue
                 if assignment.stage in (Stage.ACTIVE, Stage.REVOKING) and assignment.lease.held:
                     consumer.commit_ranges(assignment, now)
 

@@ -95,8 +95,11 @@ class Placement:
             return
         assignment.meter = (now, done, log_end)
         cycle = Cycle(max(0, log_end - done - 1), (done - old_done) / seconds, (log_end - old_end) / seconds)
-        self._cycles[assignment.key] = (*self._cycles.get(assignment.key, ()), cycle)[-MAX_CYCLES:]
-        self.changed(assignment.key)
+        before = self._cycles.get(assignment.key, ())
+        cycles = (*before, cycle)[-MAX_CYCLES:]
+        if cycles != before:  # where nothing comes and nothing is done, there is nothing new to ask the policy about
+            self._cycles[assignment.key] = cycles
+            self.changed(assignment.key)
 
     def wishes(self, now: float) -> Wishes | None:
         """What the policy wants done now; None: nothing changed, or the group is paused."""

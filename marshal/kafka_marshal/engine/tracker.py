@@ -126,6 +126,11 @@ class Tracker:
         self.last_moved = 0.0
 
     @property
+    def has_news(self) -> bool:
+        """May there be anything to commit beyond a gap: an island, or what an iterating thread has got done since?"""
+        return self._iterating > 0 or self.has_islands
+
+    @property
     def has_islands(self) -> bool:
         """Is anything done beyond a gap?"""
         return len(self.done.intervals) > 0
