@@ -25,7 +25,7 @@ from rationalizer import Record, encode, route_lease
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
 #: Set where the tests run against a Kafka that somebody named; commands under test must not pick it up by themselves.
-ENVIRONMENT = ("KAFKA_MARSHAL_BOOTSTRAP", "KAFKA_MARSHAL_DEBUG", "NO_COLOR")
+ENVIRONMENT = ("KAFKA_MARSHAL_BOOTSTRAP", "KAFKA_MARSHAL_DEBUG", "NO_COLOR", "COLUMNS", "LINES")
 
 
 @dataclass(frozen=True)
