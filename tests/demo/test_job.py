@@ -223,13 +223,15 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo, kafka_bootstrap: str) -> None:
     run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
-    eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
-    victim = run.workers()[0]
+    wrote = "SELECT 1 FROM batches WHERE client_id = 'worker-1' LIMIT 1"
+    eventually(lambda: ask(run.folder / "delays.sqlite", wrote), what="the first batch of the first worker")
+    victim = min(run.workers())
     watchdog_of(victim)
     os.kill(victim, signal.SIGSEGV)
     found = run.result()
     assert found["equal"] is True
     [crashed] = found["ended_by_themselves"]
+    assert crashed == "worker-1"
     assert f"{crashed} ended by itself, which was not planned (status -11)" in run.said
     taken = [each for each in found["takeovers"] if each["from"] == crashed]
     assert taken and {each["freed_by"] for each in taken} == {"watchdog"}
