@@ -8,6 +8,7 @@ import pytest
 
 from kafka_marshal.testing.fuzz import run_offline, run_story
 from kafka_marshal.testing.fuzz.__main__ import main
+from kafka_marshal.testing.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
 from rationalizer import World, codec, intervals
 from rationalizer.claims import Claims
 from rationalizer.snapshot_log import SnapshotParts
@@ -106,3 +107,12 @@ def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], mon
     _let_a_part_raise(monkeypatch)
     assert main(["--story", "--seed", str(SEED)]) == 1
     assert f"seed {SEED}, record" in capsys.readouterr().out
+
+
+def test_memory_that_one_large_value_needed_is_no_growth_and_a_little_more_each_time_is() -> None:
+    report = OfflineReport(memory={1: [50.0, 51.0, 121.0, 50.0] * 25})
+    assert abs(report.grown_mb) < 1
+    assert report.holds
+    report.memory[2] = [50.0 + 0.5 * chunk for chunk in range(100)]
+    assert report.grown_mb > RSS_LIMIT_MB
+    assert not report.holds
