@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
 from kafka_marshal.adapters.interface import FaultKind, Message
 from kafka_marshal.adapters.kafka import reading
+from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.errors import ClosedError
-from tests.contract.sides import TIMEOUT_S, DataLog, Side, eventually, recreate
+from tests.contract.sides import TIMEOUT_S, DataLog, Side, closed_port, eventually, recreate
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
@@ -362,3 +366,24 @@ def test_a_reader_on_standby_is_woken_by_whoever_steers(
     side.produce(topic, 0, numbers(3))
     log.reader.close()
     assert ended.wait(TIMEOUT_S)
+
+
+def test_who_asks_for_a_thousand_unknown_log_ends_has_each_partition_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver asks for all of them in a row, lock in hand: looking at all of them each time took seconds."""
+    looks: Counter[str] = Counter()
+
+    class Counting(Consumer):
+        def get_watermark_offsets(self, *args: Any, **options: Any) -> Any:
+            looks["log end"] += 1
+            return super().get_watermark_offsets(*args, **options)
+
+    monkeypatch.setattr(reading, "Consumer", Counting)
+    cluster = KafkaCluster(f"127.0.0.1:{closed_port()}")
+    reader = cluster.data_reader("group", {})
+    reader.assign({("t", number): 0 for number in range(1_000)})
+    assert [reader.high_watermark("t", number) for number in range(1_000)] == [None] * 1_000
+    assert looks["log end"] == 1_000
+    reader.close()
+    cluster.close()

@@ -42,6 +42,8 @@ class KafkaDataReader:
         #: Partitions that the commands carried out last were about.
         self._steered: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
+        #: Partitions whose unknown log end a command that waits will look at.
+        self._asked_for: set[TopicPartition] = set()
         #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
         self._strange: set[str] = set()
         self._met: dict[str, float] = {}
@@ -150,24 +152,33 @@ class KafkaDataReader:
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         self._reading.check_open()
-        if (topic, partition) not in self._log_ends:
-            self._reading.steer(self._look_at_log_ends)
-        return self._log_ends.get((topic, partition))
+        key = (topic, partition)
+        if key not in self._log_ends and key in self._assigned and key not in self._asked_for:
+            # At this one alone: who asks for one unknown end asks for those of a thousand new partitions in a row.
+            self._asked_for.add(key)
+            self._reading.steer(partial(self._look_at_log_end, key))
+        return self._log_ends.get(key)
 
     def _look_at_log_ends(self) -> None:
         self._look_owed = False
         self._next_look = time.monotonic() + LOOK_INTERVAL_S
         for key in self._assigned:
-            at = KafkaPartition(*key)
-            try:
-                _, high = self._reading.consumer.get_watermark_offsets(at, cached=True)
-                (position,) = self._reading.consumer.position([at])
-            except KafkaException:  # it never asked a broker about this partition
-                continue
-            # A fetch may bring records that the end told with it does not count yet.
-            known = max(high, position.offset)
-            if known >= 0:
-                self._log_ends[key] = known
+            self._look_at_log_end(key)
+
+    def _look_at_log_end(self, key: TopicPartition) -> None:
+        self._asked_for.discard(key)
+        if key not in self._assigned:
+            return  # unassigned since it was asked for
+        at = KafkaPartition(*key)
+        try:
+            _, high = self._reading.consumer.get_watermark_offsets(at, cached=True)
+            (position,) = self._reading.consumer.position([at])
+        except KafkaException:  # it never asked a broker about this partition
+            return
+        # A fetch may bring records that the end told with it does not count yet.
+        known = max(high, position.offset)
+        if known >= 0:
+            self._log_ends[key] = known
 
     def close(self) -> None:
         self._reading.close()
