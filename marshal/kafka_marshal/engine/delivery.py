@@ -7,7 +7,7 @@ message is handed out or reported, never repeated (C13).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from math import inf
 from typing import TYPE_CHECKING
@@ -31,8 +31,8 @@ class Delivery:
     def __init__(self, consumer: ConsumerEngine, batch_size: int) -> None:
         self._consumer = consumer
         self._batch_size = batch_size
-        #: Assignments in the order in which they get their next turn.
-        self._turns: list[Assignment] = []
+        #: Assignments in the order in which they get their next turn: a member may have thousands.
+        self._turns: OrderedDict[Assignment, None] = OrderedDict()
         #: The granted run being handed out (at most once), and where in it we are.
         self.granted: Run | None = None
         self.granted_next = 0
@@ -55,8 +55,7 @@ class Delivery:
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.put(messages)
-            if assignment not in self._turns:
-                self._turns.append(assignment)
+            self._turns.setdefault(assignment)
 
     def ready(self, now: float) -> bool:
         """Is there anything to hand out without another fetch? A user's thread asks."""
@@ -89,10 +88,11 @@ class Delivery:
 
     def _next(self, now: float) -> Assignment | None:
         self._heard(now)
-        self._turns = [x for x in self._turns if x.buffered and not x.over]
-        for place, assignment in enumerate(self._turns):
+        for empty in [x for x in self._turns if not x.buffered or x.over]:
+            del self._turns[empty]
+        for assignment in self._turns:
             if assignment.can_hand_out(now):
-                self._turns.append(self._turns.pop(place))
+                self._turns.move_to_end(assignment)
                 return assignment
         return None
 
@@ -303,7 +303,8 @@ class Delivery:
         elif rest:
             assignment.put_back(rest, covers_from)
             if assignment not in self._turns:
-                self._turns.insert(0, assignment)
+                self._turns[assignment] = None
+                self._turns.move_to_end(assignment, last=False)
 
     def in_hand(self, assignments: Iterable[Assignment]) -> int:
         """Messages handed out and not done."""

@@ -95,8 +95,9 @@ class RangeDelivery(Delivery):
     def _open_turns(self, now: float) -> list[Assignment]:
         """The open assignments, in the order of their turns."""
         present = self._consumer.assignments
-        self._turns = [x for x in self._turns if present.get(x.key) is x]
-        self._turns.extend(x for x in present.values() if x not in self._turns)
+        for gone in [x for x in self._turns if present.get(x.key) is not x]:
+            del self._turns[gone]
+        self._turns.update(dict.fromkeys(present.values()))
         return [x for x in self._turns if x.is_open(now) and x.grant is None]
 
     def take(self, marks: Mapping[Key, tuple[int, int]], max_records: int, now: float) -> list[RangeRun]:
@@ -138,8 +139,7 @@ class RangeDelivery(Delivery):
         assignment.tracker.hand_out(run)
         assignment.is_new = False  # what goes from its log from here on was there for us, and is a gap (P9)
         assignment.go_on_at(assignment.tracker.open_from())
-        self._turns.remove(assignment)
-        self._turns.append(assignment)
+        self._turns.move_to_end(assignment)
         if self._consumer.at_most_once:
             assignment.grant = Grant(run, run.last, now)
             assignment.consumer.look_after(assignment)
