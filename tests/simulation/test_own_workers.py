@@ -8,19 +8,38 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing import simulate as command
-from kafka_marshal.testing.simulation import Scenario, Worker, load_worker, simulate
+from kafka_marshal.testing.simulation import (
+    Client,
+    Fault,
+    Result,
+    Scenario,
+    Worker,
+    load_worker,
+    simulate,
+    simulate_one,
+)
 from tests.simulation import workers
 
 FILE = str(Path(workers.__file__))
 
 
-@pytest.mark.parametrize("worker", [workers.plain, workers.in_a_transaction, workers.looks_at_its_admin])
+@pytest.mark.parametrize(
+    "worker",
+    [
+        workers.plain,
+        workers.with_a_handler,
+        workers.whose_handler_exits,
+        workers.in_a_transaction,
+        workers.looks_at_its_admin,
+    ],
+)
 def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) -> None:
     simulate(worker, 12, jobs=2).raise_for_violation()
 
@@ -43,6 +62,66 @@ def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, pro
     whole = Scenario.from_seed(found.scenario.seed, True)
     assert len(found.scenario.faults) <= len(whole.faults) / 2
     assert found.intervals < whole.intervals
+
+
+def _told_to_end(worker: Worker) -> Result:
+    """One member, alone, is sent a SIGTERM and comes back."""
+    workers.SEEN.clear()
+    before = signal.getsignal(signal.SIGTERM)
+    clients = (Client("c0", "yours"), Client("c1", joins=20))
+    faults = (Fault(at=10, kind="term", client="c0", intervals=5),)
+    result = simulate_one(Scenario(seed=1, clients=clients, faults=faults, intervals=30), worker)
+    assert result.violation is None, result.tell()
+    assert signal.getsignal(signal.SIGTERM) is before  # it was the simulated process's own
+    return result
+
+
+def _ends(result: Result) -> list[str]:
+    return [line.split()[2] for line in result.history() if line.split()[1] == "end"]
+
+
+def test_sigterm_reaches_the_handler_that_a_worker_has() -> None:
+    assert "c0#1" in _ends(_told_to_end(workers.with_a_handler))
+    assert workers.SEEN == {"SIGTERM": 1, "loop ended": 1}
+
+
+def test_a_handler_that_exits_ends_the_main_thread_in_order() -> None:
+    assert "c0#1" in _ends(_told_to_end(workers.whose_handler_exits))
+    assert workers.SEEN == {"SIGTERM": 1, "left in order": 1}
+
+
+def test_sigterm_kills_who_has_no_handler_and_not_who_ignores_it() -> None:
+    starts = [line.split()[2] for line in _told_to_end(workers.plain).history() if line.split()[1] == "start"]
+    assert "c0#2" in starts
+    assert "c0#1" not in _ends(_told_to_end(workers.plain))  # it got no turn any more
+    starts = [line.split()[2] for line in _told_to_end(workers.that_ignores_it).history() if line.split()[1] == "start"]
+    assert "c0#2" not in starts
+
+
+def test_all_clocks_are_virtual_however_they_were_imported() -> None:
+    workers.SEEN.clear()
+    names = ("sleep", "perf_counter", "time_ns", "monotonic_ns")
+    real = [getattr(where, name) for where in (time, workers) for name in names]
+    clients = (Client("c0", "yours"), Client("c1"))
+    minutes = 5 * 60_000 / 500
+    scenario = Scenario(seed=1, clients=clients, messages=1.0, intervals=int(minutes), recovers=False)
+    result = simulate_one(scenario, workers.by_any_clock)
+    assert result.violation is None, result.tell()
+    assert workers.SEEN["minutes"] >= 4
+    assert [getattr(where, name) for where in (time, workers) for name in names] == real
+
+
+def test_a_thread_of_its_own_is_refused_with_what_to_do_instead() -> None:
+    [found] = simulate(workers.starts_a_thread, 1, jobs=1, small=False).broken
+    assert found.violation is not None
+    assert found.violation.promise == "worker"
+    assert "job.start(function)" in found.violation.message
+
+
+def test_a_handler_for_sigterm_does_not_keep_the_simulators_processes() -> None:
+    script = [sys.executable, "-m", "kafka_marshal.testing.simulate", "--seeds", "4", "--worker"]
+    done = subprocess.run([*script, f"{FILE}:with_a_handler"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_script_shows_it_by_itself(tmp_path: Path) -> None:

@@ -123,3 +123,9 @@ def test_who_gave_up_its_claim_before_it_read_the_grant_is_not_ended_by_its_take
         )
     )
     assert simulate_one(scenario).violation is None
+
+
+def test_what_an_admin_puts_beyond_the_end_of_a_log_is_reached_in_the_end() -> None:
+    # The partition's last message lay below the position: its readers were told that it is lost, for ever (P11).
+    result = simulate_one(Scenario.from_seed(821914))
+    assert result.violation is None, result.tell()

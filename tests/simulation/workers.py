@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic_ns, perf_counter, sleep, time_ns
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.testing.simulation import Job
 
+#: What happened in workers that ran in this process.
+SEEN: Counter[str] = Counter()
+
 
 def plain(job: Job) -> None:
-    """The README's first example."""
+    """The README's first example, without its signal handler: SIGTERM kills it."""
     with (
         Marshal(
             job.bootstrap_servers,
@@ -21,6 +30,66 @@ def plain(job: Job) -> None:
     ):
         for message in consumer:
             job.handle(message)
+
+
+def _with_handler(job: Job, handler: Callable[[Marshal], object]) -> None:
+    with Marshal(
+        job.bootstrap_servers,
+        group_id=job.group_id,
+        client_id=job.client_id,
+        heartbeat_interval_ms=job.heartbeat_interval_ms,
+    ) as marshal:
+        signal.signal(signal.SIGTERM, lambda *_: handler(marshal))
+        with marshal.consumer([job.topic]) as consumer:
+            for message in consumer:
+                job.handle(message)
+        SEEN["loop ended"] += 1
+
+
+def with_a_handler(job: Job) -> None:
+    """The README's first example."""
+
+    def stop(marshal: Marshal) -> None:
+        SEEN["SIGTERM"] += 1
+        marshal.stop()
+
+    _with_handler(job, stop)
+
+
+def whose_handler_exits(job: Job) -> None:
+    """What many do: ``sys.exit`` in the handler, and all ``with`` blocks end in order."""
+
+    def leave(_: Marshal) -> None:
+        SEEN["SIGTERM"] += 1
+        sys.exit(0)
+
+    try:
+        _with_handler(job, leave)
+    except SystemExit:
+        SEEN["left in order"] += 1
+        raise
+
+
+def that_ignores_it(job: Job) -> None:
+    """It goes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    plain(job)
+
+
+def by_any_clock(job: Job) -> None:
+    """It took functions out of ``time``: all clocks are virtual, and a minute's sleep takes none."""
+    began, of_day, own, minute = perf_counter(), time_ns(), monotonic_ns(), 60.0
+    while perf_counter() < began + minute:
+        sleep(minute / 2)
+    assert 0.6 * minute < (time_ns() - of_day) / 1e9 < 3 * minute
+    assert 0.6 * minute < (monotonic_ns() - own) / 1e9 < 3 * minute
+    SEEN["minutes"] += 1
+
+
+def starts_a_thread(job: Job) -> None:
+    """Real threads have no place in virtual time."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        threading.Thread(target=lambda: job.handle(next(iter(consumer)))).start()
 
 
 def in_a_transaction(job: Job) -> None:

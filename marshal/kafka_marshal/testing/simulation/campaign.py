@@ -171,7 +171,7 @@ def _run_all(worker: Worker | None, judge: MakeJudge | None, seeds: Iterator[int
                 yield from results
         finally:  # ended early, too, or interrupted: nobody waits for what still runs
             for process in set(context.active_children()) - others:
-                process.terminate()
+                process.kill()  # a worker may have a handler for SIGTERM
             pool.shutdown(wait=True, cancel_futures=True)
 
 

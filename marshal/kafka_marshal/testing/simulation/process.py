@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.checks import Checks
     from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Task
 
 __all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transaction", "Worker", "is_expected"]
 
@@ -73,6 +75,9 @@ class Process:
         self.tails: list[SimulatedTail] = []
         self.drivers: list[Driver] = []
         self.marshals: list[Marshal] = []
+        #: By number of the signal: what its worker wants called.
+        self.handlers: dict[int, Any] = {}
+        self._main: Task | None = None
         #: Its function has returned, or raised.
         self.ended = False
         #: Another process of the same client was started while this one was stopped.
@@ -123,21 +128,36 @@ class Process:
         def main() -> None:
             try:
                 function()
+            except SystemExit:
+                pass  # as good a way to end as any
             except Exception as error:  # noqa: BLE001 - whatever it is, the story judges it
                 self.error = error
             self.ended = True
             ended()
 
-        self.scheduler.spawn(self, "main", main)
+        self._main = self.scheduler.spawn(self, "main", main)
 
     def kill(self) -> None:
         """kill -9: nothing of it gets another turn. What it sent travels on."""
         self.dead = True
 
-    def stop(self) -> None:
-        """SIGTERM, to a worker that calls marshal.stop() then."""
-        for marshal in self.marshals:
-            marshal.stop()
+    def stop(self) -> bool:
+        """Send SIGTERM: to the worker's handler, or to its Marshals. False: it has neither, and would die of it."""
+        handler = self.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+        if callable(handler):
+            self.scheduler.spawn(self, "SIGTERM", lambda: self._handle(handler))
+        elif handler is not signal.SIG_IGN:
+            for marshal in self.marshals:
+                marshal.stop()
+            return bool(self.marshals)
+        return True
+
+    def _handle(self, handler: Callable[[int, None], object]) -> None:
+        try:
+            handler(signal.SIGTERM, None)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the main thread gets it
+            if self._main is not None:
+                self.scheduler.raise_in(self._main, error)
 
     @property
     def is_running(self) -> bool:

@@ -47,7 +47,7 @@ class _Lock:
             self._depth += 1
             return self
         if task.held == 0 and self._chance() < PREEMPTION:
-            scheduler.park(scheduler.now + PREEMPTION_MS * self._chance())
+            scheduler.park(scheduler.now + PREEMPTION_MS * self._chance(), for_lock=True)
         if self._owner is None:
             self._owner = task
             self._depth = 1
@@ -62,7 +62,7 @@ class _Lock:
         else:
             self._queue.append(task)
             while self._owner is not task:
-                self._scheduler.park(None)
+                self._scheduler.park(None, for_lock=True)
         self._depth = depth
         task.held += 1
 
@@ -102,7 +102,13 @@ class _Condition(_Lock):
         depth, self._depth = self._depth, 0
         self._waiting[task] = False
         self._let_go()
-        scheduler.park(None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate))
+        try:
+            scheduler.park(None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate))
+        except BaseException:
+            if not scheduler.over:
+                del self._waiting[task]
+                self._take(task, depth)
+            raise
         notified = self._waiting.pop(task)
         self._take(task, depth)
         return notified

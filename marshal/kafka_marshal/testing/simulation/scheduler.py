@@ -35,7 +35,7 @@ class Owner(Protocol):
 class Task:
     """One thread of one process."""
 
-    __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "token", "turns", "window")
+    __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "raising", "token", "turns", "window")
 
     def __init__(self, process: Owner, name: str, run: Callable[[], object], hub: greenlet) -> None:
         self.process = process
@@ -51,6 +51,8 @@ class Task:
         self.window = 0.0
         #: Who waits for its end.
         self.joining: list[Task] = []
+        #: What its next wait raises: a signal's handler wants it so.
+        self.raising: BaseException | None = None
 
 
 class Scheduler:
@@ -98,7 +100,13 @@ class Scheduler:
         self._numbers += 1
         heappush(self._agenda, (at, self._numbers, task, task.token, None))
 
-    def park(self, until: float | None) -> None:
+    def raise_in(self, task: Task, error: BaseException) -> None:
+        """End the task's present wait, or its next one, with this error; one for a lock goes on."""
+        if not task.done:
+            task.raising = error
+            self.wake(task, self.now)
+
+    def park(self, until: float | None, *, for_lock: bool = False) -> None:
         """The current task waits until somebody wakes it, or for this time (ms) to come."""
         task = self.current
         if self.over or task is None:
@@ -109,6 +117,9 @@ class Scheduler:
         self._hub.switch()
         if self.over:
             raise Over
+        if task.raising is not None and not for_lock:
+            error, task.raising = task.raising, None
+            raise error
 
     def run_until(self, until: float) -> None:
         """Let everything happen that is due by then."""

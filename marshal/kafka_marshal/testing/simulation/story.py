@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +18,11 @@ from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
+from kafka_marshal.testing.simulation.surroundings import surroundings
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, ONE_BY_ONE, built_in
 from rationalizer import Record, Tick, encode, outcome, snapshot_log, world
 from rationalizer.codec import Message
@@ -104,46 +103,12 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
         story = _Story(scenario, worker, judge)
         try:
             cluster = announced(BOOTSTRAP, story.open_cluster)
-            with cluster, _virtual_time(story.scheduler), interrupted_between(story.scheduler.interrupt):
+            with cluster, surroundings(story.scheduler, worker), interrupted_between(story.scheduler.interrupt):
                 story.run()
                 story.scheduler.close()
         finally:
             story.scheduler.close()
     return story.result()
-
-
-@contextmanager
-def _virtual_time(scheduler: Scheduler) -> Iterator[None]:
-    """For workers that sleep, and look at the clock, as they do outside."""
-    sleep, monotonic, moment = time.sleep, time.monotonic, time.time
-    thread = threading.get_ident()
-
-    def process() -> Process | None:
-        # Other threads of this process know nothing of the simulation: a library's may sleep just now.
-        task = scheduler.current if threading.get_ident() == thread else None
-        return task.process if task is not None and isinstance(task.process, Process) else None
-
-    def simulated_sleep(seconds: float) -> None:
-        if (mine := process()) is not None:
-            mine.sleep(seconds)
-        else:
-            sleep(seconds)
-
-    def simulated_monotonic() -> float:
-        return monotonic() if (mine := process()) is None else mine.runtime.monotonic()
-
-    def simulated_time() -> float:
-        return moment() if process() is None else (BROKER_EPOCH_MS + scheduler.now) / 1000
-
-    with ExitStack() as stack:
-        for name, function in (
-            ("sleep", simulated_sleep),
-            ("monotonic", simulated_monotonic),
-            ("time", simulated_time),
-        ):
-            stack.callback(setattr, time, name, getattr(time, name))
-            setattr(time, name, function)
-        yield
 
 
 @contextmanager
@@ -350,7 +315,8 @@ class _Story:
             self._kill(process)
             self._later(fault.intervals, back)
         elif fault.kind == "term":
-            process.stop()
+            if not process.stop():
+                self._kill(process)
             self._away[name] = self.scheduler.now + fault.intervals * self.hi
             self._later(fault.intervals, back)
         else:
@@ -495,10 +461,19 @@ class _Story:
         for name in self._clients:
             self._later(RESTART_INTERVALS, partial(self.start, name))
 
+    def _come_as_far(self) -> None:
+        """What an admin has put beyond the end of a log waits for messages: now they come, to the last one at least."""
+        logs = self.broker.existing[self.scenario.data_topic].partitions
+        for _, partition in self._keys():
+            for _ in range(logs[partition].end, self.checks.stable((self.scenario.data_topic, partition)) + 1):
+                self.network.publish(self.scenario.data_topic, partition, b"")
+                self._published += 1
+
     def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
         shift = max((abs(x) for x in self.network.clock_shift.values()), default=0.0)
         until = self.scheduler.now + intervals * self.hi + shift
         while not condition() and self.checks.broken is None:
+            self._come_as_far()
             if self.scheduler.now >= until:
                 what = _AIMS[condition.__name__]
                 self.checks.fail(

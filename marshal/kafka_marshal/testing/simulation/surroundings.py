@@ -1,0 +1,119 @@
+"""What a worker finds around it that is not Kafka: clocks, sleep, SIGTERM, and threads, which it can't have here."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS
+from kafka_marshal.testing.simulation.process import Process, Worker
+from kafka_marshal.testing.simulation.scheduler import Scheduler
+
+__all__ = ["surroundings"]
+
+_NS = 1_000_000_000
+
+
+@contextmanager
+def surroundings(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
+    """For the processes of this simulation, ``time``, ``signal`` and ``threading`` are theirs; for all others the real.
+
+    Where the worker's module took functions out of these (``from time import sleep``), it gets the simulated ones, too.
+    """
+    thread = threading.get_ident()
+
+    def process() -> Process | None:
+        # Other threads of this process know nothing of the simulation: a library's may sleep just now.
+        task = scheduler.current if threading.get_ident() == thread else None
+        return task.process if task is not None and isinstance(task.process, Process) else None
+
+    simulated = {**_clocks(process, scheduler), (signal, "signal"): _signal(process)}
+    with ExitStack() as stack:
+        theirs = _globals_of(worker)
+        for (module, name), function in simulated.items():
+            real = getattr(module, name)
+            _replace(stack, vars(module), name, function)
+            for taken in [key for key, value in theirs.items() if value is real]:
+                _replace(stack, theirs, taken, function)
+        _replace(stack, threading.Thread, "start", _no_thread(process))
+        yield
+
+
+def _replace(stack: ExitStack, where: Any, name: str, new: object) -> None:
+    if isinstance(where, dict):
+        stack.callback(where.__setitem__, name, where[name])
+        where[name] = new
+    else:
+        stack.callback(setattr, where, name, getattr(where, name))
+        setattr(where, name, new)
+
+
+def _globals_of(worker: Worker | None) -> dict[str, Any]:
+    found = getattr(worker, "__globals__", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _clocks(
+    process: Callable[[], Process | None], scheduler: Scheduler
+) -> Mapping[tuple[Any, str], Callable[..., object]]:
+    def sleep(seconds: float) -> None:
+        if (mine := process()) is not None:
+            mine.sleep(seconds)
+        else:
+            real_sleep(seconds)
+
+    def clock(name: str, seconds: Callable[[Process], float]) -> Callable[[], float]:
+        real = getattr(time, name)
+
+        def simulated() -> float:
+            mine = process()
+            if mine is None:
+                found: float = real()
+                return found
+            return int(seconds(mine) * _NS) if name.endswith("_ns") else seconds(mine)
+
+        return simulated
+
+    def own(mine: Process) -> float:
+        return mine.runtime.monotonic()
+
+    def of_day(_: Process) -> float:
+        return (BROKER_EPOCH_MS + scheduler.now) / 1000
+
+    real_sleep = time.sleep
+    clocks = {"monotonic": own, "perf_counter": own, "time": of_day}
+    names = [(name + end, seconds) for name, seconds in clocks.items() for end in ("", "_ns")]
+    return {(time, "sleep"): sleep, **{(time, name): clock(name, seconds) for name, seconds in names}}
+
+
+def _signal(process: Callable[[], Process | None]) -> Callable[[int, Any], Any]:
+    """A worker's handler is its own: the simulation calls it, and nobody else hears of it."""
+    real = signal.signal
+
+    def simulated(number: int, handler: Any) -> Any:
+        mine = process()
+        if mine is None:
+            return real(number, handler)
+        before = mine.handlers.get(number, signal.SIG_DFL)
+        mine.handlers[number] = handler
+        return before
+
+    return simulated
+
+
+def _no_thread(process: Callable[[], Process | None]) -> Callable[[threading.Thread], None]:
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if process() is not None:
+            raise RuntimeError(
+                "a worker in the simulation started a thread, which has no place in virtual time. Nothing of it ran; "
+                "job.start(function) runs a function beside the others"
+            )
+        real(self)
+
+    return start
