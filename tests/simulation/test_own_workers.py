@@ -118,6 +118,21 @@ def test_a_thread_of_its_own_is_refused_with_what_to_do_instead() -> None:
     assert "job.start(function)" in found.violation.message
 
 
+def test_a_worker_that_delivers_at_most_once_is_held_to_that() -> None:
+    simulate(workers.at_most_once, 12, jobs=2, delivery="at-most-once").raise_for_violation()
+    [found] = simulate(workers.tries_again, 12, jobs=2, delivery="at-most-once", small=False).broken
+    assert found.violation is not None
+    assert found.violation.promise == "repeated"
+    assert found.scenario.delivery == "at-most-once"
+
+
+def test_a_worker_that_delivers_otherwise_than_its_story_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "1", "--jobs", "1", "--as-found", "--worker", f"{FILE}:at_most_once"]) == 1
+    said = capsys.readouterr()
+    assert "run it with --delivery at-most-once" in said.out
+    assert said.err.startswith("broken: seed 0: worker: ")  # at once: the rest may take a while
+
+
 def test_a_handler_for_sigterm_does_not_keep_the_simulators_processes() -> None:
     script = [sys.executable, "-m", "kafka_marshal.testing.simulate", "--seeds", "4", "--worker"]
     done = subprocess.run([*script, f"{FILE}:with_a_handler"], capture_output=True, text=True, check=False)

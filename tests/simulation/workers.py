@@ -92,6 +92,22 @@ def starts_a_thread(job: Job) -> None:
         threading.Thread(target=lambda: job.handle(next(iter(consumer)))).start()
 
 
+def at_most_once(job: Job) -> None:
+    """The other delivery."""
+    with job.marshal() as marshal, marshal.consumer([job.topic], delivery="at-most-once") as consumer:
+        for message in consumer:
+            job.handle(message)
+
+
+def tries_again(job: Job) -> None:
+    """Wrong at most once: what may have failed is handled again."""
+    with job.marshal() as marshal, marshal.consumer([job.topic], delivery="at-most-once") as consumer:
+        for message in consumer:
+            job.handle(message)
+            if job.random.random() < 0.01:
+                job.handle(message)
+
+
 def in_a_transaction(job: Job) -> None:
     """The batches of api.md."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:

@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first one (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     parser.add_argument("--worker", default="", help="package.module:function or file.py:function of your own worker")
+    parser.add_argument(
+        "--delivery",
+        choices=("at-least-once", "at-most-once"),
+        default="",
+        help="how all consumers deliver (at least once; a quarter of the stories without --worker: at most once)",
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -62,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.history:
             worker = load_worker(options.worker) if options.worker else None
-            result = simulate_one(Scenario.from_seed(options.first, worker is not None), worker)
+            result = simulate_one(
+                Scenario.from_seed(options.first, worker is not None, delivery=options.delivery), worker
+            )
             sys.stdout.writelines(f"{line}\n" for line in result.history())
             sys.stderr.write(f"{result.tell()}\n")
             return int(result.violation is not None)
@@ -73,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             keep_going=options.keep_going,
             small=not options.as_found,
             progress=progress,
+            delivery=options.delivery,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
@@ -114,9 +123,15 @@ class _Progress:
         self._on_terminal = sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._line_is_open = False
+        #: Broken ones that were named.
+        self._told_of = 0
 
     def __call__(self, report: Report) -> None:
         self.report = report
+        for result in report.broken[self._told_of :]:
+            self.end()
+            sys.stderr.write(f"broken: seed {result.scenario.seed}: {result.violation}\n")
+        self._told_of = len(report.broken)
         if time.monotonic() - self._told_at < (_TELL_AFTER_S if self._on_terminal else _LOG_AFTER_S):
             return
         self._told_at = time.monotonic()

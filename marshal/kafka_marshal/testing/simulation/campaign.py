@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from kafka_marshal.testing.simulation.checks import Judge
@@ -116,6 +117,7 @@ def simulate(
     small: bool = True,
     progress: Callable[[Report], object] | None = None,
     judge: Callable[[Scenario], Judge] | None = None,
+    delivery: str = "",
 ) -> Report:
     """Run seeds, and say what broke.
 
@@ -123,14 +125,18 @@ def simulate(
     once; None: the built-in workers. ``seeds``: so many, from 0, or these. ``jobs``: processes side by side.
     ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
     called after each seed, with one and the same report, which so tells also what was shown before an interruption.
-    ``judge`` makes the second opinion that each story is held against (:class:`Judge`). Raises ConfigurationError for
-    a worker that is not found.
+    ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's
+    consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
+    a quarter of the others of the second. Raises ConfigurationError for a worker that is not found.
     """
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=worker if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
-    for result in _run_all(function, judge, iter(numbers), max(1, jobs)):
+    run = partial(
+        _run_one, partial(Scenario.from_seed, worker=function is not None, delivery=delivery), function, judge
+    )
+    for result in _run_all(run, iter(numbers), max(1, jobs)):
         report.add(result)
         report.seconds = time.monotonic() - began
         if progress is not None:
@@ -138,7 +144,7 @@ def simulate(
         if report.broken and not keep_going:
             break
     if report.broken and small:
-        report.broken[0] = shrink(report.broken[0], lambda scenario: _run_one(scenario, function, judge))
+        report.broken[0] = shrink(report.broken[0], lambda scenario: _judged(scenario, function, judge))
     report.seconds = time.monotonic() - began
     return report
 
@@ -146,14 +152,21 @@ def simulate(
 MakeJudge = Callable[[Scenario], Judge]
 
 
-def _run_one(scenario: Scenario, worker: Worker | None, judge: MakeJudge | None) -> Result:
+Run = Callable[[int], Result]
+
+
+def _run_one(draw: Callable[[int], Scenario], worker: Worker | None, judge: MakeJudge | None, seed: int) -> Result:
+    return _judged(draw(seed), worker, judge)
+
+
+def _judged(scenario: Scenario, worker: Worker | None, judge: MakeJudge | None) -> Result:
     return simulate_one(scenario, worker, None if judge is None else judge(scenario))
 
 
-def _run_all(worker: Worker | None, judge: MakeJudge | None, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
+def _run_all(run: Run, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
     if jobs == 1:
         for number, seed in enumerate(seeds):
-            yield _run_one(Scenario.from_seed(seed, worker is not None), worker, judge)
+            yield run(seed)
             if number % COLLECT_AFTER == 0:
                 with interrupted_between():
                     gc.collect()
@@ -161,7 +174,7 @@ def _run_all(worker: Worker | None, judge: MakeJudge | None, seeds: Iterator[int
     # Forked, so that the worker need not be pickled; nothing here has threads.
     context = multiprocessing.get_context("fork")
     others = set(context.active_children())
-    with ProcessPoolExecutor(jobs, context, _set_up, (worker, judge)) as pool:
+    with ProcessPoolExecutor(jobs, context, _set_up, (run,)) as pool:
         waiting = [pool.submit(_run_chunk, chunk) for chunk in islice(_chunks(seeds), 2 * jobs)]
         try:
             while waiting:
@@ -180,21 +193,17 @@ def _chunks(seeds: Iterator[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-_worker: Worker | None = None
-_judge: MakeJudge | None = None
+_run: Run
 
 
-def _set_up(worker: Worker | None, judge: MakeJudge | None) -> None:
-    global _worker, _judge
-    _worker, _judge = worker, judge
+def _set_up(run: Run) -> None:
+    global _run
+    _run = run
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends its processes
     gc.freeze()
 
 
 def _run_chunk(seeds: list[int]) -> list[Result]:
-    found = []
-    for seed in seeds:
-        result = _run_one(Scenario.from_seed(seed, _worker is not None), _worker, _judge)
-        found.append(replace(result, events=()))  # too much to send
+    found = [replace(_run(seed), events=()) for seed in seeds]  # too much to send
     gc.collect()
     return found

@@ -191,6 +191,7 @@ class Checks:
             for consumer in driver.engine.consumers.values():
                 if id(consumer) not in self.consumers:
                     self.consumers[id(consumer)] = (process, consumer)
+                    self._check_delivery(process, consumer)
             self.manners.applied(process, driver, cp, offset, outcome)
 
         def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
@@ -215,6 +216,16 @@ class Checks:
         driver.listeners.append(applied)
         replica.apply = read_and_applied  # type: ignore[method-assign]
         driver.engine.book.lose = note_lost  # type: ignore[method-assign]
+
+    def _check_delivery(self, process: Process, consumer: ConsumerEngine) -> None:
+        """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
+        if consumer.at_most_once != self._at_most_once:
+            asked = "at-most-once" if consumer.at_most_once else "at-least-once"
+            self.fail(
+                "worker",
+                f"{process.name} has a consumer with delivery={asked!r} in a story of {self._scenario.delivery!r}, "
+                f"whose promises are others; run it with --delivery {asked} (simulate(…, delivery={asked!r}))",
+            )
 
     def owners(self) -> dict[Key, list[tuple[Process, OwnLease]]]:
         """Who could hand out messages of a partition now, by its own clock."""

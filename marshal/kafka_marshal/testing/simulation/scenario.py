@@ -136,10 +136,11 @@ class Scenario:
         return max(rates) - min(rates) <= 2.05 * DRIFT_WITHIN and all(fault.kind != "clock" for fault in self.faults)
 
     @classmethod
-    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 88) -> Scenario:
-        """The story that a seed stands for. worker: every second client runs the one under test."""
+    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 88, delivery: str = "") -> Scenario:
+        """The story that a seed stands for. worker: every second client runs the one under test; delivery: that one."""
         rng = Random(f"kafka-marshal/{seed}")
-        delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
+        drawn = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
+        delivery = delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
