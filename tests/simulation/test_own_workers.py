@@ -36,12 +36,13 @@ FILE = str(Path(workers.__file__))
         workers.plain,
         workers.with_a_handler,
         workers.whose_handler_exits,
+        workers.two_threads,
         workers.in_a_transaction,
         workers.looks_at_its_admin,
     ],
 )
 def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) -> None:
-    simulate(worker, 12, jobs=2).raise_for_violation()
+    simulate(worker, 20, jobs=2).raise_for_violation()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) ->
         (workers.ignores_on_lost, "work without lease"),
         (workers.forgets_the_stored_offset, "fenced sink"),
         (workers.falls_over, "worker"),
+        (workers.whose_thread_falls_over, "worker"),
     ],
 )
 @pytest.mark.timeout(600)

@@ -86,6 +86,26 @@ def by_any_clock(job: Job) -> None:
     SEEN["minutes"] += 1
 
 
+def two_threads(job: Job) -> None:
+    """Both iterate over one consumer; what ends the Marshal ends both."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+
+        def work() -> None:
+            for message in consumer:
+                job.handle(message)
+
+        job.start(work)
+        work()
+
+
+def whose_thread_falls_over(job: Job) -> None:
+    """Wrong: the thread's error is seen by nobody."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        job.start(lambda: int("none"))
+        for message in consumer:
+            job.handle(message)
+
+
 def starts_a_thread(job: Job) -> None:
     """Real threads have no place in virtual time."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:

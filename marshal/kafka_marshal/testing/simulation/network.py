@@ -168,6 +168,8 @@ class _Waiting:
 
     partition: int
     value: bytes
+    #: When it was handed over: what it says is of then, however long it waits.
+    sent_at: float
     deadline: float
     on_ack: Callable[[Ack], None] | None
 
@@ -193,7 +195,7 @@ class SimulatedAppender:
             raise ClosedError("The appender was closed; nothing was appended. Open a new one.")
         now = self._network.scheduler.now
         self._open += 1
-        self._waiting.append(_Waiting(partition, value, now + self._timeout_ms, on_ack))
+        self._waiting.append(_Waiting(partition, value, now, now + self._timeout_ms, on_ack))
         self._send()
 
     def _send(self) -> None:
@@ -228,7 +230,7 @@ class SimulatedAppender:
         network = self._network
 
         def arrive(first: bool = True) -> None:
-            offset = network.arrive(self._topic, record.partition, record.value, process, now)
+            offset = network.arrive(self._topic, record.partition, record.value, process, record.sent_at)
             if first and answers:
                 # A retry of what had been written is acknowledged without an offset.
                 self._answer(process.reaches_at(), on_ack, Ack(None if twice else offset))

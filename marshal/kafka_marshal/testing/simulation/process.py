@@ -224,8 +224,19 @@ class Job:
         self._process.sleep(seconds)
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run a function in a further thread of this process."""
-        self._process.scheduler.spawn(self._process, "user", function)
+        """Run a function in a further thread of this process. As outside, an error ends that thread alone."""
+        process = self._process
+
+        def run() -> None:
+            try:
+                function()
+            except SystemExit:
+                pass
+            except Exception as error:  # noqa: BLE001 - the story judges it, as it judges the main thread's
+                if not is_expected(error):
+                    process.checks.fail("worker", f"a thread of {process.name} raised {error!r}")
+
+        process.scheduler.spawn(process, "user", run)
 
     def monotonic(self) -> float:
         """This process's own clock, in seconds."""
