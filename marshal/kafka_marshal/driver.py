@@ -14,13 +14,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
 from kafka_marshal.append_failures import AppendFailures
+from kafka_marshal.beginning import first_offset
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
@@ -433,8 +433,8 @@ class Driver:
                     fetching.setdefault(number, {})[key] = offset
                 case StopFetch(consumer=number, key=key):
                     fetching.setdefault(number, {})[key] = None
-                case LookUp(assignment=assignment, start=start):
-                    self._lookups.submit(self._look_up, assignment, start)
+                case LookUp(assignment=assignment):
+                    self._lookups.submit(self._look_up, assignment, effect)
                 case Call(consumer=number, callback=callback, assignments=assignments):
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))
@@ -464,28 +464,22 @@ class Driver:
 
     # On the look-up and callback threads.
 
-    def _look_up(self, assignment: Assignment, start: str | datetime) -> None:
+    def _look_up(self, assignment: Assignment, wanted: LookUp) -> None:
         key = assignment.key
         while not self._ended and not assignment.over:
             try:
                 marks = self.cluster.watermarks([key], LOOKUP_TIMEOUT_S)
                 if key in marks:
-                    low, high = marks[key]
-                    first = self._first_offset(key, start, low, high)
+                    log_time = max(world.log_time for world in self.replica.worlds.values())
+                    first = first_offset(self.cluster, self._topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with self.locked():
-                        assignment.consumer.located(assignment, low, high, first, self.now_ms())
+                        assignment.consumer.located(assignment, *marks[key], first, self.now_ms())
                     return
                 logger.warning("%s [%d]: has no leader at the moment; asking again", *key)
             except MarshalError as error:
                 logger.warning("%s [%d]: log start and end not found, asking again: %s", *key, error)
             with self.condition:
                 self.condition.wait(0.2)
-
-    def _first_offset(self, key: Key, start: str | datetime, low: int, high: int) -> int:
-        if isinstance(start, datetime):
-            timestamp_ms = int(start.timestamp() * 1000)
-            return self.cluster.offsets_for_time([key], timestamp_ms, LOOKUP_TIMEOUT_S).get(key, high)
-        return high if start == "latest" else low
 
     def _call(self, port: ConsumerPort | None, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         try:

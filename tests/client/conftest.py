@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -90,6 +92,12 @@ class Scene:
         name = self.new_topic(partitions, settings=settings)
         self.publish(name, partitions, messages)
         return name
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions, up to so many."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(20)
+        wait_until(lambda: self.cluster.topic_info([topic], 10)[topic].partitions == partitions)
 
     def publish(self, topic: str, partitions: int, messages: int) -> None:
         """That many messages to each partition; the value says which it is, counted from 0."""

@@ -13,7 +13,7 @@ from itertools import islice
 
 import pytest
 
-from kafka_marshal import ConfigurationError, Consumer, MaxClaims, PositionLostError, TopicPartition
+from kafka_marshal import ConfigurationError, Consumer, MaxClaims, PositionLostError, TopicPartition, beginning, driver
 from tests.client.conftest import HI, Scene, take, wait_until
 
 
@@ -263,6 +263,32 @@ def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
     scene.publish(topic, 1, 3)
     again = scene.member("b").consumer([topic], start="latest")
     assert take(again, 3) == [(0, 10), (0, 11), (0, 12)]
+
+
+@pytest.mark.parametrize(("seen_ms", "first"), [(1, 0), (3_600_000, 3)])
+def test_q38_who_did_not_see_a_topic_grow_begins_with_its_new_partitions_first_message(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, seen_ms: int, first: int
+) -> None:
+    """Nobody was there when the topic grew. (Of a group younger than seen_ms nobody can tell: it begins at the end.)"""
+    monkeypatch.setattr(beginning, "GROWTH_SEEN_MS", seen_ms)
+    topic = scene.topic(1, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic], start="latest")
+    assert a.world.wait_for(lambda world: (x := world.lease(topic, 0)) and x.stable == 9, 10)
+    consumer.close()
+    scene.grow(topic, 2)
+    scene.publish(topic, 2, 3)
+    b = scene.member("b")
+    again = b.consumer([topic], start="latest")
+    if first:
+        assert b.world.wait_for(lambda world: (x := world.lease(topic, 1)) and x.stable == first - 1, 10)
+    scene.publish(topic, 2, 1)
+    expected = [(0, offset) for offset in range(10, 14)] + [(1, offset) for offset in range(first, 4)]
+    assert sorted(take(again, len(expected))) == expected
+
+
+def test_q38_a_grown_topic_is_seen_before_that_is_taken_for_granted() -> None:
+    assert beginning.GROWTH_SEEN_MS > driver.METADATA_INTERVAL_MS * (1 + driver.METADATA_JITTER)
 
 
 def test_p9_start_at_a_moment(scene: Scene) -> None:

@@ -202,6 +202,50 @@ def test_p9_a_topic_that_a_pattern_finds_later_starts_at_the_earliest() -> None:
     assert {m.of for _ in range(20) for m in member.work()} == {("flights-2", 0)}
 
 
+def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> tuple[dict[int, int], Member]:
+    """A group holds partitions and ends; its topic grows; who starts then has not seen it grow."""
+    net = Net(cps=2)
+    net.topic("t", before, end=20)
+    first = net.member("a")
+    first.consumer("t", start="latest", **options)  # type: ignore[arg-type]
+    net.run(100)
+    first.kill()
+    oldest: dict[int, int] = {}
+    for lease in (net.world(key) for key in first.held()):
+        cp = first.engine.observer.cp_of((lease.topic, lease.partition))
+        oldest[cp] = min(lease.epoch, oldest.get(cp, lease.epoch))
+    net.topic("t", after, end=20)
+    late = net.member("b")
+    late.hold_lookups = True
+    late.consumer("t", start="latest")
+    net.run_until(lambda: len(late.held()) == after)
+    return oldest, late
+
+
+def test_q38_who_did_not_see_a_topic_grow_asks_how_old_the_group_is() -> None:
+    """Members that were there would have got the new partitions at once: they came after the first claims (P9)."""
+    oldest, late = _starts_after_the_topic_grew(2, 4)
+    claims = {lookup.assignment.key: dict(lookup.claims_before) for lookup in late.held_lookups}
+    assert claims.keys() == {("t", 2), ("t", 3)}
+    assert claims["t", 2] == claims["t", 3] == oldest
+
+
+def test_q38_in_a_group_that_leaves_partitions_alone_nobody_can_tell() -> None:
+    _, late = _starts_after_the_topic_grew(8, 8, policy=Greedy() & MaxClaims(3))
+    assert len(late.held_lookups) == 5
+    assert [lookup.claims_before for lookup in late.held_lookups] == [{}] * 5
+
+
+def test_q38_a_group_that_begins_has_no_past() -> None:
+    net = Net(cps=2)
+    net.topic("t", 3, end=20)
+    member = net.member("a")
+    member.hold_lookups = True
+    member.consumer("t", start="latest")
+    net.run_until(lambda: len(member.held()) == 3)
+    assert [lookup.claims_before for lookup in member.held_lookups] == [{}] * 3
+
+
 def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
     """A topic is missing in one answer (B22): its partitions are let go and come back, positions and all."""
     net, member = starting()

@@ -73,6 +73,26 @@ def _a_limit_while_something_is_in_hand() -> Scenario:
     return Scenario(6161, clients, faults, "at-least-once", 150, messages=13.2, handling_ms=4.0, intervals=40)
 
 
+def _old_messages_go(delivery: str = "at-least-once", worker: str = "") -> Scenario:
+    """Retention is ahead of members that are slow, die, stop and are cut off; some have fetched what is gone."""
+    workers = [worker] * 4 if worker else ["iterate", "poll", "consume", "defer"]
+    clients = tuple(Client(f"c{i}", kind, claims_ahead=i % 2 == 0) for i, kind in enumerate(workers))
+    kinds = ("crash", "stop", "cut off", "term", "slow handler", "deaf")
+    faults = tuple(Fault(5 + 2.9 * i, kinds[i % 6], f"c{i % 4}", 4.0, 0.9, i % 2) for i in range(25))
+    cuts = tuple(Fault(8 + 0.61 * i, "retention", "", 1.0, (0.9, 0.97, 1.0)[i % 3], 3 * i) for i in range(110))
+    return Scenario(0, clients, faults + cuts, delivery, HI, messages=MESSAGES, handling_ms=4.0)
+
+
+def _the_group_begins_at_the_end() -> Scenario:
+    """There are messages before the group is; later its topic grows, and whoever starts then has not seen it grow."""
+    clients = tuple(Client(f"c{i}", "latest", joins=2.0 * i) for i in range(4))
+    kinds = ("cut off", "slow handler", "deaf", "slow network")
+    early = tuple(Fault(3 + 2.9 * i, kinds[i % 4], f"c{i % 4}", 2.0, 0.4, i % 2) for i in range(12))
+    grows = tuple(Fault(50 + 14 * i, "grow") for i in range(4))
+    starts = tuple(Fault(50.3 + 14 * i, "crash", f"c{i}", 0.1) for i in range(4))
+    return Scenario(0, clients, early + grows + starts, "at-least-once", HI, messages=MESSAGES, intervals=110)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -84,4 +104,8 @@ STORIES: tuple[Scenario, ...] = (
     _steered("ahead"),
     _steered("holds-back"),
     _steered("holds-back", "at-most-once"),
+    _old_messages_go(),
+    _old_messages_go("at-most-once", "poll"),
+    _old_messages_go(worker="fenced"),
+    _the_group_begins_at_the_end(),
 )

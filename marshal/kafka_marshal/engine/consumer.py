@@ -15,6 +15,7 @@ from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.leases import LeaseState
+from kafka_marshal.engine.past import Past
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.ranges import RangeDelivery
@@ -89,6 +90,7 @@ class ConsumerEngine:
         self.closing = False
         self._close_at = 0.0
         self._engine = engine
+        self._past = Past(engine.observer)
 
     @property
     def at_most_once(self) -> bool:
@@ -167,7 +169,8 @@ class ConsumerEngine:
         assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
         if assignment.is_new and self.settings.start != "earliest":
             self._enter(assignment, Stage.LOCATING)
-            self._engine.outbox.add(LookUp(assignment, self.settings.start))
+            claims_before = self._past.claims_before(assignment.key)
+            self._engine.outbox.add(LookUp(assignment, self.settings.start, claims_before))
         elif not self.closing:
             self._assign(assignment)
         if self.closing:

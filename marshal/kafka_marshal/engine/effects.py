@@ -5,7 +5,8 @@ An effect is data: the engine never calls anybody. Offsets, partitions and times
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -56,6 +57,9 @@ class LookUp:
 
     assignment: Assignment
     start: Start
+    #: By CP, an offset of the coordination topic: if the record at one of them is older than members need to see that a
+    #: topic has grown, the partition is one that was added, and its start is the earliest offset (P9).
+    claims_before: Mapping[int, int] = field(default_factory=dict)
 
 
 class Callback(StrEnum):

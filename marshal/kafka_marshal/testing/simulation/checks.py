@@ -22,7 +22,7 @@ rules                  a judge who works out each outcome anew, where there is o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +32,7 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.replica import Applied
+from kafka_marshal.testing.simulation.left_out import LeftOut
 from kafka_marshal.testing.simulation.manners import Manners
 from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import (
@@ -141,6 +142,9 @@ class Checks:
         self._at_most_once = scenario.at_most_once
         self._second = judge
         self.manners = Manners(scenario, scheduler, self.fail)
+        self.left_out = LeftOut(scenario, self.fail)
+        #: Where a partition's log ends.
+        self.end_of: Callable[[Key], int] = lambda _: 0
         #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
         self._states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
         self._digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
@@ -304,6 +308,7 @@ class Checks:
             return
         before = self._seen.get(key) or _Seen(-1, -1, ())
         progress = lease.progress
+        self.left_out.granted(key, lease.epoch, self.end_of(key))
         now = _Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
         self._seen[key] = now
         if now.epoch != before.epoch:
@@ -339,7 +344,7 @@ class Checks:
         spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
         for first, last in spans:
             for offset in range(first, last + 1):
-                if offset not in handled:
+                if offset not in handled and not self.left_out.may_be_left_out(key, now.epoch, offset, before.stable):
                     self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
                     return
 
@@ -368,6 +373,8 @@ class Checks:
         assignment = _in_hand(process, key, message)
         self._epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.manners.begins(process, key, offset)
+        if assignment is not None:
+            self.left_out.begins(key, assignment.epoch, offset)
         if assignment is None and not self._at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._lost.get((process.name, key))
             if lost_at is not None and not _holds(process, key):
@@ -460,18 +467,31 @@ class Checks:
                 continue
             ledger, spans = self.ledger(key), reported.get((name, key), [])
             for offset in range(first, min(last + 1, data.get(key, 0))):
-                if offset not in ledger.ever and not any(low <= offset <= high for low, high in spans):
+                if (
+                    offset not in ledger.ever
+                    and not any(low <= offset <= high for low, high in spans)
+                    and not self.left_out.is_gone(key, offset)
+                ):
                     self.fail(
                         "lost", f"{_name(key)} offset {offset} was granted to {name}, not handed out, not reported"
                     )
                     return
+
+    def check_gaps(self, keys: Iterable[Key]) -> None:
+        """At least once: what retention took is what members told of."""
+        told: dict[Key, list[tuple[int, int]]] = {}
+        for _, consumer in self.consumers.values():
+            for key, first, last in consumer.gaps:
+                told.setdefault(key, []).append((first, last))
+        for key in keys:
+            self.left_out.check_told(key, told.get(key, ()), self.ledger(key).ever, self.stable(key))
 
     def check_sink(self, data: Mapping[Key, int]) -> None:
         """The fenced sink has each message that no admin passed over."""
         for key, end in data.items():
             written, passed_over = self._written.get(key, set()), self.ledger(key).passed_over
             for offset in range(end):
-                if offset not in written and offset not in passed_over:
+                if offset not in written and offset not in passed_over and not self.left_out.is_gone(key, offset):
                     self.fail("fenced sink", f"{_name(key)} offset {offset} was never written")
                     return
 

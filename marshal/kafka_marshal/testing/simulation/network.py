@@ -110,6 +110,12 @@ class Network:
             reader.written((topic, partition))
         return offset
 
+    def cut_below(self, topic: str, partition: int, offset: int) -> None:
+        """Retention: a user's messages below an offset are gone."""
+        self.broker.delete_records(topic, partition, offset)
+        for reader in self.readers:
+            reader.written((topic, partition))
+
     def changed(self, topic: str) -> None:
         """A topic is not what it was: it was cut, made anew, or records came another way."""
         made = self.broker.existing.get(topic)

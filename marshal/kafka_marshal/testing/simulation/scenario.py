@@ -25,6 +25,7 @@ FAULTS: dict[str, float] = {
     "slow handler": 2,  # the work takes ``size`` times as long
     "grow": 1,  # the topic gets another partition
     "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
+    "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
     "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
 }

@@ -174,6 +174,7 @@ class _Story:
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
         self.network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record
+        self.checks.end_of = lambda key: self.broker.existing[key[0]].partitions[key[1]].end
         self.network.on_snapshot = self.checks.snapshot
         self.scheduler.on_spin = lambda task: self.checks.fail(
             "busy waiting", f"a thread ({task.name}) of {getattr(task.process, 'name', '')} goes round and round"
@@ -298,6 +299,8 @@ class _Story:
                 self._pause(fault)
             case "prune":
                 self._prune(fault)
+            case "retention":
+                self._cut(fault)
             case "clock":
                 cp = fault.partition % self.scenario.coordination_partitions
                 shift = self.network.clock_shift
@@ -308,6 +311,14 @@ class _Story:
                         self._active[name].append(fault)
                         self._refresh(name)
                         self._later(fault.intervals, partial(self._heal, name, fault))
+
+    def _cut(self, fault: Fault) -> None:
+        """Old messages go, handled or not (P9)."""
+        key = (self.scenario.data_topic, fault.partition % self._partitions())
+        log = self.broker.existing[key[0]].partitions[key[1]]
+        before = log.start + round(fault.size * (log.end - log.start))
+        self.network.cut_below(*key, before)
+        self.checks.left_out.cut(key, before)
 
     def _strike(self, process: Process, fault: Fault) -> None:
         name, back = process.client_id, partial(self.start, process.client_id)
@@ -411,7 +422,7 @@ class _Story:
     def _check_moved(self, process: Process, wanted: dict[Key, int | str]) -> None:
         """What an admin says that he moved is where he wants it (C11), as long as nobody works."""
         for key, target in wanted.items():
-            position = 0 if target == "earliest" else target
+            position = self.broker.existing[key[0]].partitions[key[1]].start if target == "earliest" else target
             if isinstance(position, int) and self.checks.stable(key) != position - 1:
                 at = self.checks.stable(key) + 1
                 self.checks.fail("moved", f"{process.name} put {key} at {target}, and the group goes on at {at} (C11)")
@@ -535,7 +546,9 @@ class _Story:
             # One that was ended by an error may not have seen any more what it had been granted.
             alive = [p for p in self._processes if not p.dead and p.error is None]
             self.checks.check_granted(alive, {key: logs[key[1]].end for key in self._keys()})
-        elif all(client.worker == "fenced" for client in self.scenario.clients):
+            return
+        self.checks.check_gaps(self._keys())
+        if all(client.worker == "fenced" for client in self.scenario.clients):
             self.checks.check_sink({key: logs[key[1]].end for key in self._keys()})
 
     def result(self) -> Result:

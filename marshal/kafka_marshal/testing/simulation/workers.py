@@ -68,6 +68,7 @@ def _consumer(
         handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
         auto_done=auto_done,
         claim_ahead=once and client.claims_ahead,
+        start="latest" if client.worker == "latest" else "earliest",
         on_assign=on_assign,
         on_lost=on_lost,
     )
@@ -291,6 +292,7 @@ def _handle_range(job: Job, consumer: RangeConsumer, given: OffsetRange) -> bool
 
 _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "iterate": _iterate,
+    "latest": _iterate,  # from where the logs end when the group first gets them
     "explicit": _explicit,
     "poll": _poll,
     "consume": _consume,
