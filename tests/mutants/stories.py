@@ -88,8 +88,8 @@ def _the_group_begins_at_the_end() -> Scenario:
     clients = tuple(Client(f"c{i}", "latest", joins=2.0 * i) for i in range(4))
     kinds = ("cut off", "slow handler", "deaf", "slow network")
     early = tuple(Fault(3 + 2.9 * i, kinds[i % 4], f"c{i % 4}", 2.0, 0.4, i % 2) for i in range(12))
-    grows = tuple(Fault(50 + 14 * i, "grow") for i in range(4))
-    starts = tuple(Fault(50.3 + 14 * i, "crash", f"c{i}", 0.1) for i in range(4))
+    grows = (Fault(14, "grow"), *(Fault(50 + 14 * i, "grow") for i in range(3)))
+    starts = tuple(Fault(50.3 + 14 * i, "crash", f"c{i}", 0.1) for i in range(3))
     return Scenario(0, clients, early + grows + starts, "at-least-once", HI, messages=MESSAGES, intervals=110)
 
 
