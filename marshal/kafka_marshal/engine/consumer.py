@@ -90,7 +90,8 @@ class ConsumerEngine:
         self.closing = False
         self._close_at = 0.0
         self._engine = engine
-        self._past = Past(engine.observer)
+        #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
+        self._past = None if settings.start == "earliest" else Past(engine.observer)
 
     @property
     def at_most_once(self) -> bool:
@@ -167,7 +168,7 @@ class ConsumerEngine:
         stable = lease.progress.stable
         assignment.begin(stable + 1, stable, lease.progress.ranges)
         assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
-        if assignment.is_new and self.settings.start != "earliest":
+        if assignment.is_new and self._past is not None:
             self._enter(assignment, Stage.LOCATING)
             claims_before = self._past.claims_before(assignment.key)
             self._engine.outbox.add(LookUp(assignment, self.settings.start, claims_before))
