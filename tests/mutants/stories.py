@@ -93,6 +93,13 @@ def _the_group_begins_at_the_end() -> Scenario:
     return Scenario(0, clients, early + grows + starts, "at-least-once", HI, messages=MESSAGES, intervals=110)
 
 
+def _restarts_without_a_release(delivery: str) -> Scenario:
+    """Members end without letting go and are there again at once, or only when others could take what they had."""
+    clients = tuple(Client(f"c{i}", "terminates", claims_ahead=i % 2 == 0) for i in range(4))
+    faults = tuple(Fault(3 + 1.1 * i, "term", f"c{i % 4}", (0.1, 0.6, 0.3, 2.5)[i // 4 % 4]) for i in range(70))
+    return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=2.0)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -108,4 +115,6 @@ STORIES: tuple[Scenario, ...] = (
     _old_messages_go("at-most-once", "poll"),
     _old_messages_go(worker="fenced"),
     _the_group_begins_at_the_end(),
+    _restarts_without_a_release("at-least-once"),
+    _restarts_without_a_release("at-most-once"),
 )

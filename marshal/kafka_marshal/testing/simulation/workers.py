@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -24,7 +25,7 @@ HAND_TOPIC = "by-hand"
 HAND_PARTITIONS = 2
 
 #: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
-ONE_BY_ONE = frozenset({"iterate", "explicit", "poll"})
+ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
 
 def policy_of(client: Client) -> Policy:
@@ -81,6 +82,14 @@ def _iterate(job: Job, client: Client) -> None:
                 if job.random.random() < 0.002 and job.delivery == "at-least-once":
                     break  # what is in hand at a break comes again
                 job.handle(message)
+
+
+def _terminates(job: Job, client: Client) -> None:
+    """It ends without a release, and is there again soon: it takes over from itself (C7)."""
+    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+        signal.signal(signal.SIGTERM, lambda *_: marshal.terminate())
+        for message in consumer:
+            job.handle(message)
 
 
 def _explicit(job: Job, client: Client) -> None:
@@ -293,6 +302,7 @@ def _handle_range(job: Job, consumer: RangeConsumer, given: OffsetRange) -> bool
 _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "iterate": _iterate,
     "latest": _iterate,  # from where the logs end when the group first gets them
+    "terminates": _terminates,
     "explicit": _explicit,
     "poll": _poll,
     "consume": _consume,
