@@ -445,6 +445,19 @@ def test_c17_a_claim_granted_after_the_release_is_given_back() -> None:
     assert len(net.records(ReleasingPartition)) == 2
 
 
+def test_c17_a_claim_granted_while_an_older_epoch_is_let_go_is_given_back() -> None:
+    """Releases get lost until the lease is stale, and a claim of ours that was under way wins it anew (seed 825463)."""
+    net, (a,) = group_of("a")
+    net.run(50)
+    a.drop_if = lambda record: isinstance(record, ReleasingPartition)
+    a.close()
+    net.run(2.2 * HI)
+    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
+    a.drop_if = lambda record: False
+    net.run(20)
+    assert not net.world(T0).held
+
+
 def test_c17_a_claim_that_is_not_answered_is_sent_again() -> None:
     net = Net(cps=1)
     net.topic("t")

@@ -62,8 +62,15 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what nobody wants any more is kept",
         _CORE,
+        "elif lease is None or wanted or lease.epoch != epoch:",
+        "elif lease is not None and (wanted or lease.epoch != epoch):",
+        "C17",
+    ),
+    Mutation(
+        "what is granted while it is let go is kept",
+        _CORE,
+        "elif lease is None or wanted or lease.epoch != epoch:",
         "elif lease is None or wanted or (lease.held and lease.epoch != epoch):",
-        "elif lease is not None and (wanted or (lease.held and lease.epoch != epoch)):",
         "C17",
     ),
     Mutation(

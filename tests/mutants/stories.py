@@ -73,6 +73,19 @@ def _a_limit_while_something_is_in_hand() -> Scenario:
     return Scenario(6161, clients, faults, "at-least-once", 150, messages=13.2, handling_ms=4.0, intervals=40)
 
 
+def _a_claim_renews_what_is_let_go() -> Scenario:
+    """Seed 825463, made small: who hears nothing claims again and again, until one wins what another had won."""
+    clients = (Client("c0"), Client("c1", "consume"), Client("c2", "consume"))
+    faults = (
+        Fault(55.99, "outage", "", 3.21, 0.305, 1),
+        Fault(57.13, "unacknowledged", "c1", 4.31, 0.722, 1),
+        Fault(58.13, "term", "c0", 31.79, 0.113, 1),
+        Fault(58.62, "deaf", "c1", 4.17, 0.409, 1),
+        Fault(60.15, "crash", "c2", 18.64, 0.709),
+    )
+    return Scenario(825463, clients, faults, "at-most-once", 200, 2, 4, 0.1, 1.0, 69, recovers=False)
+
+
 def _old_messages_go(delivery: str = "at-least-once", worker: str = "") -> Scenario:
     """Retention is ahead of members that are slow, die, stop and are cut off; some have fetched what is gone."""
     workers = [worker] * 4 if worker else ["iterate", "poll", "consume", "defer"]
@@ -117,4 +130,5 @@ STORIES: tuple[Scenario, ...] = (
     _the_group_begins_at_the_end(),
     _restarts_without_a_release("at-least-once"),
     _restarts_without_a_release("at-most-once"),
+    _a_claim_renews_what_is_let_go(),
 )

@@ -224,8 +224,8 @@ class Engine:
         epoch = outcome.epoch if outcome.epoch is not None else offset
         if lease is not None and wanted and outcome.code == codes.OK:
             self.book.grant(lease, epoch, offset, outcome.log_time, record.heartbeat_interval_ms, now)
-        elif lease is None or wanted or (lease.held and lease.epoch != epoch):
-            # Granted what we no longer want, or still holding an epoch that is over for us: let it go (C17).
+        elif lease is None or wanted or lease.epoch != epoch:
+            # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
             self.book.release_epoch(key, cp, epoch, None)
             if lease is not None and wanted:
                 lease.claim_sent_at = None
