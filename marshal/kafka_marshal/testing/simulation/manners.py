@@ -81,9 +81,11 @@ class Manners:
         self._doubts: dict[tuple[str, Key], float] = {}
         #: (process, partition) → when its replica last showed it a grant that it still wanted.
         self._granted_at: dict[tuple[str, Key], float] = {}
-        #: Partition → instance that holds it; and by CP and offset of a takeover, which instance it replaced (C7).
-        self._holders: dict[Key, str] = {}
-        self._replaced: dict[tuple[int, int], str] = {}
+        #: The epoch of that grant.
+        self._granted_epochs: dict[tuple[str, Key], int] = {}
+        #: Partition → (instance that holds it, epoch); and by CP and offset of a takeover, whom it replaced (C7).
+        self._holders: dict[Key, tuple[str, int]] = {}
+        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -96,8 +98,8 @@ class Manners:
         if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
             key = (record.topic, record.partition)
             if isinstance(record, Heartbeat):
-                self._replaced[cp, offset] = self._holders.get(key, "")
-            self._holders[key] = record.instance_id
+                self._replaced[cp, offset] = self._holders.get(key, ("", -1))
+            self._holders[key] = record.instance_id, offset
 
     def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -108,11 +110,14 @@ class Manners:
             return
         settings = engine.settings
         self._check_repeated(process, driver)
-        if self._replaced.get((cp, offset)) == settings.instance_id:
+        replaced, over = self._replaced.get((cp, offset), ("", -1))
+        if replaced == settings.instance_id:
+            # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
             lost_at = self._lost.get((process.name, key), -inf)
             fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
-            if fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at:
+            is_last = self._granted_epochs.get((process.name, key)) == over
+            if is_last and (fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at):
                 self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return
@@ -144,6 +149,7 @@ class Manners:
         lease = book.leases.get(key)
         if lease is not None and lease.epoch == epoch:
             self._granted_at[process.name, key] = self._scheduler.now
+            self._granted_epochs[process.name, key] = epoch
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
             if not any(
