@@ -64,6 +64,7 @@ def test_every_clarification_has_a_test() -> None:
         here / "test_snapshot_log.py",
         *sorted((ROOT / "tests/snapshots").glob("*.py")),
         ROOT / "tests/engine/test_at_most_once.py",
+        ROOT / "tests/engine/test_positions.py",
         ROOT / "tests/contract/test_addresses.py",
         *sorted((ROOT / "tests/shapes").glob("*.py")),
     ]
