@@ -18,7 +18,7 @@ GROWTH_SEEN_MS = 10_000
 def first_offset(
     cluster: Cluster, coordination: str, log_time: int, wanted: LookUp, marks: tuple[int, int], timeout_s: float
 ) -> int:
-    """The offset that a look-up asks for (*blocking*). marks: its log's start and end; log_time: of any CP."""
+    """The offset that a look-up asks for (*blocking*). marks: log start and end; log_time: the newest of all CPs."""
     low, high = marks
     key, start = wanted.assignment.key, wanted.start
     if start == "earliest" or _is_old(cluster, coordination, log_time, wanted.claims_before, timeout_s):

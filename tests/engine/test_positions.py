@@ -237,13 +237,9 @@ def test_q38_in_a_group_that_leaves_partitions_alone_nobody_can_tell() -> None:
 
 
 def test_q38_a_group_that_begins_has_no_past() -> None:
-    net = Net(cps=2)
-    net.topic("t", 3, end=20)
-    member = net.member("a")
-    member.hold_lookups = True
-    member.consumer("t", start="latest")
-    net.run_until(lambda: len(member.held()) == 3)
-    assert [lookup.claims_before for lookup in member.held_lookups] == [{}] * 3
+    oldest, late = _starts_after_the_topic_grew(0, 3)
+    assert oldest == {}
+    assert [lookup.claims_before for lookup in late.held_lookups] == [{}] * 3
 
 
 def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:

@@ -17,33 +17,24 @@ from kafka_marshal.testing.simulation import Job
 SEEN: Counter[str] = Counter()
 
 
-def plain(job: Job) -> None:
-    """The README's first example, without its signal handler: SIGTERM kills it."""
-    with (
-        Marshal(
-            job.bootstrap_servers,
-            group_id=job.group_id,
-            client_id=job.client_id,
-            heartbeat_interval_ms=job.heartbeat_interval_ms,
-        ) as marshal,
-        marshal.consumer([job.topic]) as consumer,
-    ):
-        for message in consumer:
-            job.handle(message)
-
-
-def _with_handler(job: Job, handler: Callable[[Marshal], object]) -> None:
+def _works(job: Job, handler: Callable[[Marshal], object] | None = None) -> None:
     with Marshal(
         job.bootstrap_servers,
         group_id=job.group_id,
         client_id=job.client_id,
         heartbeat_interval_ms=job.heartbeat_interval_ms,
     ) as marshal:
-        signal.signal(signal.SIGTERM, lambda *_: handler(marshal))
+        if handler is not None:
+            signal.signal(signal.SIGTERM, lambda *_: handler(marshal))
         with marshal.consumer([job.topic]) as consumer:
             for message in consumer:
                 job.handle(message)
         SEEN["loop ended"] += 1
+
+
+def plain(job: Job) -> None:
+    """The README's first example, without its signal handler: SIGTERM kills it."""
+    _works(job)
 
 
 def with_a_handler(job: Job) -> None:
@@ -53,7 +44,7 @@ def with_a_handler(job: Job) -> None:
         SEEN["SIGTERM"] += 1
         marshal.stop()
 
-    _with_handler(job, stop)
+    _works(job, stop)
 
 
 def whose_handler_exits(job: Job) -> None:
@@ -64,7 +55,7 @@ def whose_handler_exits(job: Job) -> None:
         sys.exit(0)
 
     try:
-        _with_handler(job, leave)
+        _works(job, leave)
     except SystemExit:
         SEEN["left in order"] += 1
         raise

@@ -53,6 +53,8 @@ SLACK_MS = 2.0
 
 #: (when sent, log time) of a beat that never was.
 _NEVER = (-inf, 0)
+#: (when seen, epoch) of a grant that never was.
+_NO_GRANT = (-inf, -1)
 
 
 class Manners:
@@ -79,10 +81,8 @@ class Manners:
         self._fenced: dict[tuple[str, Key], float] = {}
         #: (process, partition) → since when its lease is in doubt: until a beat sent after that is applied (T5).
         self._doubts: dict[tuple[str, Key], float] = {}
-        #: (process, partition) → when its replica last showed it a grant that it still wanted.
-        self._granted_at: dict[tuple[str, Key], float] = {}
-        #: The epoch of that grant.
-        self._granted_epochs: dict[tuple[str, Key], int] = {}
+        #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
+        self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
         #: Partition → (instance that holds it, epoch); and by CP and offset of a takeover, whom it replaced (C7).
         self._holders: dict[Key, tuple[str, int]] = {}
         self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
@@ -116,8 +116,8 @@ class Manners:
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
             lost_at = self._lost.get((process.name, key), -inf)
             fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
-            is_last = self._granted_epochs.get((process.name, key)) == over
-            if is_last and (fenced_now or self._granted_at.get((process.name, key), -inf) > lost_at):
+            granted_at, epoch = self._grants.get((process.name, key), _NO_GRANT)
+            if epoch == over and (fenced_now or granted_at > lost_at):
                 self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
         if message[4] != settings.group_id:
             return
@@ -148,8 +148,7 @@ class Manners:
         self._doubts.pop((process.name, key), None)
         lease = book.leases.get(key)
         if lease is not None and lease.epoch == epoch:
-            self._granted_at[process.name, key] = self._scheduler.now
-            self._granted_epochs[process.name, key] = epoch
+            self._grants[process.name, key] = self._scheduler.now, epoch
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
             if not any(
@@ -225,7 +224,7 @@ class Manners:
             key = (lease.topic, lease.partition)
             own = driver.engine.book.leases.get(key)
             # The first beat is due from when its member saw the grant, which it fetched some time after.
-            seen = self._scheduler.now - self._granted_at.get((name, key), -inf)
+            seen = self._scheduler.now - self._grants.get((name, key), _NO_GRANT)[0]
             age = min(lease.age(world.log_time), seen)
             if own is not None and own.held and own.epoch == lease.epoch and age > OLDEST_BEAT * hi:
                 self._fail(

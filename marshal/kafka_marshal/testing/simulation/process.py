@@ -141,8 +141,8 @@ class Process:
         """kill -9: nothing of it gets another turn. What it sent travels on."""
         self.dead = True
 
-    def stop(self) -> bool:
-        """Send SIGTERM: to the worker's handler, or to its Marshals. False: it has neither, and would die of it."""
+    def send_sigterm(self) -> bool:
+        """To the worker's handler, or else stop() of its Marshals. False: it has neither, and would die of it."""
         handler = self.handlers.get(signal.SIGTERM, signal.SIG_DFL)
         if callable(handler):
             self.scheduler.spawn(self, "SIGTERM", lambda: self._handle(handler))

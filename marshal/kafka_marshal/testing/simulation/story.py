@@ -326,7 +326,7 @@ class _Story:
             self._kill(process)
             self._later(fault.intervals, back)
         elif fault.kind == "term":
-            if not process.stop():
+            if not process.send_sigterm():
                 self._kill(process)
             self._away[name] = self.scheduler.now + fault.intervals * self.hi
             self._later(fault.intervals, back)

@@ -36,20 +36,13 @@ def surroundings(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
         theirs = _globals_of(worker)
         for (module, name), function in simulated.items():
             real = getattr(module, name)
-            _replace(stack, vars(module), name, function)
-            for taken in [key for key, value in theirs.items() if value is real]:
-                _replace(stack, theirs, taken, function)
-        _replace(stack, threading.Thread, "start", _no_thread(process))
+            places = [(vars(module), name), *((theirs, taken) for taken, value in theirs.items() if value is real)]
+            for where, known_as in places:
+                stack.callback(where.__setitem__, known_as, real)
+                where[known_as] = function
+        stack.callback(setattr, threading.Thread, "start", threading.Thread.start)
+        setattr(threading.Thread, "start", _no_thread(process))  # noqa: B010 - a method is not assigned otherwise
         yield
-
-
-def _replace(stack: ExitStack, where: Any, name: str, new: object) -> None:
-    if isinstance(where, dict):
-        stack.callback(where.__setitem__, name, where[name])
-        where[name] = new
-    else:
-        stack.callback(setattr, where, name, getattr(where, name))
-        setattr(where, name, new)
 
 
 def _globals_of(worker: Worker | None) -> dict[str, Any]:
