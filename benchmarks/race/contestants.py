@@ -18,6 +18,7 @@ class Side(StrEnum):
     MARSHAL = "marshal"
     GROUP = "group"
     SHARE = "share"
+    BYSTANDER = "bystander"
 
 
 #: Static broker settings, by the broker's name: whoever needs others runs on a broker of its own.
@@ -103,6 +104,7 @@ COOPERATIVE = _classic(
 )
 KIP848 = Contestant("KIP-848", Side.GROUP, "delay 0", {**BEST, "group.protocol": "consumer"})
 KIP848_FAST = Contestant("KIP-848, tuned broker", Side.GROUP, "tuned", {**BEST, "group.protocol": "consumer"})
+BYSTANDER = Contestant("of no group", Side.BYSTANDER, "delay 0")
 _SHARE = {"share.acknowledgement.mode": "explicit", "socket.nagle.disable": True}
 SHARE = Contestant("share group", Side.SHARE, "delay 0", _SHARE)
 SHARE_FAST = Contestant("share group, tuned broker", Side.SHARE, "tuned", _SHARE)

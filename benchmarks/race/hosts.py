@@ -126,9 +126,9 @@ class Host(AbstractContextManager["Host"]):
         self.order("watch", worker, partitions=partitions)
         self.wait("watching", worker)
 
-    def report(self, gaps: str = "keep") -> Mapping[str, Any]:
-        """What each worker holds, and when that changed last."""
-        self.order("report", gaps=gaps)
+    def report(self, *, seen: bool = False) -> Mapping[str, Any]:
+        """What each worker holds, and when that changed last; what it saw since it was asked for that last."""
+        self.order("report", seen=seen)
         workers: Mapping[str, Any] = self.wait("report", "")["workers"]
         return workers
 

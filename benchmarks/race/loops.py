@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, ShareConsumer
+from confluent_kafka import OFFSET_END, Consumer, ShareConsumer, TopicPartition
 
 # All of it before any clock starts: Marshal itself imports the adapter only when it is made.
 import kafka_marshal.adapters.kafka  # noqa: F401
+from benchmarks.race.contestants import BEST
 from benchmarks.race.sight import Sight
 from kafka_marshal import Marshal
 
@@ -53,7 +54,7 @@ class MarshalLoop(Loop):
     def run(self) -> None:
         saw = self._sight.saw
         for message in self._consumer:
-            saw(message.partition() or 0)
+            saw(message.partition() or 0, message.offset() or 0)
 
     def close(self) -> None:
         self._marshal.close()
@@ -80,7 +81,7 @@ class GroupLoop(Loop):
         while not self._ending:
             message = poll(POLL_S)
             if message is not None and message.error() is None:
-                saw(message.partition() or 0)
+                saw(message.partition() or 0, message.offset() or 0)
         self._ending[0]()
         self._consumer.close()
         self._ended.set()
@@ -107,7 +108,7 @@ class ShareLoop(Loop):
         while not self._ending:
             good = [message for message in self._consumer.poll(POLL_S) if message.error() is None]
             for message in good:
-                self._sight.saw(message.offset() or 0)
+                self._sight.saw(message.offset() or 0, message.offset() or 0)
             if good and self._hold:
                 break
             for message in good:
@@ -125,10 +126,33 @@ class ShareLoop(Loop):
         self._ended.wait(30)
 
 
+class BystanderLoop(Loop):
+    """Of no group: reads these partitions from their ends, whatever moves. What it is late for, the broker was."""
+
+    def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
+        self._sight = sight
+        self._consumer = Consumer(
+            {"bootstrap.servers": order["bootstrap"], "group.id": "of nobody", **BEST, "enable.auto.commit": False}
+        )
+        [topic] = order["topics"]
+        self._consumer.assign([TopicPartition(topic, x, OFFSET_END) for x in order["partitions"]])
+
+    def run(self) -> None:
+        saw, poll = self._sight.saw, self._consumer.poll
+        while True:
+            message = poll(POLL_S)
+            if message is not None and message.error() is None:
+                saw(message.partition() or 0, message.offset() or 0)
+
+    def close(self) -> None:
+        """Its process is killed."""
+
+
 _LOOPS: Mapping[str, Callable[[Sight, Mapping[str, Any]], Loop]] = {
     "marshal": MarshalLoop,
     "group": GroupLoop,
     "share": ShareLoop,
+    "bystander": BystanderLoop,
 }
 
 

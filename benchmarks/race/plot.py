@@ -24,7 +24,7 @@ PANELS = (
     ("kill", "kill", "kill -9 → first record at another"),
     ("balance", "start", "10 workers start, 900 partitions → stable"),
     ("balance", "leave", "one of 10 leaves → stable"),
-    ("balance", "longest gap of what stays, leave", "gap of what does not move, one leaves"),
+    ("balance", "longest gap, leave", "gap of what does not move, one leaves"),
 )
 
 

@@ -13,15 +13,14 @@ Tell = Callable[..., None]
 
 
 class Sight:
-    """A worker's records, gaps and assignment. ``saw`` is called by one thread, the rest by any."""
+    """A worker's records and assignment. ``saw`` is called by one thread, the rest by any."""
 
     def __init__(self, worker: str, tell: Tell) -> None:
         self._worker = worker
         self._tell = tell
         self._any = True
         self._watched: set[int] = set()
-        self._last: dict[int, float] = {}
-        self._gaps: dict[int, float] = {}
+        self._seen: list[tuple[int, int, float]] = []
         self._held: set[int] = set()
         self._lock = threading.Lock()
         #: When the assignment changed last.
@@ -32,7 +31,7 @@ class Sight:
         """An event for a loop to wait on."""
         return threading.Event()
 
-    def saw(self, partition: int) -> None:
+    def saw(self, partition: int, offset: int) -> None:
         """A record was handed out."""
         now = monotonic()
         if self._any:
@@ -41,10 +40,7 @@ class Sight:
         if partition in self._watched:
             self._watched.discard(partition)
             self._tell("seen", self._worker, at=now, partition=partition)
-        last = self._last.get(partition)
-        if last is not None and now - last > self._gaps.get(partition, 0.0):
-            self._gaps[partition] = now - last
-        self._last[partition] = now
+        self._seen.append((partition, offset, now))
 
     def watch(self, partitions: list[int] | None) -> None:
         """Tell of the next record of each of these partitions (None: of the next record at all, as "first")."""
@@ -75,19 +71,12 @@ class Sight:
         with self._lock:
             return sorted(self._held)
 
-    def take_gaps(self) -> dict[int, float]:
-        """The longest time between two records of each partition since the last call, the one that runs included."""
-        now = monotonic()
-        gaps = dict(self._gaps)
-        for partition, last in list(self._last.items()):
-            gaps[partition] = max(gaps.get(partition, 0.0), now - last)
-        self._gaps = {}
-        return gaps
-
-    def forget(self) -> None:
-        """Begin anew with the gaps."""
-        self._gaps = {}
-        self._last = {}
+    def take(self) -> list[tuple[int, int, float]]:
+        """Partition, offset and moment of all that was handed out since the last call, and of what was last then."""
+        seen, self._seen = self._seen, []
+        latest = {partition: (partition, offset, at) for partition, offset, at in seen}
+        self._seen[:0] = latest.values()
+        return seen
 
     def report(self) -> dict[str, Any]:
         """Everything, for the parent."""

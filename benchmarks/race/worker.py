@@ -3,7 +3,7 @@
     {"do": "open", "worker": NAME, "side": …, …}    make a worker on a thread of its own; tells "made", then "first"
     {"do": "watch", "worker": NAME, "partitions": […] or null}    tell of the next record of these: "seen" (or "first")
     {"do": "close", "worker": NAME}    leave in order; tells "closing" (the moment it begins) and "closed"
-    {"do": "report", "gaps": "take" | "forget" | "keep"}    tells "report": held partitions, last change, longest gaps
+    {"do": "report", "seen": true | false}    tells "report": held partitions, last change, and (true) what was seen
     {"do": "cpu"}    tells "cpu": seconds of processor time this process has used
 
 It ends when stdin does. Everything is imported before the first order is read: "ready" says so.
@@ -51,7 +51,7 @@ class Host:
             case "close":
                 threading.Thread(target=self._close, args=(order["worker"],), daemon=True).start()
             case "report":
-                self._report(order["gaps"])
+                self._report(order["seen"])
             case "cpu":
                 used = os.times()
                 tell("cpu", "", seconds=used.user + used.system, at=monotonic())
@@ -80,14 +80,12 @@ class Host:
         self._sights.pop(name)
         tell("closed", name, at=monotonic())
 
-    def _report(self, gaps: str) -> None:
+    def _report(self, seen: bool) -> None:
         workers = {}
         for name, sight in list(self._sights.items()):
             workers[name] = sight.report()
-            if gaps == "take":
-                workers[name]["gaps"] = sight.take_gaps()
-            elif gaps == "forget":
-                sight.forget()
+            if seen:
+                workers[name]["seen"] = sight.take()
         tell("report", "", workers=workers, at=monotonic())
 
 

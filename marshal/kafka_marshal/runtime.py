@@ -24,6 +24,10 @@ __all__ = ["THREADS", "Condition", "Executor", "Lock", "Runtime", "Thread", "Thr
 T = TypeVar("T")
 
 
+#: Long enough that a thread that waits is awake by then; with 0 the lock would be ours again before that.
+GIVE_WAY_S = 50e-6
+
+
 class Lock(Protocol):
     """The part of threading.Lock that the shell uses."""
 
@@ -85,6 +89,9 @@ class Runtime(Protocol):
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """Run target in a thread of its own, one that does not keep the process alive."""
 
+    def give_way(self) -> None:
+        """Let other threads that wait for a lock, or for the interpreter, go first."""
+
     def is_current(self, thread: Thread) -> bool:
         """Whether the caller runs in this thread."""
 
@@ -121,6 +128,9 @@ class Threads:
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
+
+    def give_way(self) -> None:
+        time.sleep(GIVE_WAY_S)
 
     def is_current(self, thread: Thread) -> bool:
         return thread is threading.current_thread()

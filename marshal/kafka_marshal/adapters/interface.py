@@ -86,6 +86,15 @@ class TailBatch:
     ends: dict[int, int] = field(default_factory=dict)
     faults: Sequence[TailFault] = ()
 
+    def slices(self, size: int) -> list[TailBatch]:
+        """The same in batches of at most size records each; ends and faults are in the last one, never missing."""
+        runs = [(cp, at, entries) for cp, entries in self.records.items() for at in range(0, len(entries), size)]
+        if len(runs) <= 1:
+            return [self]
+        parts = [TailBatch({cp: entries[at : at + size]}) for cp, at, entries in runs]
+        parts[-1] = TailBatch(parts[-1].records, self.ends, self.faults)
+        return parts
+
 
 class Tail(Protocol):
     """Reads all partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""

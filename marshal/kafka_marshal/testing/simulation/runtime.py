@@ -252,6 +252,9 @@ class SimulatedRuntime:
             self._process.joined(owner)
         return _Thread(self._scheduler, self._scheduler.spawn(self._process, name, target))
 
+    def give_way(self) -> None:
+        """Whoever takes a lock gives way here."""
+
     def is_current(self, thread: object) -> bool:
         return isinstance(thread, _Thread) and thread.task is self._scheduler.current
 

@@ -1,0 +1,41 @@
+"""How long a partition stood still at a worker, and how much of that was not the broker's doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+__all__ = ["beyond_ms", "first_seen", "longest_ms"]
+
+#: By partition: when each offset was handed out first, seconds.
+Seen = Mapping[int, Mapping[int, float]]
+
+
+def first_seen(records: Iterable[tuple[int, int, float]]) -> Seen:
+    """Of partition, offset and moment: what a group repeats counts once."""
+    seen: dict[int, dict[int, float]] = {}
+    for partition, offset, at in records:
+        seen.setdefault(partition, {}).setdefault(offset, at)
+    return seen
+
+
+def longest_ms(worker: Seen, partitions: Iterable[int]) -> float:
+    """The longest time between two records of one of these partitions."""
+    gaps = [late - early for partition in partitions for early, late in pairwise(sorted(worker[partition].values()))]
+    return 1000 * max(gaps)
+
+
+def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], until: float) -> float:
+    """By how much a gap was longer than the bystander's between the same two records, at most.
+
+    The bystander is in no group: where both waited, it was for the producer, the broker or the machine. What only the
+    bystander has seen is still to come at the worker, whose gap runs until the end then.
+    """
+    found = []
+    for partition in partitions:
+        mine, others = worker[partition], bystander[partition]
+        first = min(mine)
+        for early, late in pairwise(sorted(offset for offset in others if offset >= first)):
+            usual = others[late] - others[early]
+            found.append(mine.get(late, until) - mine.get(early, until) - usual)
+    return 1000 * max(found)
