@@ -66,8 +66,7 @@ ACK_WAIT_MS = 1.0
 #: Somebody who wants something meanwhile ends the wait.
 BEATS_WAIT_S = 0.012
 
-#: So many records are applied with the lock in hand; then who hands out messages may have it. Of a process with ten
-#: members 500 at once kept it for 100 ms.
+#: So many records are applied with the lock in hand. Of a process with ten members 500 kept it for 100 ms.
 AT_ONCE = 16
 
 #: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
@@ -232,6 +231,7 @@ class Driver:
                 if self._ended:
                     return
                 self.replica.apply(some, self._applied)
+                self.engine.compare_clocks(self.now_ms())
             self.runtime.give_way()
         with self.condition:
             if self._ended:
@@ -468,7 +468,7 @@ class Driver:
             )
         with self.condition:
             self._unanswered -= 1
-            self.engine.acked(token, ack.offset)
+            self.engine.acked(token, ack.offset, self.now_ms())
 
     # On the look-up and callback threads.
 

@@ -320,24 +320,24 @@ class Member:
     def send(self, append: Append) -> None:
         """Hand a record to the broker."""
         if self.drop_appends or self.drop_if(append.record):
-            self.engine.acked(append.token, None)
+            self.engine.acked(append.token, None, self.clock())
             return
         offset = self.net.append(append.cp, encode(append.record))
         if self.duplicate:
             self.net.append(append.cp, encode(append.record))
         match self.acks:
             case "now":
-                self.engine.acked(append.token, offset)
+                self.engine.acked(append.token, offset, self.clock())
             case "late":
                 self.late_acks.append((append.token, offset))
             case "blank":
-                self.engine.acked(append.token, None)
+                self.engine.acked(append.token, None, self.clock())
 
     def deliver_acks(self) -> None:
         """The broker's late answers arrive."""
         acks, self.late_acks = self.late_acks, []
         for token, offset in acks:
-            self.engine.acked(token, offset)
+            self.engine.acked(token, offset, self.clock())
         self.settle()
 
     def answer_lookups(self) -> None:

@@ -131,7 +131,7 @@ class SimMember(Member):
         if due:
             self.acks_due = [ack for ack in self.acks_due if ack[0] > self.net.now]
             for _, token, offset in due:
-                self.engine.acked(token, offset)
+                self.engine.acked(token, offset, self.net.now)
             self.settle()
 
     # The user.

@@ -435,6 +435,27 @@ def test_t5_a_beat_sent_before_the_jump_does_not_end_the_doubt() -> None:
     assert not member.can_hand_out(T0)
 
 
+def test_t5_what_is_proven_only_after_the_jump_is_in_doubt_at_once() -> None:
+    """The claim's acknowledgement comes when log time has run ahead already, and nothing else tells (seed 50196)."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.acks = "late"
+    member.consumer("t")
+    net.run_until(lambda: member.held() == [T0])
+    claim = member.late_acks
+    net.stamp_shift = 3 * HI
+    net.write(Tick("x", "x", "x"), 0)
+    net.tick()
+    member.late_acks, member.acks = claim, "now"
+    count = net.count()
+    member.deliver_acks()
+    assert not member.can_hand_out(T0)
+    assert net.count() == count + 1, "a beat is sent without waiting for the next one's turn"
+    net.tick()
+    assert member.can_hand_out(T0)
+
+
 def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
     """The beat sent at the jump ends it, however busy the CP is: there is one jump, not one with each record."""
     net, member = holding()

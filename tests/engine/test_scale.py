@@ -104,7 +104,7 @@ class Hall:
                     offset = self._ends[effect.cp]
                     self._ends[effect.cp] += 1
                     self._log.append((effect.cp, offset, encode(effect.record)))
-                    engine.acked(effect.token, offset)
+                    engine.acked(effect.token, offset, self.now)
                 elif isinstance(effect, Call):
                     for assignment in effect.assignments:
                         assignment.consumer.called(assignment, effect.callback, self.now)

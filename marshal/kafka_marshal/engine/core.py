@@ -108,9 +108,10 @@ class Engine:
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
                 self._timeless[cp] = ask_at
 
-    def acked(self, token: int, offset: int | None) -> None:
+    def acked(self, token: int, offset: int | None, now: float) -> None:
         """The broker answered an append: its offset, or None where it failed or did not tell."""
-        self.book.acked(token, offset)
+        for lease in self.book.acked(token, offset):
+            self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)
 
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
         """What topics the cluster has now."""
@@ -342,13 +343,17 @@ class Engine:
 
     # Time.
 
+    def compare_clocks(self, now: float) -> None:
+        """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
+        if self._moved:
+            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
+            self._moved.clear()
+
     def step(self, now: float) -> None:
         """Do everything that is due."""
         if self.failure is not None:
             return
-        if self._moved:
-            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
-            self._moved.clear()
+        self.compare_clocks(now)
         for cp in [cp for cp, ask_at in self._timeless.items() if now >= ask_at]:
             del self._timeless[cp]
             self.outbox.append(cp, Tick(*self.ids))

@@ -257,19 +257,25 @@ class LeaseBook:
         """Our replica applied a record of ours that moved the last beat of these (key, epoch)s."""
         self._credit(self._proofs.applied(cp, offset, log_time, beaten, now))
 
-    def acked(self, token: int, offset: int | None) -> None:
-        """The broker acknowledged an append at this offset (None: failed, or no offset told)."""
-        self._credit(self._proofs.acked(token, offset))
+    def acked(self, token: int, offset: int | None) -> list[OwnLease]:
+        """The broker acknowledged an append at this offset (None: failed, or no offset told); what that proves.
 
-    def _credit(self, proof: Proof | None) -> None:
+        It proves it as of when the record was applied: log time may have moved on since (T5).
+        """
+        return self._credit(self._proofs.acked(token, offset))
+
+    def _credit(self, proof: Proof | None) -> list[OwnLease]:
         if proof is None:
-            return
+            return []
+        credited: list[OwnLease] = []
         for key, epoch in proof.leases:
             lease = self.leases.get(key)
             if lease is None or not lease.held or lease.epoch != epoch or proof.sent_at < lease.proof_sent_at:
                 continue
             if lease.in_doubt_since is None or proof.log_time >= lease.proof_log_time:
                 self._prove(lease, proof.sent_at, proof.log_time)
+                credited.append(lease)
+        return credited
 
     def _prove(self, lease: OwnLease, sent_at: float, log_time: int) -> None:
         lease.proof_sent_at = sent_at
@@ -283,17 +289,19 @@ class LeaseBook:
     def log_times_moved(self, log_times: Mapping[int, int], now: float) -> None:
         """T5: where log time (by CP) ran ahead of our clock, hand out nothing until a later beat is accepted."""
         for lease in self.leases.values():
-            if lease.cp not in log_times or not lease.held:
-                continue
-            log_time = log_times[lease.cp]
-            ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
-            if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
-                if lease.in_doubt_since is None:
-                    self.beat_soon(lease.cp, now)
-                lease.in_doubt_since = now
-                lease.proof_log_time = log_time
-                lease.proof_sent_at = now
-                lease.refresh()
+            if lease.cp in log_times and lease.held:
+                self.compare_clocks(lease, log_times[lease.cp], now)
+
+    def compare_clocks(self, lease: OwnLease, log_time: int, now: float) -> None:
+        """The same of one lease that we hold."""
+        ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
+        if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
+            if lease.in_doubt_since is None:
+                self.beat_soon(lease.cp, now)
+            lease.in_doubt_since = now
+            lease.proof_log_time = log_time
+            lease.proof_sent_at = now
+            lease.refresh()
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> bool:
         """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases.

@@ -389,7 +389,7 @@ def read(member: Member, entries: tuple[Entry, ...], answers: tuple[tuple[int, i
         outcome: Outcome = live.world.apply(offset, stamp, value)
         live.engine.applied(0, offset, outcome, now)
     for token, told in answers:
-        live.engine.acked(token, told)
+        live.engine.acked(token, told, now)
     _settle(live, now)
     return _moved(live, now)
 
