@@ -49,13 +49,13 @@ DRIFT_BEYOND = 0.35
 RECORDS_PER_INTERVAL = 11.5
 
 #: How long a process that ended is away, at most (HI): groups grow and shrink, and what nobody does costs no time here.
-ABSENCE = 40
+ABSENCE = 90
 #: The share of clients that come later, and how late, at most, in shares of the faulty time.
 LATE_SHARE = 0.8
 LATEST = 0.9
 
 #: How often a fetch brings records (HI). One for each record is what costs the simulator most, so few do that.
-FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.3, 0.4))
+FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.4, 0.5))
 
 #: Records between two snapshots: so few that every start is from one.
 SNAPSHOTS_EVERY = (0, 50, 150)
