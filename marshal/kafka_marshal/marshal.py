@@ -336,6 +336,8 @@ class Marshal:
                 with self._driver.locked() as engine:
                     engine.last_words(self._driver.now_ms())
             self._driver.flush(CLOSE_TIMEOUT_S)
+            for consumer in self._consumers:
+                consumer.await_answers()
         finally:
             for consumer in self._consumers:
                 consumer.free()

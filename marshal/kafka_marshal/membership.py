@@ -139,6 +139,11 @@ class Membership(Generic[S]):
             self._engine.delivery.abandon(self._driver.now_ms())
             self._engine.closing = True
 
+    def await_answers(self) -> None:
+        """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
+        with self._driver.condition:
+            self._driver.wait_for(lambda: not self._engine.delivery.awaited, CLOSE_TIMEOUT_S)
+
     def free(self) -> None:
         """Give up what the driver holds for it."""
         if self._closed:

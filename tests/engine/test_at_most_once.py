@@ -355,6 +355,28 @@ def test_c13_close_with_a_grant_that_never_reached_the_log_reports_nothing() -> 
     assert net.world(T0).progress.stable == -1
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_c13_an_end_without_release_reports_what_the_log_grants_after_it(refused: bool) -> None:
+    """``terminate`` waits until nothing is awaited any more; the claim of the last moment may be granted (C13)."""
+    net, member, consumer = working()
+    net.run(HI / 2)
+    net.stamp_shift = 2.5 * HI if refused else 0.0
+    member.propose(consumer)
+    consumer.delivery.abandon(net.now)
+    assert (reported(consumer), len(consumer.delivery.awaited)) == ([], 1)
+    net.run(10)
+    assert reported(consumer) == ([] if refused else [(0, 4)])
+    assert not consumer.delivery.awaited
+
+
+def test_c13_an_end_without_release_reports_what_was_granted_and_not_collected() -> None:
+    net, member, consumer = ahead()
+    consumer.delivery.abandon(net.now)
+    assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
+    assert not consumer.delivery.awaited
+    assert member.held() == [T0], "nothing is let go"
+
+
 def test_c13_a_thread_that_waits_for_a_grant_while_another_closes_gets_nothing() -> None:
     net, member, consumer = proposing()
     waiting = member.waiting[consumer.number]

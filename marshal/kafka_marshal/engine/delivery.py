@@ -46,6 +46,8 @@ class Delivery:
         self.ignored_done: Counter[Key] = Counter()
         #: Grants given up that the log has not accepted, and may yet: (key, epoch, first, last offset).
         self._given_up: list[tuple[Key, int, int, int]] = []
+        #: Of these, what ``abandon`` gave up before the log answered: (key, epoch, last offset).
+        self.awaited: set[tuple[Key, int, int]] = set()
         #: A handler took too long, and no user's thread was heard of since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
@@ -149,20 +151,24 @@ class Delivery:
 
     def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
         """Our replica applied a ClaimingMessages that nobody waits for any more."""
+        self.awaited.discard((key, epoch, last_offset))
         for entry in [x for x in self._given_up if x[0] == key and x[1] == epoch and x[3] == last_offset and accepted]:
             self._given_up.remove(entry)
             self._report(key, entry[2], last_offset)
 
     def give_up(self, assignment: Assignment, now: float) -> None:
         """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
-        grant = self._end_proposal(assignment)
-        if grant is not None:
-            if grant.accepted:
-                self._report(assignment.key, grant.run.first, grant.last_offset)
-            else:
-                self._remember(assignment, grant)
+        self._give_up_proposal(assignment)
         for run in self._granted_of(assignment):
             self._finish(run, now)
+
+    def _give_up_proposal(self, assignment: Assignment) -> Grant | None:
+        grant = self._end_proposal(assignment)
+        if grant is not None and grant.accepted:
+            self._report(assignment.key, grant.run.first, grant.last_offset)
+        elif grant is not None:
+            self._remember(assignment, grant)
+        return grant
 
     def _granted_of(self, assignment: Assignment) -> list[Run]:
         runs = [self.granted, *self._held_back]
@@ -242,10 +248,14 @@ class Delivery:
             self._finish(self.granted, now)
 
     def abandon(self, now: float) -> None:
-        """Nothing more is handed out."""
+        """Nothing more is handed out, though leases are kept; of ``awaited`` the log may grant more yet."""
         self.finish_granted(now)
         for run in list(self._held_back):
             self._finish(run, now)
+        for assignment in self._consumer.assignments.values():
+            grant = self._give_up_proposal(assignment)
+            if grant is not None and grant.accepted is None:
+                self.awaited.add((assignment.key, assignment.epoch, grant.last_offset))
 
     def _finish(self, run: Run, now: float) -> None:
         if run is self.granted:
