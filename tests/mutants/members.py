@@ -425,4 +425,25 @@ MEMBERS: tuple[Mutation, ...] = (
         "return {}",
         "P9",
     ),
+    Mutation(
+        "a part of a batch is not held against the clock",
+        "marshal/kafka_marshal/driver.py",
+        "self.engine.compare_clocks(self.now_ms())",
+        "pass",
+        "T5",
+    ),
+    Mutation(
+        "what is proven late is not held against the clock",
+        _CORE,
+        "self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)",
+        "pass",
+        "T5",
+    ),
+    Mutation(
+        "granted after the end: not reported",
+        _DELIVERY,
+        "for assignment in self._consumer.assignments.values():",
+        "for assignment in ():",
+        "C13",
+    ),
 )

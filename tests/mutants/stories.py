@@ -113,6 +113,16 @@ def _restarts_without_a_release(delivery: str) -> Scenario:
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=2.0)
 
 
+def _a_claim_is_proven_after_a_jump() -> Scenario:
+    """Seed 51139, made small: log time runs ahead between a grant and the acknowledgement that proves it."""
+    clients = (
+        Client("c0", "poll", rate=1.0151, fetches_every=0.5),
+        Client("c2", "iterate", "max-claims", rate=0.9838, fetches_every=0.1, joins=26.35),
+    )
+    faults = (Fault(17.27, "crash", "c0", 55.26, 0.213), Fault(73.59, "clock", "", 0.51, 2.238))
+    return Scenario(51139, clients, faults, "at-most-once", 300, 2, 8, 0.1, 4.0, 78, recovers=False, snapshots=150)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -131,4 +141,5 @@ STORIES: tuple[Scenario, ...] = (
     _restarts_without_a_release("at-least-once"),
     _restarts_without_a_release("at-most-once"),
     _a_claim_renews_what_is_let_go(),
+    _a_claim_is_proven_after_a_jump(),
 )
