@@ -10,7 +10,7 @@ USUAL = {0: {offset: 1 + offset / 50 for offset in range(100)}}
 
 
 def worker(*, late: float = 0.0, since: int = 0, until: int = 100) -> dict[int, dict[int, float]]:
-    """Sees all of it a millisecond after the bystander, later from offset ``since`` on, and nothing from ``until`` on."""
+    """Sees it a millisecond after the bystander, later from offset ``since`` on, and nothing from ``until`` on."""
     return {0: {x: at + 0.001 + late * (x >= since) for x, at in USUAL[0].items() if x < until}}
 
 
