@@ -195,10 +195,9 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "granted and given up: not reported",
         _DELIVERY,
-        "if grant.accepted:",
-        "if grant.accepted is None:",
+        "if grant is not None and grant.accepted:",
+        "if grant is not None and grant.accepted is None:",
         "C13",
-        within="def give_up",
     ),
     Mutation(
         "granted late: not reported",
