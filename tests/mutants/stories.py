@@ -39,12 +39,12 @@ def _a_topic_that_is_whole() -> Scenario:
     return Scenario(0, clients, faults, "at-least-once", HI, 2, messages=MESSAGES, handling_ms=1.0)
 
 
-def _ranges_of_offsets(delivery: str) -> Scenario:
+def _ranges_of_offsets(delivery: str, handling_ms: float = 1.0) -> Scenario:
     """Members that take ranges, as Spark does, die, stand still and are cut off; an admin pauses and moves them."""
     clients = tuple(Client(f"c{i}", "ranges") for i in range(4))
     kinds = ("crash", "stop", "pause", "cut off", "term", "deaf", "slow network")
     faults = tuple(Fault(3 + 2.3 * i, kinds[i % 7], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
-    return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=1.0)
+    return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=handling_ms)
 
 
 def _steered(worker: str, delivery: str = "at-least-once") -> Scenario:
@@ -71,6 +71,14 @@ def _a_limit_while_something_is_in_hand() -> Scenario:
         Fault(33.24, "duplicated", "c3", 3.87, 0.61),
     )
     return Scenario(6161, clients, faults, "at-least-once", 150, messages=13.2, handling_ms=4.0, intervals=40)
+
+
+def _limits_and_slow_handlers() -> Scenario:
+    """Members at their limit let leases go, of which messages are in hand for long, as others come and go."""
+    others = (Client(f"c{i}", "defer", "max-claims", joins=3.0 * i) for i in range(1, 4))
+    faults = tuple(Fault(5 + 1.3 * i, "term", f"c{i % 4}", (3.0, 2.0, 1.5)[i % 3], 0.45, i % 2) for i in range(56))
+    clients = (Client("c0", "poll"), *others)
+    return Scenario(1, clients, faults, "at-least-once", 200, messages=14.0, handling_ms=60.0, intervals=80)
 
 
 def _a_claim_renews_what_is_let_go() -> Scenario:
@@ -142,4 +150,6 @@ STORIES: tuple[Scenario, ...] = (
     _restarts_without_a_release("at-most-once"),
     _a_claim_renews_what_is_let_go(),
     _a_claim_is_proven_after_a_jump(),
+    _limits_and_slow_handlers(),
+    _ranges_of_offsets("at-most-once", handling_ms=6.0),
 )
