@@ -19,13 +19,15 @@ def first_seen(records: Iterable[tuple[int, int, float]]) -> Seen:
     return seen
 
 
-def longest_ms(worker: Seen, partitions: Iterable[int]) -> float:
-    """The longest time between two records of one of these partitions."""
-    gaps = [late - early for partition in partitions for early, late in pairwise(sorted(worker[partition].values()))]
+def longest_ms(worker: Seen, partitions: Iterable[int], began: float, until: float) -> float:
+    """The longest time between two records of one of these partitions; of which there was none, the whole time."""
+    gaps = [until - began for partition in partitions if not worker.get(partition)]
+    for partition in partitions:
+        gaps += [late - early for early, late in pairwise(sorted(worker.get(partition, {}).values()))]
     return 1000 * max(gaps)
 
 
-def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], until: float) -> float:
+def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], began: float, until: float) -> float:
     """By how much a gap was longer than the bystander's between the same two records, at most.
 
     The bystander is in no group: where both waited, it was for the producer, the broker or the machine. What only the
@@ -33,7 +35,10 @@ def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], until: f
     """
     found = []
     for partition in partitions:
-        mine, others = worker[partition], bystander[partition]
+        mine, others = worker.get(partition), bystander[partition]
+        if not mine:
+            found.append(until - began)
+            continue
         first = min(mine)
         for early, late in pairwise(sorted(offset for offset in others if offset >= first)):
             usual = others[late] - others[early]

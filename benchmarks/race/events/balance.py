@@ -156,7 +156,7 @@ class _Gaps:
         self._host = host
         self._bystander = bystander
         self._usual: list[tuple[int, int, float]] = []
-        self._take()
+        _, self._asked_at = self._take()
 
     def _take(self) -> tuple[Mapping[str, Any], float]:
         at = monotonic()
@@ -166,15 +166,18 @@ class _Gaps:
 
     def measure(self, found: dict[str, list[float]], what: str, held: Held | None = None) -> Held:
         """Note the gaps of what was held before and still is (None: of all); what is held now."""
-        workers, at = self._take()
+        (workers, at), began = self._take(), self._asked_at
+        self._asked_at = at
         usual = first_seen(self._usual)
         now = {name: frozenset(x["held"]) for name, x in workers.items()}
         before = now if held is None else held
         stays = {name: kept for name, partitions in now.items() if (kept := partitions & before.get(name, frozenset()))}
         seen = {name: first_seen(workers[name]["seen"]) for name in stays}
         fed = {name: kept & usual.keys() for name, kept in stays.items()}
-        found["longest gap, " + what] = [max(longest_ms(seen[name], kept) for name, kept in fed.items() if kept)]
-        beyond = [beyond_ms(seen[name], usual, kept, at) for name, kept in fed.items() if kept]
+        found["longest gap, " + what] = [
+            max(longest_ms(seen[name], kept, began, at) for name, kept in fed.items() if kept)
+        ]
+        beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in fed.items() if kept]
         found[f"beyond a bystander's gap, {what}"] = [max(beyond)]
         if held is not None:
             found[f"moved, {what}"] = [sum(map(len, held.values())) - sum(map(len, stays.values()))]
