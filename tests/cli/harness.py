@@ -94,6 +94,10 @@ def start(*args: str, **kwargs: Any) -> Iterator[subprocess.Popen[bytes]]:
                 running.kill()
 
 
+#: How long somebody looks at a question that he has answered before he answers again.
+RETYPE_S = 3.0
+
+
 class Terminal:
     """The command on a terminal of its own, with what it shows."""
 
@@ -129,10 +133,18 @@ class Terminal:
     def type(self, text: bytes) -> None:
         os.write(self._ours, text)
 
-    def finish(self, timeout_s: float = 30.0) -> bytes:
-        """Read until it ends; all that was shown."""
-        deadline = time.monotonic() + timeout_s
+    def finish(self, timeout_s: float = 30.0, again: bytes = b"") -> bytes:
+        """Read until it ends; all that was shown.
+
+        again: what somebody types once more who sees that nothing happens. A question is shown a moment before the
+        terminal is prepared for its answer, and that drops what was typed until then: on a busy machine a program is
+        that fast.
+        """
+        deadline, retype_at = time.monotonic() + timeout_s, time.monotonic() + RETYPE_S
         while time.monotonic() < deadline:
+            if again and time.monotonic() >= retype_at and self.process.poll() is None:
+                retype_at += RETYPE_S
+                self.type(again)
             if select.select([self._ours], [], [], 0.1)[0]:
                 try:
                     self.shown += os.read(self._ours, 65536)

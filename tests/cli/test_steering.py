@@ -169,7 +169,7 @@ def test_nothing_destructive_without_yes_or_a_question(
         opened = terminal(*args, *reach)
         opened.read_until(lambda shown: b"[y/N]" in shown)
         opened.type(answer)
-        assert said in opened.finish()
+        assert said in opened.finish(again=answer)
         assert opened.process.returncode == status
     found = kafka("status", "--json").json
     assert (found["leases"][0]["holder"]["client"], found["pauses"]) == ("a", [])
