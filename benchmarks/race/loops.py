@@ -108,7 +108,8 @@ class ShareLoop(Loop):
         while not self._ending:
             good = [message for message in self._consumer.poll(POLL_S) if message.error() is None]
             for message in good:
-                self._sight.saw(message.offset() or 0, message.offset() or 0)
+                offset = message.offset() or 0
+                self._sight.saw(offset, offset)  # shared out are messages, not partitions: these are watched for
             if good and self._hold:
                 break
             for message in good:

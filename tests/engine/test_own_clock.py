@@ -32,6 +32,16 @@ def holding(partitions: int = 1, **options: object) -> tuple[Net, Member]:
     return net, member
 
 
+def claiming(*, deaf: bool = False, acks: str = "now") -> tuple[Net, Member]:
+    """A member that is about to claim the only partition of topic t."""
+    net = Net(cps=1)
+    net.topic("t", end=100)
+    member = net.member("a")
+    member.deaf, member.acks = deaf, acks
+    member.consumer("t")
+    return net, member
+
+
 def last_sent(net: Net, key: Key = T0) -> float:
     """When the last record that moved the last beat was sent (clocks agree in these tests)."""
     return float(net.world(key).last_beat)
@@ -190,10 +200,7 @@ def test_t4_a_stopped_process_keeps_its_lease_if_it_goes_on_in_time() -> None:
 
 def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
     """Stopped between claim and grant: on waking up the grant is old, and others may have the lease (T4)."""
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.consumer("t")  # the claim is in the log, its grant not applied yet
+    net, member = claiming()  # the claim is in the log, its grant not applied yet
     sent = net.now
     member.paused = True
     net.run(1.5 * HI)
@@ -201,10 +208,7 @@ def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
     net.tick()
     assert member.can_hand_out(T0)
     assert member.lease(T0).valid_until == sent + ENDS
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.consumer("t")
+    net, member = claiming()
     member.paused = True
     net.run(2.5 * HI)
     member.paused = False
@@ -215,12 +219,7 @@ def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
 
 def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -> None:
     """Two claims under way, because the log was late: the grant belongs to the first one, sent earlier (T4)."""
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.deaf = True
-    member.acks = "late"
-    member.consumer("t")
+    net, member = claiming(deaf=True, acks="late")
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
     member.deaf = False
@@ -232,11 +231,7 @@ def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -
 
 def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending() -> None:
     """As above, with acknowledgements: the offset tells that it was the first sending."""
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.deaf = True
-    member.consumer("t")
+    net, member = claiming(deaf=True)
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
     member.deaf = False
@@ -246,11 +241,7 @@ def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending(
 
 
 def test_t4_a_claim_whose_ack_lacks_the_offset_is_proven_by_the_first_beat() -> None:
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.acks = "blank"
-    member.consumer("t")
+    net, member = claiming(acks="blank")
     net.run(20)
     assert member.held() == [T0]
     assert not member.can_hand_out(T0)
@@ -260,11 +251,7 @@ def test_t4_a_claim_whose_ack_lacks_the_offset_is_proven_by_the_first_beat() -> 
 
 def test_t4_a_grant_that_nothing_proves_is_given_back() -> None:
     """Neither the claim's nor any beat's sending can be told: the lease is not kept in limbo."""
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.acks = "lost"
-    member.consumer("t")
+    net, member = claiming(acks="lost")
     net.run(20)
     assert member.held() == [T0]
     net.run_until(lambda: net.records(ReleasingPartition), 1.5 * HI)
@@ -437,11 +424,7 @@ def test_t5_a_beat_sent_before_the_jump_does_not_end_the_doubt() -> None:
 
 def test_t5_what_is_proven_only_after_the_jump_is_in_doubt_at_once() -> None:
     """The claim's acknowledgement comes when log time has run ahead already, and nothing else tells (seed 50196)."""
-    net = Net(cps=1)
-    net.topic("t", end=100)
-    member = net.member("a")
-    member.acks = "late"
-    member.consumer("t")
+    net, member = claiming(acks="late")
     net.run_until(lambda: member.held() == [T0])
     claim = member.late_acks
     net.stamp_shift = 3 * HI

@@ -174,9 +174,8 @@ class _Gaps:
         stays = {name: kept for name, partitions in now.items() if (kept := partitions & before.get(name, frozenset()))}
         seen = {name: first_seen(workers[name]["seen"]) for name in stays}
         fed = {name: kept & usual.keys() for name, kept in stays.items()}
-        found["longest gap, " + what] = [
-            max(longest_ms(seen[name], kept, began, at) for name, kept in fed.items() if kept)
-        ]
+        longest = [longest_ms(seen[name], kept, began, at) for name, kept in fed.items() if kept]
+        found[f"longest gap, {what}"] = [max(longest)]
         beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in fed.items() if kept]
         found[f"beyond a bystander's gap, {what}"] = [max(beyond)]
         if held is not None:

@@ -128,12 +128,20 @@ def _defer(job: Job, client: Client) -> None:
     lost: set[tuple[str, int]] = set()
     aside: list[tuple[float, Message]] = []
     hi = job.heartbeat_interval_ms / 1000
-    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
+
+    def begin(consumer: Consumer, assigned: TopicPartition) -> None:
+        """What is aside is of a lease that was lost, maybe a moment ago, with the loop below busy (seed 1004480)."""
+        drop({(assigned.topic, assigned.partition)})
+
+    def drop(partitions: set[tuple[str, int]]) -> None:
+        aside[:] = [entry for entry in aside if (entry[1].topic(), entry[1].partition()) not in partitions]
+
+    with job.marshal() as marshal, _consumer(job, client, marshal, lost, begin=begin) as consumer:
         while not marshal.stopping:
             message = consumer.poll(hi / 4)
-            aside = [entry for entry in aside if (entry[1].topic(), entry[1].partition()) not in lost]
+            drop(lost)
             ripe = [entry for entry in aside if entry[0] <= job.monotonic()]
-            aside = [entry for entry in aside if entry not in ripe]
+            aside[:] = [entry for entry in aside if entry not in ripe]
             if message is not None and job.random.random() < 0.2:
                 aside.append((job.monotonic() + job.random.uniform(0.3, 2.0) * hi, message))
             elif message is not None:
