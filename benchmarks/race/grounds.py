@@ -25,6 +25,10 @@ CPS = 8
 
 TIMEOUT_S = 30.0
 
+#: All of the heap from the start: growing it takes full collections of a tenth of a second, and whoever is measured
+#: then is said to be slow.
+HEAP = ("-Xms512m", "-Xmx512m")
+
 _numbers = count(1)
 
 
@@ -153,7 +157,8 @@ class Brokers:
             if name in self._running:
                 self._running[name].resume()
             else:
-                self._running[name] = LocalBroker(properties={**ALL_BROKERS, **BROKERS[name]}).start()
+                properties = {**ALL_BROKERS, **BROKERS[name]}
+                self._running[name] = LocalBroker(properties=properties, jvm_options=HEAP).start()
             self._current = name
             self._await(name)
         return Grounds(self._running[name].bootstrap_servers)

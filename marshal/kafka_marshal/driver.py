@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
@@ -26,6 +25,7 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -40,6 +40,14 @@ from kafka_marshal.replica import Applied, Begin, Replica
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
+from kafka_marshal.topic_watch import (
+    IDS_WITHIN_MS,
+    LOOKUP_TIMEOUT_S,
+    METADATA_INTERVAL_MS,
+    CountPartitions,
+    Interest,
+    TopicWatch,
+)
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
 __all__ = ["ACK_WATCH_MS", "ConsumerPort", "CountPartitions", "Driver"]
@@ -47,9 +55,6 @@ __all__ = ["ACK_WATCH_MS", "ConsumerPort", "CountPartitions", "Driver"]
 logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
-
-#: Called with topics and seconds: how many partitions each has, of those that are learned at once.
-CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 
 #: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
 #: meanwhile is late by this at most. With 100 leases a look costs a third of a millisecond, and beats come as often.
@@ -69,21 +74,8 @@ BEATS_WAIT_S = 0.012
 #: So many records are applied with the lock in hand. Of a process with ten members 500 kept it for 100 ms.
 AT_ONCE = 16
 
-#: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
-METADATA_INTERVAL_MS = 5_000.0
-
 #: Drawn anew each time from this much less to this much more: members that start together do not ask together for ever.
 METADATA_JITTER = 0.25
-
-#: How long one look-up may take before it is tried again.
-LOOKUP_TIMEOUT_S = 5.0
-
-#: How long the cheap look at a consumer's first topics may take, before the thorough one is made instead.
-COUNT_TIMEOUT_S = 1.0
-
-#: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
-#: for the old one. Not at once: that costs milliseconds for a thousand partitions, while everybody is starting.
-IDS_WITHIN_MS = 2_000.0
 
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
 LOOKUP_THREADS = 4
@@ -113,14 +105,6 @@ def _mark_forked() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_forked)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiter:
-    """Interest in metadata: names and whether all topics are needed (patterns)."""
-
-    names: frozenset[str]
-    everything: bool
 
 
 class Driver:
@@ -181,8 +165,7 @@ class Driver:
         self._settle_by = 0.0
         self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = runtime.executor(1, "kafka-marshal-callback")
-        #: By consumer. Replaced, never changed: whoever looked topics up can tell whether he asked for all of them.
-        self._interest: dict[int, _Waiter] = {}
+        self._topics = TopicWatch(cluster, topic)
         self._next_metadata = 0.0
         self._rng = runtime.random()
         self._failures = AppendFailures(topic)
@@ -501,50 +484,31 @@ class Driver:
                     assignment.consumer.called(assignment, callback, self.now_ms())
                 self.settle()
 
-    def watch_topics(
-        self, number: int, names: frozenset[str], everything: bool, count: CountPartitions | None = None
-    ) -> None:
+    def watch_topics(self, number: int, subscription: Subscription, count: CountPartitions | None = None) -> None:
         """Keep a consumer's topics in view; the first look happens now (*blocking*).
 
         count: a cheap look at the topics, for the first consumer. Their ids come with the next regular look, soon.
         """
         with self.condition:
-            self._interest = {**self._interest, number: _Waiter(names, everything)}
+            self._topics.add(number, subscription)
         told = False
         while not told:
-            interest = self._interest
-            counted = self._count(interest, count)
-            topics = counted or self._fetch_topics(interest)
+            interest = self._topics.interest
+            counted = self._topics.count(interest, count)
+            topics = counted or self._topics.look(interest)
             with self.locked():
                 told = self._tell_topics(interest, topics)
                 if counted:
                     self._look_again_within(IDS_WITHIN_MS)
 
-    @staticmethod
-    def _count(interest: dict[int, _Waiter], count: CountPartitions | None) -> dict[str, TopicInfo]:
-        """The topics of the one consumer there is, if all of them are found so; nothing otherwise."""
-        (waiter, *others) = interest.values()
-        if count is None or others or waiter.everything:
-            return {}
-        counts = count(waiter.names, COUNT_TIMEOUT_S)
-        if counts.keys() != waiter.names:
-            return {}
-        return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
-
     def forget_topics(self, number: int) -> None:
         """A consumer has ended: its topics need not be looked at for it any more."""
         with self.condition:
-            self._interest = {key: waiter for key, waiter in self._interest.items() if key != number}
+            self._topics.remove(number)
 
-    def _fetch_topics(self, interest: dict[int, _Waiter]) -> dict[str, TopicInfo]:
-        names = {self._topic}.union(*(waiter.names for waiter in interest.values()))
-        if any(waiter.everything for waiter in interest.values()):
-            names.update(self.cluster.topics(LOOKUP_TIMEOUT_S))
-        return self.cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S)
-
-    def _tell_topics(self, interest: dict[int, _Waiter], topics: dict[str, TopicInfo]) -> bool:
+    def _tell_topics(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
         """Tell the engine, unless a consumer came since the look-up: topics not asked for would look deleted."""
-        if interest is not self._interest:
+        if interest is not self._topics.interest:
             return False
         if interest:
             self.engine.metadata(topics, self.now_ms())
@@ -552,8 +516,8 @@ class Driver:
 
     def _refresh_metadata(self) -> None:
         try:
-            interest = self._interest
-            topics = self._fetch_topics(interest)
+            interest = self._topics.interest
+            topics = self._topics.look(interest)
             with self.condition:
                 if self._ended or self.engine.failure is not None:
                     return

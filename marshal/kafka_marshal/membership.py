@@ -65,7 +65,7 @@ class Membership(Generic[S]):
             self._engine.errors.extend(driver.upgrades_told())
             driver.ports[self._engine.number] = self
         try:
-            driver.watch_topics(self._engine.number, subscription.names, bool(subscription.patterns), count_partitions)
+            driver.watch_topics(self._engine.number, subscription, count_partitions)
         except BaseException:
             self.free()
             raise

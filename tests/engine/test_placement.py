@@ -21,7 +21,7 @@ from kafka_marshal.engine.policies import (
     WholeTopic,
     Wishes,
 )
-from rationalizer import ClaimingPartition, ReleasingPartition
+from rationalizer import ClaimingPartition, ReleasingPartition, route_lease
 from tests.engine.harness import HI, Member, Net
 from tests.engine.simulation import Simulation
 
@@ -366,6 +366,17 @@ def test_a_member_alone_claims_a_few_first_and_then_ever_more() -> None:
     assert len(net.records(ClaimingPartition)) == FIRST_CLAIMS
     assert net.run_until(lambda: len(member.held()) == 900) <= 25 * LATENCY
     assert len(net.records(ClaimingPartition)) == 900
+
+
+def test_a_wave_goes_to_as_few_parts_of_the_log_as_it_can() -> None:
+    """Each part that gets one costs a request, and a fetch of every replica."""
+    net = Net(cps=8)
+    net.topic("t", 8 * 3 * FIRST_CLAIMS)
+    [member] = fleet(net, ["a"])
+    first = net.records(ClaimingPartition)
+    assert len(first) == FIRST_CLAIMS
+    assert len({route_lease(x.topic, x.partition, 8) for x in first if isinstance(x, ClaimingPartition)}) == 1
+    net.run_until(lambda: len(member.held()) == len(net.data))
 
 
 def test_claims_go_out_in_waves() -> None:

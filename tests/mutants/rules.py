@@ -207,10 +207,17 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "ranges survive a reposition",
         _PROGRESS,
-        "self.intervals.clear()",
+        "self.intervals = _NO_RANGES",
         "self.intervals.drop_through(offset)",
         "C11",
         within="def reposition",
+    ),
+    Mutation(
+        "the ranges of one lease are those of all",
+        _PROGRESS,
+        "if self.intervals is _NO_RANGES:",
+        "if len(self.intervals) > max_intervals:",
+        "P3",
     ),
     Mutation(
         "what was granted survives a reposition",

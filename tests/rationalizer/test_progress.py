@@ -32,6 +32,20 @@ def progress(stable: int = -1, *ranges: tuple[int, int]) -> Progress:
     return made
 
 
+def test_what_one_lease_has_done_is_no_other_ones() -> None:
+    """What has no ranges shares one empty set: whatever is done to a progress, the next one has none."""
+    for made in (progress(), progress(4), progress(4, (7, 8))):
+        made.commit([(10, 12), (20, 22)])
+        assert progress().ranges == []
+        made.through(15)
+        made.reposition(3)
+        made.commit([(5, 5), (9, 9)])
+        made.through(30)
+        made.commit([(40, 41)])
+        assert made.ranges == [(40, 41)]
+        assert progress().ranges == progress(8).ranges == []
+
+
 def test_p1_nothing_is_done_at_first() -> None:
     assert progress().done_through == [(0, MAX_KEY_HASH, -1)]
     assert (progress().stable, progress().granted, progress().ranges) == (-1, -1, [])

@@ -43,6 +43,7 @@ from rationalizer import (
     World,
     codes,
 )
+from rationalizer.codec import Message
 from rationalizer.limits import HEAD_FIELDS
 
 __all__ = ["Engine"]
@@ -145,6 +146,9 @@ class Engine:
         if outcome.type == HeartbeatBatch.__name__:  # most of the log, and large: no objects for what is known good
             self._beats_applied(cp, offset, message[HEAD_FIELDS], outcome.entries or (), outcome, own, now)
             return
+        if outcome.type == ClaimingPartition.__name__:  # most of it while a group starts
+            self._claim_applied(cp, offset, message, outcome, own, now)
+            return
         record = outcome.record
         match record:
             case Heartbeat(epoch=None):
@@ -152,8 +156,6 @@ class Engine:
             case Heartbeat(topic=topic, partition=partition, epoch=epoch, last_offset=last_offset):
                 entry = (topic, partition, epoch, last_offset)
                 self._beats_applied(cp, offset, [entry], (outcome.code,), outcome, own, now)
-            case ClaimingPartition():
-                self._claim_applied(cp, offset, record, outcome, own, now)
             case ReleasingPartition():
                 self._release_applied(record, outcome, own, now)
             case ClaimingMessages() if own:
@@ -198,21 +200,22 @@ class Engine:
             else:
                 self.book.lose(lease, Loss.FENCED, now)
 
-    def _claim_applied(
-        self, cp: int, offset: int, record: ClaimingPartition, outcome: Outcome, own: bool, now: float
-    ) -> None:
-        key = (record.topic, record.partition)
+    def _claim_applied(self, cp: int, offset: int, message: Message, outcome: Outcome, own: bool, now: float) -> None:
+        _, _, instance_id, client_id, _, topic, partition, heartbeat_interval_ms = message
+        key = (topic, partition)
         if own:
-            self._own_claim_applied(cp, offset, record, outcome, now)
+            self._own_claim_applied(cp, offset, key, heartbeat_interval_ms, outcome, now)
         if outcome.code == codes.OK:
-            self.observer.granted(record.client_id, record.instance_id, key, now)
+            self.observer.granted(client_id, instance_id, key, now)
             self._look_again(key)
         elif outcome.code == codes.HELD:
-            self.observer.wished(record.client_id, key, now)
+            self.observer.wished(client_id, key, now)
             self._look_again(key)
+        self._verify(key, now)
 
-    def _own_claim_applied(self, cp: int, offset: int, record: ClaimingPartition, outcome: Outcome, now: float) -> None:
-        key = (record.topic, record.partition)
+    def _own_claim_applied(
+        self, cp: int, offset: int, key: Key, heartbeat_interval_ms: int, outcome: Outcome, now: float
+    ) -> None:
         lease = self.book.leases.get(key)
         wanted = lease is not None and lease.state is LeaseState.WANTED
         if not outcome.accepted:
@@ -224,7 +227,7 @@ class Engine:
             return
         epoch = outcome.epoch if outcome.epoch is not None else offset
         if lease is not None and wanted and outcome.code == codes.OK:
-            self.book.grant(lease, epoch, offset, outcome.log_time, record.heartbeat_interval_ms, now)
+            self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
         elif lease is None or wanted or lease.epoch != epoch:
             # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
             self.book.release_epoch(key, cp, epoch, None)

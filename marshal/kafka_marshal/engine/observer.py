@@ -161,8 +161,11 @@ class Observer:
         """Our own clock's time at which a claim is worth sending: ≤ now when the lease is open."""
         return self.look(key, now)[0]
 
-    def look(self, key: Key, now: float) -> tuple[float, str | None]:
-        """When a claim is worth sending, as opens_at says, and who holds the lease until then."""
+    def look(self, key: Key, now: float, enough: float = inf) -> tuple[float, str | None]:
+        """When a claim is worth sending, as opens_at says, and who holds the lease until then.
+
+        enough: whoever looks for the first of many need not know by how much others come later than this.
+        """
         cp = self.cp_of(key)
         world = self._worlds[cp]
         lease = world.lease(self._settings.group_id, *key)
@@ -173,7 +176,10 @@ class Observer:
         if age > 2 * hi:
             return 0.0, lease.client_id
         silent_since = min(self._heard.get(key, now), self._moved.get(cp, now) - age)
-        return silent_since + 2 * hi + 1 + self._jitter(key, hi), lease.client_id
+        opens_at = silent_since + 2 * hi + 1
+        if opens_at > now and opens_at >= enough:
+            return opens_at, lease.client_id
+        return opens_at + self._jitter(key, hi), lease.client_id
 
     def _jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that of a waiting fleet one claims first and the others see it."""

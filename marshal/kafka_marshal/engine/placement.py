@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -160,10 +161,18 @@ class Placement:
         if not wanted:
             self._claimed = under_way
             return ()
-        wave = wanted[: max(0, self._limit_of_claims(under_way) - under_way)]
+        room = max(0, self._limit_of_claims(under_way) - under_way)
+        wave = wanted if len(wanted) <= room else self._together(wanted)[:room]
         self._claimed += len(wave)
         self._ask_policy = self._ask_policy or len(wave) < len(wanted)
         return wave
+
+    def _together(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
+        """Those of one CP next to each other: so a wave is one request or two, and one fetch of each replica."""
+        by_cp: dict[int, list[Key]] = {}
+        for key in wanted:
+            by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+        return tuple(chain.from_iterable(by_cp.values()))
 
     def _limit_of_claims(self, under_way: int) -> int:
         return FIRST_CLAIMS + max(0, self._claimed - under_way) // ANSWERS_PER_CLAIM
@@ -195,16 +204,16 @@ class Placement:
             self._look_at = inf
         self.dirty = self._ask_policy = False
         self._closed = closed
-        held: dict[str | None, PartitionView] = {}  # one view for all that somebody holds: there may be thousands
+        alike: dict[object, PartitionView] = {}  # one view for all that somebody holds, or let go of at one moment
         for key in partitions:
-            shown = self._view(key, now, held)
+            shown = self._view(key, now, alike)
             if shown is None:
                 self._shown.take_out(key)
             else:
                 self._shown.show(key, shown)
         self._touched = {}
 
-    def _view(self, key: Key, now: float, held: dict[str | None, PartitionView]) -> PartitionView | None:
+    def _view(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView | None:
         """A partition of the subscription, where it can be worked on now."""
         observer, assignment = self._observer, self._consumer.assignments.get(key)
         if (
@@ -219,23 +228,26 @@ class Placement:
                 return PartitionView(holder=holder, cycles=cycles)
         else:
             self._cycles.pop(key, None)
-            opens_at, holder = observer.look(key, now)
+            opens_at, holder = observer.look(key, now, self._look_at)
             if opens_at > now:
                 self._look_at = min(self._look_at, opens_at)
             elif assignment is None:
-                return self._idle(key, now)
+                return self._idle(key, now, alike)
             else:  # released by us, and not yet shown in the log
                 holder = self._settings.client_id
-        view = held.get(holder)
+        view = alike.get(holder)
         if view is None:
-            view = held[holder] = PartitionView(holder=holder)
+            view = alike[holder] = PartitionView(holder=holder)
         return view
 
-    def _idle(self, key: Key, now: float) -> PartitionView:
+    def _idle(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView:
         """A partition that can be claimed."""
         hi = self._settings.heartbeat_interval_ms
         since = self._observer.free_since(key, now)
-        for due in (since + hi + 1, since + (1 + IDLE_TURN) * hi + 1):
-            if due > now:
-                self._look_at = min(self._look_at, due)
-        return PartitionView(holder=None, free_since=since)
+        view = alike.get(since)
+        if view is None:
+            view = alike[since] = PartitionView(holder=None, free_since=since)
+            for due in (since + hi + 1, since + (1 + IDLE_TURN) * hi + 1):
+                if due > now:
+                    self._look_at = min(self._look_at, due)
+        return view

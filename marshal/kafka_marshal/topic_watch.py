@@ -1,0 +1,118 @@
+"""What topics the consumers of one client want in view, and how a look at them is made.
+
+A thorough look describes each topic: it tells the ids, and makes Python objects of every partition, with the
+interpreter's lock in hand. For thousands of partitions that is too much to be done every few seconds. Between two
+thorough looks such a client lists the topics and counts their partitions, at a tenth of the price; only the
+coordination topic's id is looked at every time (L2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Cluster, TopicInfo
+from kafka_marshal.engine.subscription import Subscription
+
+__all__ = ["IDS_WITHIN_MS", "LOOKUP_TIMEOUT_S", "METADATA_INTERVAL_MS", "CountPartitions", "Interest", "TopicWatch"]
+
+#: Called with topics and seconds: how many partitions each has, of those that are learned at once.
+CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
+
+#: How long one look-up may take before it is tried again.
+LOOKUP_TIMEOUT_S = 5.0
+
+#: How long the cheap look at a consumer's first topics may take, before the thorough one is made instead.
+COUNT_TIMEOUT_S = 1.0
+
+#: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
+METADATA_INTERVAL_MS = 5_000.0
+
+#: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
+#: for the old one. Not at once: that costs milliseconds for a thousand partitions, while everybody is starting.
+IDS_WITHIN_MS = 2_000.0
+
+#: Describing takes some 15 us for each partition: a thousandth of the time may go to it.
+IDS_MS_PER_PARTITION = 15.0
+
+#: But so often data topics are described, however many partitions they have: one made anew is noticed by then (P11).
+IDS_AT_LEAST_EVERY_MS = 30_000.0
+
+#: Listing a partition costs so many times less than describing it, and lists all that the cluster has.
+LISTING_GAIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """What one consumer wants: topics by name, and (patterns) whatever matches."""
+
+    names: frozenset[str]
+    matches: Callable[[TopicInfo], bool] | None
+
+
+#: By consumer.
+Interest = Mapping[int, _Waiter]
+
+
+class TopicWatch:
+    """Looks at topics, for all consumers of one client.
+
+    ``interest`` is replaced, never changed: whoever looked can tell whether he asked for all of them.
+    """
+
+    def __init__(self, cluster: Cluster, coordination: str) -> None:
+        self.interest: Interest = {}
+        self._cluster = cluster
+        self._coordination = coordination
+        #: When data topics are described again, and which of them were there when we looked last.
+        self._ids_due = 0.0
+        self._there: frozenset[str] = frozenset()
+        #: How many partitions were described, and listed, last.
+        self._described = 0
+        self._listed = 0
+
+    def add(self, number: int, subscription: Subscription) -> None:
+        """A consumer wants its topics kept in view."""
+        matches = subscription.matches if subscription.patterns else None
+        self.interest = {**self.interest, number: _Waiter(subscription.names, matches)}
+        self._ids_due = 0.0
+
+    def remove(self, number: int) -> None:
+        """A consumer has ended."""
+        self.interest = {key: waiter for key, waiter in self.interest.items() if key != number}
+
+    @staticmethod
+    def count(interest: Interest, count: CountPartitions | None) -> dict[str, TopicInfo]:
+        """The topics of the one consumer there is, if all of them are found so; nothing otherwise (*blocking*)."""
+        (waiter, *others) = interest.values()
+        if count is None or others or waiter.matches is not None:
+            return {}
+        counts = count(waiter.names, COUNT_TIMEOUT_S)
+        if counts.keys() != waiter.names:
+            return {}
+        return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
+
+    def look(self, interest: Interest) -> dict[str, TopicInfo]:
+        """All that these want and is there, and the coordination topic (*blocking*); data topics perhaps without ids.
+
+        Raises what the cluster raises.
+        """
+        now = self._cluster.runtime.now_ms()
+        names = {self._coordination}.union(*(waiter.names for waiter in interest.values()))
+        patterns = [waiter.matches for waiter in interest.values() if waiter.matches is not None]
+        is_cheap = now < self._ids_due and self._listed <= LISTING_GAIN * self._described
+        listed: dict[str, TopicInfo] = {}
+        if is_cheap or patterns:
+            listed = self._cluster.topics(LOOKUP_TIMEOUT_S)
+            self._listed = sum(info.partitions for info in listed.values())
+            names.update(name for name, info in listed.items() if any(matches(info) for matches in patterns))
+        if is_cheap and self._there <= listed.keys():
+            found = {name: listed[name] for name in sorted(names & listed.keys())}
+            found |= self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S)
+        else:
+            found = self._cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S)
+            self._described = sum(info.partitions for info in found.values())
+            share = self._described * IDS_MS_PER_PARTITION
+            self._ids_due = now + min(share, IDS_AT_LEAST_EVERY_MS) if share > METADATA_INTERVAL_MS else 0.0
+        self._there = frozenset(found)
+        return found
