@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from statistics import mean
 
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
@@ -18,7 +19,7 @@ from kafka_marshal.engine.effects import Append, Call, Callback
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from rationalizer import Outcome, Record, World, encode
+from rationalizer import Outcome, Record, World, encode, route_lease
 
 HI = 3_000
 ROUND_MS = 5.0
@@ -176,6 +177,7 @@ def test_ten_members_and_900_partitions() -> None:
     assert rounds[1] <= 3
     assert records[1] == {"ReleasingPartition OK": 90, "ClaimingPartition OK": 90}, "nobody in another's way"
     assert rounds[2] <= 6
+    assert records[2].pop("Tick OK", 0) <= CPS, "how late it is, where no beat has told the newcomer yet (T3)"
     assert records[2] == {"ClaimingPartition HELD": 1, "ReleasingPartition OK": 90, "ClaimingPartition OK": 90}
     assert moved[1:] == [90, 90], "as few as possible"
 
@@ -192,6 +194,25 @@ def test_100_members_and_5000_partitions() -> None:
     assert total(records[2], "Claiming") == 51
     assert total(records[2], "Releasing") == 50
     assert moved[1:] == [50, 50]
+
+
+def test_each_member_s_leases_lie_in_few_parts_of_the_log() -> None:
+    """So its beats are few records: everybody reads all of them."""
+    hall = Hall(900)
+    hall.join(*(f"m{number}" for number in range(10)))
+    hall.rounds_until_even()
+    assert mean(len(parts(seat)) for seat in hall.seats.values()) <= 3, "its share's, and where its first claims went"
+    hall.leave("m3")
+    hall.rounds_until_even()
+    assert mean(len(parts(seat)) for seat in hall.seats.values()) <= 3.5
+    before = {name: len(parts(seat)) for name, seat in hall.seats.items()}
+    hall.join("newcomer")
+    hall.rounds_until_even()
+    assert all(len(parts(hall.seats[name])) <= count for name, count in before.items()), "what stays lies together"
+
+
+def parts(seat: Seat) -> set[int]:
+    return {route_lease(topic, partition, CPS) for topic, partition in seat.held()}
 
 
 def test_the_same_every_time() -> None:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.observer import Observer
-from kafka_marshal.engine.policies import IDLE_TURN, MAX_CYCLES, Cycle, Partitions, PartitionView, View, Wishes
+from kafka_marshal.engine.policies import (
+    IDLE_TURN,
+    MAX_CYCLES,
+    Cycle,
+    Partitions,
+    PartitionView,
+    View,
+    Wishes,
+    standing,
+)
 from kafka_marshal.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -58,6 +67,7 @@ class Placement:
         self._shown = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
         self._by_cp: dict[int, list[Key]] = {}
+        self._order: dict[Key, int] = {}
         self._closed: dict[int, float] = {}
         #: What is to be looked at again, and whether the policy wants to hear of it.
         self._touched: dict[Key, None] = {}
@@ -130,6 +140,7 @@ class Placement:
             letting_go=frozenset(assignments).difference(key for key, _ in own)
             if len(own) < len(assignments)
             else _NONE,
+            order=self._order,
         )
         keys = tuple(sorted(key for key, _ in own if key in self._shown))
         return self._limit(self._consumer.settings.policy.wishes(view, keys, now), now)
@@ -200,6 +211,7 @@ class Placement:
                 self._by_cp = {}
                 for key in partitions:
                     self._by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+                self._order = {key: standing(key, cp) for cp, keys in self._by_cp.items() for key in keys}
             self._shown = Partitions({})
             self._look_at = inf
         self.dirty = self._ask_policy = False
