@@ -23,5 +23,6 @@ def test_it_reports_a_ratio_and_writes_json(tmp_path: Path, capsys: pytest.Captu
     main(["--records", "2000", "--rounds", "5", "--json", str(tmp_path / "replay.json")])
     found = json.loads((tmp_path / "replay.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["pure Python: heartbeats", "pure Python: heartbeat batches of 3"]
-    assert all(row["ratio"] == pytest.approx(row["ours"] / row["baseline"], rel=0.5) for row in found["rows"])
+    # Of the same rounds, but a median of ratios is no ratio of medians: on a busy machine they lie far apart.
+    assert all(0.2 < row["ratio"] / (row["ours"] / row["baseline"]) < 5 for row in found["rows"])
     assert "pure Python: heartbeats" in capsys.readouterr().out

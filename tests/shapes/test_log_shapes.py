@@ -49,7 +49,12 @@ class Work:
         self.consumers = [member.consumer([self.topic]) for member in self.members]
         self.handled: list[tuple[int, int]] = []
         wait_until(lambda: all(len(consumer.assignment()) == 2 for consumer in self.consumers), what="both have two")
+        wait_until(self._is_known_to_both, what="both replicas know it")
         self.go_on()
+
+    def _is_known_to_both(self) -> bool:
+        one, other = map(encoded, self.members)
+        return one == other and all(client_id is not None for _, _, client_id, _ in one)
 
     def go_on(self) -> None:
         """Each handles some more: it still may."""
