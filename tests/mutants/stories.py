@@ -94,14 +94,14 @@ def _a_claim_renews_what_is_let_go(seed: int) -> Scenario:
     return Scenario(seed, clients, faults, "at-most-once", 200, 2, 4, 0.1, 1.0, 69, recovers=False)
 
 
-def _old_messages_go(delivery: str = "at-least-once", worker: str = "") -> Scenario:
+def _old_messages_go(delivery: str = "at-least-once", worker: str = "", seed: int = 0) -> Scenario:
     """Retention is ahead of members that are slow, die, stop and are cut off; some have fetched what is gone."""
     workers = [worker] * 4 if worker else ["iterate", "poll", "consume", "defer"]
     clients = tuple(Client(f"c{i}", kind, claims_ahead=i % 2 == 0) for i, kind in enumerate(workers))
     kinds = ("crash", "stop", "cut off", "term", "slow handler", "deaf")
     faults = tuple(Fault(5 + 2.9 * i, kinds[i % 6], f"c{i % 4}", 4.0, 0.9, i % 2) for i in range(25))
     cuts = tuple(Fault(8 + 0.61 * i, "retention", "", 1.0, (0.9, 0.97, 1.0)[i % 3], 3 * i) for i in range(110))
-    return Scenario(0, clients, faults + cuts, delivery, HI, messages=MESSAGES, handling_ms=4.0)
+    return Scenario(seed, clients, faults + cuts, delivery, HI, messages=MESSAGES, handling_ms=4.0)
 
 
 def _the_group_begins_at_the_end() -> Scenario:
@@ -121,14 +121,21 @@ def _restarts_without_a_release(delivery: str) -> Scenario:
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=2.0)
 
 
-def _a_claim_is_proven_after_a_jump() -> Scenario:
-    """Seed 51139, made small: log time runs ahead between a grant and the acknowledgement that proves it."""
-    clients = (
-        Client("c0", "poll", rate=1.0151, fetches_every=0.5),
-        Client("c2", "iterate", "max-claims", rate=0.9838, fetches_every=0.1, joins=26.35),
-    )
-    faults = (Fault(17.27, "crash", "c0", 55.26, 0.213), Fault(73.59, "clock", "", 0.51, 2.238))
-    return Scenario(51139, clients, faults, "at-most-once", 300, 2, 8, 0.1, 4.0, 78, recovers=False, snapshots=150)
+def _ends_while_more_is_claimed_ahead() -> Scenario:
+    """At most once, more comes than is handled, so that the next batch is always claimed when a member ends."""
+    clients = tuple(Client(f"c{i}", "terminates", claims_ahead=True) for i in range(4))
+    faults = tuple(Fault(5 + 1.1 * i, "term", f"c{i % 4}", (0.1, 0.6, 0.3, 2.5)[i // 4 % 4]) for i in range(18))
+    return Scenario(0, clients, faults, "at-most-once", HI, messages=150.0, handling_ms=8.0, intervals=25)
+
+
+def _clocks_jump_while_members_come(seed: int) -> Scenario:
+    """On a slow network, log time runs ahead again and again while members claim what others have let go."""
+    clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2], fetches_every=(0.3, 0.0)[i % 2]) for i in range(4))
+    slow = tuple(Fault(2.0, "slow network", client.name, 75.0, 0.1) for client in clients)
+    ends = tuple(Fault(3 + 1.3 * i, "term", f"c{i % 4}", (0.6, 1.6)[i % 2], 0.45) for i in range(55))
+    jumps = tuple(Fault(4 + 2.3 * i, "clock", "", 0.5, 1.5) for i in range(30))
+    faults = ends + jumps + slow
+    return Scenario(seed, clients, faults, "at-most-once", HI, messages=20.0, handling_ms=2.0, intervals=80)
 
 
 STORIES: tuple[Scenario, ...] = (
@@ -149,8 +156,11 @@ STORIES: tuple[Scenario, ...] = (
     _restarts_without_a_release("at-least-once"),
     _restarts_without_a_release("at-most-once"),
     _a_claim_renews_what_is_let_go(1),
-    _a_claim_is_proven_after_a_jump(),
+    _clocks_jump_while_members_come(0),
     _limits_and_slow_handlers(),
     _ranges_of_offsets("at-most-once", handling_ms=6.0),
     *map(_a_claim_renews_what_is_let_go, (2, 4)),
+    _old_messages_go(seed=1),
+    _ends_while_more_is_claimed_ahead(),
+    _clocks_jump_while_members_come(1),
 )
