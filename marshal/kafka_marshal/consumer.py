@@ -230,17 +230,17 @@ class Consumer(Membership["Consumer"]):
                     return None
                 now = self._driver.now_ms()
                 fullest = self._delivery.fullest(now)
-                if not fullest:
-                    fill_until = None  # what was there is not any more: its lease is over, or in doubt
-                elif fill_until is None:
+                if fullest and fill_until is None:
                     fill_until = self._driver.monotonic() + fill_s
+                elif not fullest and not self._delivery.is_waiting:
+                    fill_until = None  # what was there is not any more. (While a lease is in doubt, it waits on.)
                 if fullest and (
                     fullest >= max_messages or not fill_s or self._driver.monotonic() >= (fill_until or 0.0)
                 ):
                     run = self._delivery.next_run(max_messages, iterating, now)
                     if run is not None:
                         return run
-            until = [x for x in (deadline, fill_until) if x is not None]
+            until = [x for x in (deadline, fill_until if fullest else None) if x is not None]
             left = min(until) - self._driver.monotonic() if until else SLICE_S
             if deadline is not None and self._driver.monotonic() >= deadline:
                 self._pump(0.0)

@@ -439,6 +439,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "T5",
     ),
     Mutation(
+        "a doubt begins the wait for a full batch anew",
+        _SHELL,
+        "elif not fullest and not self._delivery.is_waiting:",
+        "elif not fullest:",
+        "T5",
+    ),
+    Mutation(
         "granted after the end: not reported",
         _DELIVERY,
         "for assignment in self._consumer.assignments.values():",

@@ -138,6 +138,24 @@ def _clocks_jump_while_members_come(seed: int) -> Scenario:
     return Scenario(seed, clients, faults, "at-most-once", HI, messages=20.0, handling_ms=2.0, intervals=80)
 
 
+def _doubts_while_a_batch_fills() -> Scenario:
+    """Seed 3002105, made small: of a clock so slow that a lease is in doubt every 60 ms, a batch fills for 50 ms."""
+    clients = (
+        Client("c0", "fenced", rate=1.2331, fetches_every=0.4),
+        Client("c1", "fenced", rate=1.1593, fetches_every=0.4, joins=62.72),
+        Client("c2", "fenced", "max-claims", rate=0.7151, fetches_every=0.4),
+        Client("c3", "fenced", rate=0.6597, fetches_every=0.4, joins=73.34),
+    )
+    faults = (
+        Fault(42.87, "pause", "", 2.35, 0.616, 1),
+        Fault(46.39, "slow network", "c2", 2.0, 0.4),
+        Fault(59.1, "term", "c2", 28.27, 0.928),
+        Fault(71.02, "crash", "c1", 7.98, 0.794),
+        Fault(81.36, "lost", "c3", 3.61, 0.631, 1),
+    )
+    return Scenario(3002105, clients, faults, heartbeat_interval_ms=200, messages=13.3, handling_ms=1.0, intervals=88)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -163,4 +181,5 @@ STORIES: tuple[Scenario, ...] = (
     _old_messages_go(seed=1),
     _ends_while_more_is_claimed_ahead(),
     _clocks_jump_while_members_come(1),
+    _doubts_while_a_batch_fills(),
 )

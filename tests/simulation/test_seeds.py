@@ -129,3 +129,9 @@ def test_what_an_admin_puts_beyond_the_end_of_a_log_is_reached_in_the_end() -> N
     # The partition's last message lay below the position: its readers were told that it is lost, for ever (P11).
     result = simulate_one(Scenario.from_seed(821914))
     assert result.violation is None, result.tell()
+
+
+def test_a_batch_fills_no_longer_than_it_may_though_its_lease_is_in_doubt_again_and_again() -> None:
+    # Each doubt (T5) began the wait for a full batch anew: what was fetched was not handed out until more came.
+    result = simulate_one(Scenario.from_seed(3002105))
+    assert result.violation is None, result.tell()

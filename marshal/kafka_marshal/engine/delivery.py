@@ -70,6 +70,11 @@ class Delivery:
         self._heard(now)
         return max((x.buffered for x in self._turns if x.can_hand_out(now)), default=0)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
+        return any(x.buffered and not x.over and not x.user_paused for x in self._turns)
+
     def _heard(self, now: float) -> None:
         """A user's thread was here."""
         self._heard_at = now
