@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 
 #: All of the heap from the start: growing it takes full collections of a tenth of a second, and whoever is measured
 #: then is said to be slow.
-HEAP = ("-Xms512m", "-Xmx512m")
+HEAP = ("-Xms512m",)
 
 _numbers = count(1)
 

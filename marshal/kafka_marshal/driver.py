@@ -44,13 +44,14 @@ from kafka_marshal.topic_watch import (
     IDS_WITHIN_MS,
     LOOKUP_TIMEOUT_S,
     METADATA_INTERVAL_MS,
+    METADATA_JITTER,
     CountPartitions,
     Interest,
     TopicWatch,
 )
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
-__all__ = ["ACK_WATCH_MS", "ConsumerPort", "CountPartitions", "Driver"]
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -73,9 +74,6 @@ BEATS_WAIT_S = 0.012
 
 #: So many records are applied with the lock in hand. Of a process with ten members 500 kept it for 100 ms.
 AT_ONCE = 16
-
-#: Drawn anew each time from this much less to this much more: members that start together do not ask together for ever.
-METADATA_JITTER = 0.25
 
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
 LOOKUP_THREADS = 4

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
-from kafka_marshal.driver import CountPartitions, Driver
+from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal

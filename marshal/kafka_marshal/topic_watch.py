@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from kafka_marshal.adapters.interface import Cluster, TopicInfo
 from kafka_marshal.engine.subscription import Subscription
 
-__all__ = ["IDS_WITHIN_MS", "LOOKUP_TIMEOUT_S", "METADATA_INTERVAL_MS", "CountPartitions", "Interest", "TopicWatch"]
+__all__ = [
+    "IDS_WITHIN_MS",
+    "LOOKUP_TIMEOUT_S",
+    "METADATA_INTERVAL_MS",
+    "METADATA_JITTER",
+    "CountPartitions",
+    "Interest",
+    "TopicWatch",
+]
 
 #: Called with topics and seconds: how many partitions each has, of those that are learned at once.
 CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
@@ -27,6 +35,9 @@ COUNT_TIMEOUT_S = 1.0
 
 #: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
 METADATA_INTERVAL_MS = 5_000.0
+
+#: Drawn anew each time from this much less to this much more: members that start together do not ask together for ever.
+METADATA_JITTER = 0.25
 
 #: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
 #: for the old one. Not at once: that costs milliseconds for a thousand partitions, while everybody is starting.

@@ -20,7 +20,6 @@ from kafka_marshal import (
     PositionLostError,
     TopicPartition,
     beginning,
-    driver,
     topic_watch,
 )
 from tests.client.conftest import HI, Scene, take, wait_until
@@ -297,7 +296,7 @@ def test_q38_who_did_not_see_a_topic_grow_begins_with_its_new_partitions_first_m
 
 
 def test_q38_a_grown_topic_is_seen_before_that_is_taken_for_granted() -> None:
-    assert beginning.GROWTH_SEEN_MS > topic_watch.METADATA_INTERVAL_MS * (1 + driver.METADATA_JITTER)
+    assert beginning.GROWTH_SEEN_MS > topic_watch.METADATA_INTERVAL_MS * (1 + topic_watch.METADATA_JITTER)
 
 
 def test_p9_start_at_a_moment(scene: Scene) -> None:

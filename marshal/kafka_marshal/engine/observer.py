@@ -164,7 +164,8 @@ class Observer:
     def look(self, key: Key, now: float, enough: float = inf) -> tuple[float, str | None]:
         """When a claim is worth sending, as opens_at says, and who holds the lease until then.
 
-        enough: whoever looks for the first of many need not know by how much others come later than this.
+        enough: whoever looks for the first of many, and has found this one to come, need not know by how much others
+        come later.
         """
         cp = self.cp_of(key)
         world = self._worlds[cp]
@@ -177,7 +178,7 @@ class Observer:
             return 0.0, lease.client_id
         silent_since = min(self._heard.get(key, now), self._moved.get(cp, now) - age)
         opens_at = silent_since + 2 * hi + 1
-        if opens_at > now and opens_at >= enough:
+        if opens_at >= enough:
             return opens_at, lease.client_id
         return opens_at + self._jitter(key, hi), lease.client_id
 
