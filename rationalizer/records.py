@@ -134,11 +134,17 @@ class HeartbeatBatch(Record):
     TYPE: ClassVar[int] = 6
     entries: tuple[BeatEntry, ...]
 
+    def __post_init__(self) -> None:
+        # Entries have checked themselves, and are many: whoever holds a thousand leases beats all of them every HI/3.
+        problem = ok.id_problem(self.instance_id, self.client_id, self.group_id)
+        if problem is None and (type(self.entries) is not tuple or set(map(type, self.entries)) != {BeatEntry}):
+            problem = "entries must be a tuple of at least one BeatEntry"
+        if problem is not None:
+            raise InvalidRecordError(f"{type(self).__name__}: {problem}. Nothing was written.")
+
     def own_fields(self) -> tuple[object, ...]:
         """The entries as on the wire: [topic, partition, epoch, last_offset] each."""
-        if type(self.entries) is not tuple or any(type(entry) is not BeatEntry for entry in self.entries):
-            raise InvalidRecordError("HeartbeatBatch: entries must be a tuple of BeatEntry. Nothing was written.")
-        return (tuple((e.topic, e.partition, e.epoch, e.last_offset) for e in self.entries),)
+        return (tuple([(e.topic, e.partition, e.epoch, e.last_offset) for e in self.entries]),)
 
     @classmethod
     def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:

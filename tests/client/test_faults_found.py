@@ -1,9 +1,11 @@
-"""What chaos found on real brokers (docs/chaos.md), each as a test that needs none."""
+"""What chaos and simulation found (docs/chaos.md), each as a test that needs no broker."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 
 import pytest
 
@@ -13,6 +15,7 @@ from kafka_marshal.consumer import CLOCK_STRIDE
 from kafka_marshal.coordination import create_topic
 from kafka_marshal.runtime import Threads
 from rationalizer import ReleasingPartition, decode
+from tests.client.conftest import wait_until
 
 HI = 600
 
@@ -79,6 +82,41 @@ def test_t4_at_most_once_eight_quick_messages_allow_eight_without_a_look(
 ) -> None:
     """They are granted, so nobody else gets them; a stop among them costs no more than a millisecond's work."""
     assert looks <= looks_at(cluster, "at-most-once", took_ms) <= looks + 2 * CLOCK_STRIDE
+
+
+def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch could have been handed over long ago (its wait is over): looked at without rest, that takes a core."""
+    cluster.broker.create_topic("t", 1)
+    with member(cluster) as marshal, marshal.consumer(["t"]) as consumer:
+        cluster.broker.produce("t", 0, b"first")
+        batches = consumer.batches(10, timeout=0.3)
+        next(batches).done()
+        looks: list[float] = []
+        pump = consumer._pump
+
+        def counted(timeout_s: float) -> int:
+            looks.append(time.monotonic())
+            return pump(timeout_s)
+
+        monkeypatch.setattr(consumer, "_pump", counted)
+        cluster.broker.produce("t", 0, b"second")
+        thread = threading.Thread(target=lambda: next(batches).done())
+        thread.start()
+        driver, lease = marshal._driver, marshal._driver.engine.book.leases["t", 0]
+        wait_until(lambda: consumer._delivery.fullest(driver.now_ms()) == 1)
+        lease.in_doubt_since = inf  # no beat ends it
+        lease.refresh()
+        began = time.monotonic()
+        try:
+            wait_until(lambda: looks[-1] > began + 1.0)
+        finally:
+            lease.in_doubt_since = None
+            lease.refresh()
+            thread.join(20)
+        assert not thread.is_alive(), "the doubt is over, and the batch was not handed over"
+        assert len(looks) < 100, "five a second are enough"
 
 
 def held_up(cluster: MemoryCluster) -> Callable[[], None]:

@@ -302,7 +302,8 @@ class Engine:
             lease = self.book.leases.get(key)
             if lease is not None and lease.epoch == epoch:
                 lease.owner.beaten(last_offset, accepted, now)
-                self._verify(key, now)
+                if not accepted:  # else it is ours: no beat of anybody but the holder is accepted (C5)
+                    self._verify(key, now)
         if beaten:
             self.book.beat_applied(cp, offset, outcome.log_time, beaten, now)
 

@@ -69,6 +69,7 @@ class OwnLease:
     """One lease that we hold, want or are letting go."""
 
     __slots__ = (
+        "_beaten",
         "claim_sent_at",
         "cp",
         "epoch",
@@ -113,6 +114,7 @@ class OwnLease:
         self.claim_sent_at: float | None = None
         self.release_sent_at = 0.0
         self.last_release: int | None = None
+        self._beaten: BeatEntry | None = None
 
     @property
     def held(self) -> bool:
@@ -123,6 +125,13 @@ class OwnLease:
     def ends_at(self) -> float:
         """Our own clock's time at which a held lease is over unless another proof comes (T4)."""
         return self.valid_until or self.proof_due
+
+    def beat_entry(self) -> BeatEntry:
+        """Its part of the next beat; the same as last time where there is nothing new to say."""
+        entry, last_offset = self._beaten, self.owner.progress_to_report()
+        if entry is None or entry.epoch != self.epoch or entry.last_offset != last_offset:
+            entry = self._beaten = BeatEntry(*self.key, self.epoch, last_offset)
+        return entry
 
     def refresh(self) -> None:
         """Work out proven_until and hand_out_until anew."""
@@ -352,7 +361,7 @@ class LeaseBook:
         return now + interval_ms / BEATS_PER_INTERVAL * self._rng.uniform(EARLIEST_BEAT, 1.0)
 
     def _send_beats(self, cp: int, leases: list[OwnLease], now: float) -> None:
-        entries = [BeatEntry(*x.key, x.epoch, x.owner.progress_to_report()) for x in leases]
+        entries = [lease.beat_entry() for lease in leases]
         for start in range(0, len(entries), MAX_BATCH_ENTRIES):
             chunk = entries[start : start + MAX_BATCH_ENTRIES]
             one = chunk[0]

@@ -58,7 +58,8 @@ class Observer:
 
     def lease(self, key: Key) -> Lease | None:
         """A lease as our replica knows it; None: never granted."""
-        return self._worlds[self.cp_of(key)].lease(self._settings.group_id, *key)
+        cp = self._cps.get(key)
+        return self._worlds[self.cp_of(key) if cp is None else cp].lease(self._settings.group_id, *key)
 
     def caught_up(self, now: float) -> None:
         """The replica has caught up: start watching."""
