@@ -71,7 +71,7 @@ def raw(bootstrap: str, topic: str, partitions: int, records: int) -> float:
     seen = total = 0
     began = 0.0
     while seen < records:
-        messages = consumer.consume(RAW_BATCH, 1.0)
+        messages = consumer.consume(min(RAW_BATCH, records - seen), 1.0)
         if messages and not began:
             began = time.perf_counter()
         for message in messages:

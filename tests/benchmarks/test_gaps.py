@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
+from benchmarks.race.events.balance import Gaps
 from benchmarks.race.gaps import beyond_ms, first_seen, longest_ms
 
 USUAL = {0: {offset: 1 + offset / 50 for offset in range(100)}}
@@ -44,3 +47,33 @@ def test_a_partition_of_which_nothing_came_stood_still_all_the_time() -> None:
 
 def test_what_a_group_repeats_counts_once() -> None:
     assert first_seen([(0, 5, 1.0), (0, 6, 1.1), (0, 5, 2.0), (3, 5, 2.0)]) == {0: {5: 1.0, 6: 1.1}, 3: {5: 2.0}}
+
+
+class Reporting:
+    """Answers as a host of workers does: who holds and has seen what."""
+
+    def __init__(self, **workers: dict[str, Any]) -> None:
+        self.workers = workers
+
+    def report(self, *, seen: bool) -> dict[str, dict[str, Any]]:
+        assert seen
+        return self.workers
+
+
+def test_where_a_group_moved_all_that_is_fed_no_gap_is_made_up() -> None:
+    """A protocol that stops everybody may deal all of it out anew: the race ended there, with a ValueError."""
+    records = [(0, offset, 1 + offset / 50) for offset in range(100)]
+    host = Reporting(a={"held": [0], "seen": records}, b={"held": [1], "seen": []})
+    gaps = Gaps(cast("Any", host), cast("Any", Reporting(bystander={"seen": records})))
+    found: dict[str, list[float]] = {}
+    before = gaps.measure(found, "steady")
+    assert found["longest gap, steady"] != []
+    host.workers = {"a": {"held": [1], "seen": []}, "b": {"held": [0], "seen": []}}
+    gaps.measure(found, "leave", before)
+    of_leaving = {name: values for name, values in found.items() if name.endswith("leave")}
+    assert of_leaving == {
+        "longest gap, leave": [],
+        "beyond a bystander's gap, leave": [],
+        "added to the usual gap, leave": [],
+        "moved, leave": [2],
+    }

@@ -158,6 +158,7 @@ def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> 
     ("arguments", "says"),
     [
         (["--rows", "-1"], "--rows"),
+        (["--rows", "0"], "--rows"),
         (["--workers", "0"], "--workers"),
         (["--workers", "12"], "--workers"),
         (["--seed", "x"], "--seed"),

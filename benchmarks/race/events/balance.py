@@ -26,7 +26,7 @@ from benchmarks.race.grounds import CPS, Grounds, new_name
 from benchmarks.race.hosts import Host, RaceError
 from rationalizer import World
 
-__all__ = ["Balance"]
+__all__ = ["Balance", "Gaps", "wait_until_stable"]
 
 WORKERS = 10
 PARTITIONS = 900
@@ -113,7 +113,7 @@ class Balance(Event):
             stable_at = wait_until_stable(host, self._workers, self._partitions)
             found["start"] = [(stable_at - max(began)) * 1000]
             found["records appended, start"] = log.since_last()
-            sight = _Gaps(host, bystander)
+            sight = Gaps(host, bystander)
             sleep(STEADY_S)
             before = sight.measure(found, "steady")
             log.since_last()
@@ -152,7 +152,7 @@ def wait_until_stable(host: Host, workers: int, partitions: int) -> float:
     raise RaceError(f"not even after {TIMEOUT_S:g} s: {sizes}")
 
 
-class _Gaps:
+class Gaps:
     """The gaps of partitions that stay where they are, since it was asked last."""
 
     def __init__(self, host: Host, bystander: Host) -> None:
@@ -177,13 +177,15 @@ class _Gaps:
         stays = {name: kept for name, partitions in now.items() if (kept := partitions & before.get(name, frozenset()))}
         seen = {name: first_seen(workers[name]["seen"]) for name in stays}
         fed = {name: kept & usual.keys() for name, kept in stays.items()}
-        longest = [longest_ms(seen[name], kept, began, at) for name, kept in fed.items() if kept]
-        found[f"longest gap, {what}"] = [max(longest)]
-        beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in fed.items() if kept]
-        found[f"beyond a bystander's gap, {what}"] = [max(beyond)]
+        kept_by = {name: kept for name, kept in fed.items() if kept}  # nobody, where a contestant moved all that is fed
+        longest = [longest_ms(seen[name], kept, began, at) for name, kept in kept_by.items()]
+        found[f"longest gap, {what}"] = [max(longest)] if longest else []
+        beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in kept_by.items()]
+        found[f"beyond a bystander's gap, {what}"] = [max(beyond)] if beyond else []
         if held is not None:
-            usual_ms = found["beyond a bystander's gap, steady"][0]
-            found[f"added to the usual gap, {what}"] = [max(beyond) - usual_ms]
+            found[f"added to the usual gap, {what}"] = [
+                max(beyond) - usual_ms for usual_ms in found["beyond a bystander's gap, steady"] if beyond
+            ]
             found[f"moved, {what}"] = [sum(map(len, held.values())) - sum(map(len, stays.values()))]
         return now
 

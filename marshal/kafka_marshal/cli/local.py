@@ -65,7 +65,7 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
 
 
 @command()
-@click.option("--rows", type=click.IntRange(min=0), help="How many flights. Default: all 336,776.")
+@click.option("--rows", type=click.IntRange(min=1), help="How many flights. Default: all 336,776.")
 @click.option("--plain", is_flag=True, help="Worker processes in plain Python, without Spark; one is added, too.")
 @click.option("--workers", type=click.IntRange(1, 11), help="How many at the start (2 Spark drivers, 3 plain workers).")
 @click.option(
