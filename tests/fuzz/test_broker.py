@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kafka_marshal.testing.fuzz import broker
 from kafka_marshal.testing.fuzz.broker import PARTITIONS, WORKERS, _Flood, fuzz_a_broker
 
 Note = dict[str, Any]
@@ -49,6 +53,41 @@ def judged(flood: _Flood, notes: list[Note]) -> list[str]:
     (flood.folder / WORKERS[0]).write_text("".join(json.dumps(note) + "\n" for note in notes))
     flood.judge()
     return flood.report.problems
+
+
+class Granted:
+    """A replica in which everything was granted, and so is done as far as the log knows."""
+
+    def __init__(self) -> None:
+        progress = SimpleNamespace(stable=1)
+        self.worlds: defaultdict[int, Any] = defaultdict(lambda: SimpleNamespace(lease=lambda *_: SimpleNamespace(progress=progress)))
+
+
+def test_what_is_granted_is_waited_for_until_it_is_handled(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers were told to end with a partition in hand, and its messages were said to be lost."""
+    *early, last = [note for note in sound(flood) if note["what"] == "handled"]
+    path = flood.folder / WORKERS[0]
+    path.write_text("".join(json.dumps(note) + "\n" for note in early))
+    looks = count()
+
+    def look(_timeout_s: float) -> None:
+        if next(looks) == 2:
+            with path.open("a") as file:
+                file.write(json.dumps(last) + "\n")
+
+    monkeypatch.setattr(flood, "replica", Granted(), raising=False)
+    monkeypatch.setattr(flood, "take_in", look)
+    flood.drain()
+    assert flood.report.problems == []
+    assert next(looks) == 3
+
+
+def test_what_is_never_handled_is_told(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flood, "replica", Granted(), raising=False)
+    monkeypatch.setattr(flood, "take_in", lambda _: None)
+    monkeypatch.setattr(broker, "DRAIN_S", 0.1)
+    flood.drain()
+    assert any("all messages are done" in problem for problem in flood.report.problems)
 
 
 def test_what_is_sound_is_no_problem(flood: _Flood) -> None:
