@@ -59,8 +59,8 @@ class Granted:
     """A replica in which everything was granted, and so is done as far as the log knows."""
 
     def __init__(self) -> None:
-        progress = SimpleNamespace(stable=1)
-        self.worlds: defaultdict[int, Any] = defaultdict(lambda: SimpleNamespace(lease=lambda *_: SimpleNamespace(progress=progress)))
+        lease = SimpleNamespace(progress=SimpleNamespace(stable=1))
+        self.worlds: defaultdict[int, Any] = defaultdict(lambda: SimpleNamespace(lease=lambda *_: lease))
 
 
 def test_what_is_granted_is_waited_for_until_it_is_handled(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
