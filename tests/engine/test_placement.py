@@ -21,7 +21,7 @@ from kafka_marshal.engine.policies import (
     WholeTopic,
     Wishes,
 )
-from rationalizer import ClaimingPartition, ReleasingPartition, route_lease
+from rationalizer import ClaimingPartition, ReleaseGroup, ReleasingPartition, route_lease
 from tests.engine.harness import HI, Member, Net
 from tests.engine.simulation import Simulation
 
@@ -193,6 +193,22 @@ def test_max_claims_holds_while_something_is_in_hand_of_what_is_let_go() -> None
     net.run(HI)
     assert len(member.held()) == 2
     assert run.assignment.key not in member.held()
+
+
+def test_max_claims_counts_claims_under_way_where_the_group_is_paused() -> None:
+    """Simulation, seed 5005970: claims waited for answers, their CP was paused, and as many went to the other CP."""
+    net = Net(cps=2)
+    net.topic("t", 8)
+    member = net.member("a")
+    member.drop_if = lambda record: isinstance(record, ClaimingPartition)  # no answer comes, for an HI
+    member.consumer("t", policy=MaxClaims(2))
+    net.tick()
+    wanted = set(member.engine.book.leases)
+    assert len(wanted) == 2
+    net.write(ReleaseGroup("x-1", "x", "g", int(net.now + 5 * HI)), route_lease(*min(wanted), 2))
+    for _ in range(20):
+        net.tick()
+        assert set(member.engine.book.leases) == wanted
 
 
 def test_whole_topics_are_shared_out() -> None:

@@ -135,3 +135,9 @@ def test_a_batch_fills_no_longer_than_it_may_though_its_lease_is_in_doubt_again_
     # Each doubt (T5) began the wait for a full batch anew: what was fetched was not handed out until more came.
     result = simulate_one(Scenario.from_seed(3002105))
     assert result.violation is None, result.tell()
+
+
+def test_a_limit_holds_where_the_log_is_paused_in_part() -> None:
+    # Claims waited for answers in a CP that was paused; they did not count, and as many went to the other CP.
+    result = simulate_one(Scenario.from_seed(5005970))
+    assert result.violation is None, result.tell()

@@ -127,6 +127,7 @@ class Placement:
             return None
         assignments = self._consumer.assignments
         own = [(key, x) for key, x in assignments.items() if x.stage in _OWN_STAGES and not x.releasing]
+        keys = tuple(sorted(key for key, _ in own if key in self._shown))
         waiting = self._observer.waiting(self._consumer.subscription.topics, now)
         view = View(
             client_id=self._settings.client_id,
@@ -137,12 +138,9 @@ class Placement:
             asked_for=self._observer.asked_for(now),
             left_alone=frozenset(self._let_go),
             pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
-            letting_go=frozenset(assignments).difference(key for key, _ in own)
-            if len(own) < len(assignments)
-            else _NONE,
+            letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,
             order=self._order,
         )
-        keys = tuple(sorted(key for key, _ in own if key in self._shown))
         return self._limit(self._consumer.settings.policy.wishes(view, keys, now), now)
 
     def _limit(self, wishes: Wishes, now: float) -> Wishes:

@@ -125,7 +125,8 @@ class View:
     asking: bool = False
     #: What our policy let go lately, and not as surplus: it is neither claimed nor asked for now.
     left_alone: frozenset[Key] = frozenset()
-    #: Own ones that are being let go: held until what is in hand is done, and the log shows the release.
+    #: Other own ones, which count all the same: being let go, held until what is in hand is done and the log shows the
+    #: release; or in a part of the log where the group is paused now (C10).
     letting_go: frozenset[Key] = frozenset()
     #: Where each partition stands in an order that is the same for all members (:func:`standing`); empty: by its hash.
     order: Mapping[Key, int] = field(default_factory=dict)
