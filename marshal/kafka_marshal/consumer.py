@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.interface import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.batch import Batch
+from kafka_marshal.collector import collector_resting
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
@@ -36,6 +37,9 @@ DEFAULT_BATCH_SIZE = 1_000
 #: Messages taken from the fetcher at a time. Fewer than the 700 new objects that make Python's garbage collector look
 #: at them all: messages that are let go as fast as they come then never cost a collection, a fifth of all time.
 READ_SIZE = 500
+
+#: At most once, messages fetched in a row with the collector at rest: some 3 ms.
+BURST = 10_000
 
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 1_000
@@ -273,8 +277,8 @@ class Consumer(Membership["Consumer"]):
                 if self._delivery.granted is not None:
                     continue
                 waiting = self._delivery.proposed
-                filled = self._delivery.fullest(self._driver.now_ms()) >= self._options.batch_size
-            if waiting is None and not filled and self._pump(0.0):
+                room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
+            if waiting is None and self._fill(room):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
                 waiting = self._delivery.propose(self._driver.now_ms())
@@ -307,11 +311,7 @@ class Consumer(Membership["Consumer"]):
 
         with self._driver.locked(step=False):
             room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
-        while room > 0 and not answered():
-            came = self._pump(0.0)
-            if not came:
-                break
-            room -= came
+        self._fill(room, answered)
         with self._driver.condition:
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
@@ -324,11 +324,22 @@ class Consumer(Membership["Consumer"]):
             with self._driver.locked(step=False):
                 if self._delivery.granted is None:
                     return
-                if self._delivery.fullest(self._driver.now_ms()) >= size:
+                room = size - self._delivery.fullest(self._driver.now_ms())
+                if room <= 0:
                     self._delivery.propose(self._driver.now_ms())
                     return
-            if not self._pump(0.0):
+            if not self._fill(room):
                 return
+
+    def _fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
+        """Fetch what is there, for room messages at most, until it is enough. How many messages and faults came."""
+        came = 0
+        room = min(room, BURST)
+        if room > 0:
+            with collector_resting():
+                while came < room and not enough() and (more := self._pump(0.0)):
+                    came += more
+        return came
 
     def _pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came."""

@@ -15,6 +15,7 @@ _DELIVERY = _ENGINE + "delivery.py"
 _ASSIGNMENT = _ENGINE + "assignment.py"
 _TRACKER = _ENGINE + "tracker.py"
 _OBSERVER = _ENGINE + "observer.py"
+_PLACEMENT = _ENGINE + "placement.py"
 _POLICIES = _ENGINE + "policies.py"
 _SUBSCRIPTION = _ENGINE + "subscription.py"
 _SHELL = "marshal/kafka_marshal/consumer.py"
@@ -444,6 +445,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "elif not fullest and not self._delivery.is_waiting:",
         "elif not fullest:",
         "T5",
+    ),
+    Mutation(
+        "a claim under way in a part that is paused does not count against the limit",
+        _PLACEMENT,
+        "letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,",
+        "letting_go=frozenset(assignments).difference(key for key, _ in own),",
+        "C10",
     ),
     Mutation(
         "granted after the end: not reported",

@@ -156,6 +156,35 @@ def _doubts_while_a_batch_fills() -> Scenario:
     return Scenario(3002105, clients, faults, heartbeat_interval_ms=200, messages=13.3, handling_ms=1.0, intervals=88)
 
 
+def _a_limit_while_the_log_is_paused_in_part() -> Scenario:
+    """Seed 5005970, made small: claims of a member at its limit wait in one CP for the end of a pause."""
+    clients = (
+        Client("c0", rate=0.7795, claims_ahead=True),
+        Client("c1", "defer", "max-claims", rate=1.0804, fetches_every=0.4, joins=49.86),
+        Client("c2", "explicit", rate=0.7073, claims_ahead=True, fetches_every=0.5, joins=20.22),
+        Client("c3", "poll", "release-if-behind", rate=0.7678, fetches_every=0.4, joins=71.76),
+        Client("hand", "by-hand", rate=1.0367, fetches_every=0.1),
+    )
+    faults = (
+        Fault(54.62, "pause", "", 0.44, 0.907),
+        Fault(56.78, "pause", "", 2.22, 0.177),
+        Fault(64.3, "crash", "hand", 3.02, 0.2),
+        Fault(64.57, "outage", "", 4.49, 0.21, 1),
+    )
+    return Scenario(
+        5005970,
+        clients,
+        faults,
+        heartbeat_interval_ms=300,
+        messages=0.1,
+        handling_ms=1.0,
+        intervals=73,
+        recovers=False,
+        records=0,
+        snapshots=0,
+    )
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -182,4 +211,5 @@ STORIES: tuple[Scenario, ...] = (
     _ends_while_more_is_claimed_ahead(),
     _clocks_jump_while_members_come(1),
     _doubts_while_a_batch_fills(),
+    _a_limit_while_the_log_is_paused_in_part(),
 )
