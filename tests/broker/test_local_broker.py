@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -175,13 +176,23 @@ def test_a_port_lost_to_somebody_faster_is_replaced(monkeypatch: pytest.MonkeyPa
         assert Probe(local.bootstrap_servers).broker_ids(10) == {1}
 
 
-def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is_left() -> None:
+def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests start brokers meanwhile
+    folders: list[str] = []
+
+    def noted(prefix: str) -> str:
+        folders.append(mkdtemp(prefix=prefix))
+        return folders[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
     local = LocalBroker(properties={"log.segment.bytes": "many"})
-    before = set(Path(tempfile.gettempdir()).glob(f"{layout.FOLDER_PREFIX}*"))
     with pytest.raises(BrokerDiedError, match=r"log\.segment\.bytes") as caught:
         local.start()
     assert "Nothing was started" in str(caught.value)
-    assert set(Path(tempfile.gettempdir()).glob(f"{layout.FOLDER_PREFIX}*")) <= before
+    assert [Path(folder).parent for folder in folders] == [tmp_path]
+    assert not list(tmp_path.glob(f"{layout.FOLDER_PREFIX}*"))
 
 
 @pytest.mark.parametrize(
