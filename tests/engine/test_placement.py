@@ -21,7 +21,7 @@ from kafka_marshal.engine.policies import (
     WholeTopic,
     Wishes,
 )
-from rationalizer import ClaimingPartition, ReleaseGroup, ReleasingPartition, route_lease
+from rationalizer import ClaimingPartition, ReleaseGroup, ReleasingPartition, Tick, route_lease
 from tests.engine.harness import HI, Member, Net
 from tests.engine.simulation import Simulation
 
@@ -472,3 +472,29 @@ def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
     consumer.placement.dirty = True
     member.settle()
     assert seen[-1] == {("t", 1)}
+
+
+def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() -> None:
+    """Whoever starts asks each CP for the time (T3): ten members of one process looked at 900 partitions each."""
+    looked: list[int] = []
+
+    class Looks(Placement):
+        def _look(self, now: float) -> None:
+            looked.append(len(self._touched))
+            super()._look(now)
+
+    net = Net(cps=1)
+    net.topic("t", 6)
+    member, other = net.member("a"), net.member("b")
+    member.consumer("t").placement.__class__ = Looks
+    other.consumer("t")
+    net.run(3 * HI)
+    assert len(member.held()) == len(other.held()) == 3
+    looked.clear()
+    net.write(Tick("x", "x", "x"), 0)
+    net.run(50)
+    assert not looked
+    other.kill()
+    net.stamp_shift = 3 * HI
+    net.write(Tick("x", "x", "x"), 0)
+    assert net.run_until(lambda: len(member.held()) == 6) <= HI / 2, "the log's time shows it, not the own clock"

@@ -134,7 +134,7 @@ class Engine:
         self._moved.add(cp)
         if self._timeless.pop(cp, None) is not None or outcome.type == Tick.__name__:
             for consumer in self.consumers.values():
-                consumer.placement.log_time_moved(cp)
+                consumer.placement.log_time_moved(cp, now)
         message = outcome.message
         if message is None or message[4] != self.settings.group_id:
             return

@@ -8,7 +8,7 @@ that nothing was heard of it for more than 2 · HI. The claim's own stamp then m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import xxhash
@@ -182,6 +182,20 @@ class Observer:
         if opens_at >= enough:
             return opens_at, lease.client_id
         return opens_at + self._jitter(key, hi), lease.client_id
+
+    def opening(self, keys: Iterable[Key], cp: int, now: float, before: float) -> list[Key]:
+        """Which leases of one CP a claim may win before that time (own clock); ``look`` tells when, exactly."""
+        world = self._worlds[cp]
+        log_time, group_id, moved = world.log_time, self._settings.group_id, self._moved.get(cp, now)
+        found = []
+        for key in keys:
+            lease = world.lease(group_id, *key)
+            if lease is not None and lease.client_id is not None:
+                hi = lease.heartbeat_interval_ms
+                opens_at = min(self._heard.get(key, now), moved - lease.age(log_time)) + 2 * hi + 1
+                if opens_at < before and opens_at + self._jitter(key, hi) < before:
+                    found.append(key)
+        return found
 
     def _jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that of a waiting fleet one claims first and the others see it."""

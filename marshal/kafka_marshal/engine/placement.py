@@ -80,10 +80,11 @@ class Placement:
         self._touched[key] = None
         self._ask_policy = True
 
-    def log_time_moved(self, cp: int) -> None:
-        """Somebody wants it known how late it is in a CP: leases there may have gone stale (T3)."""
-        self._touched.update(dict.fromkeys(self._by_cp.get(cp, ())))
-        self._ask_policy = True
+    def log_time_moved(self, cp: int, now: float) -> None:
+        """Somebody wants it known how late it is in a CP: leases there may have gone stale, or pauses ended (T3)."""
+        for key in self._observer.opening(self._by_cp.get(cp, ()), cp, now, self._look_at):
+            self.changed(key)
+        self._ask_policy = self._ask_policy or cp in self._closed
 
     def touched(self, key: Key) -> None:
         """We did something about a partition on the policy's behalf: no reason to ask it again."""
