@@ -425,6 +425,24 @@ def test_a_dead_client_that_asked_keeps_nothing_idle() -> None:
     assert board.counts() == {"a": 6}
 
 
+def test_what_is_dealt_to_another_subscription_goes_to_who_is_below_its_share() -> None:
+    """b lets something go for those who ask. It was dealt to a, who can't take it, and b took it back, for ever."""
+    board = Board(keys(3, 1, 1, 2), 13)
+    board.join("b")
+    board.join("a", Balanced(), ["t0"])
+    board.join("greedy", Greedy(), ["t0"])
+    board.join("c")
+    for key in board.holder:
+        board.holder[key] = "greedy" if key[0] == "t0" else "b"
+    board.run(10)
+    assert board.counts() == {"a": 0, "b": 2, "c": 2, "greedy": 3}
+    releases = board.releases
+    for _ in range(20):
+        board.run(0.5)
+        assert not board.unowned()
+    assert board.releases == releases, "a livelock"
+
+
 # -- mixtures -----------------------------------------------------------------------------------------------------
 
 ANY = [Balanced(), Greedy(), MaxClaims(3), Balanced() & MaxClaims(2), ReleaseIfBehind(), Balanced() & ReleaseIfBehind()]

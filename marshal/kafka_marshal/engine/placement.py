@@ -16,6 +16,7 @@ from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.observer import Observer
 from kafka_marshal.engine.policies import (
     IDLE_TURN,
+    LEFT_OVER_TURN,
     MAX_CYCLES,
     Cycle,
     Partitions,
@@ -258,7 +259,7 @@ class Placement:
         view = alike.get(since)
         if view is None:
             view = alike[since] = PartitionView(holder=None, free_since=since)
-            for due in (since + hi + 1, since + (1 + IDLE_TURN) * hi + 1):
-                if due > now:
+            for share in (LEFT_OVER_TURN, 1, 1 + IDLE_TURN):
+                if (due := since + share * hi + 1) > now:
                     self._look_at = min(self._look_at, due)
         return view

@@ -203,6 +203,10 @@ class Greedy(Policy):
 #: Idle partitions are first up to one member each, for this share of HI, then up to everybody.
 IDLE_TURN = 0.5
 
+#: What is free and has been left by those whom it was dealt to, for this share of HI, is up to whoever lacks some. Less
+#: than HI: it comes before those who have their share, who would let it go again for them.
+LEFT_OVER_TURN = 0.75
+
 
 _HASH_BITS = 64
 
@@ -239,8 +243,9 @@ class Balanced(Policy):
     many as are missing, at once, those with most first, of the topics that were asked for. Nothing is let go for
     claims that the log has not answered: they may be refused.
 
-    A partition that stayed free for longer than HI lies idle: a member that counts cannot take it (a limit, another
-    subscription, dead). It is claimed by one of those who have their share, after half an HI more by any of them.
+    A partition that stayed free lies idle: a member that counts cannot take it (a limit, another subscription, dead).
+    It is claimed by those who are below their share, after three quarters of an HI; after HI by one of those who have
+    theirs, after half an HI more by any of them.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -252,6 +257,8 @@ class Balanced(Policy):
         missing = shares[view.client_id] - len(own)
         if missing > 0:
             claim = self._dealt(view, free, counts, shares)
+            if len(claim) < missing:
+                claim += self._left_over(view, free, claim, now)[: missing - len(claim)]
             return Wishes(claim=claim, ask=self._ask(view, counts, shares)[: missing - len(claim)])
         idle = self._idle(view, free, counts, shares, now)
         release = () if idle else self._release(view, own, counts, shares, len(free))
@@ -282,6 +289,15 @@ class Balanced(Policy):
         part = sorted(free, key=_order(view))[first : first + shares[view.client_id] - counts[view.client_id]]
         begin = _hash((view.client_id, -1)) * len(part) >> _HASH_BITS
         return tuple(part[begin:] + part[:begin])
+
+    @staticmethod
+    def _left_over(view: View, free: list[Key], dealt: tuple[Key, ...], now: float) -> tuple[Key, ...]:
+        """What was dealt to others who did not claim it: of another subscription, they can't."""
+        until = now - LEFT_OVER_TURN * view.heartbeat_interval_ms
+        lies = {key for key in free if (since := view.partitions[key].free_since) is not None and since < until}
+        rest = sorted(lies.difference(dealt, view.left_alone), key=_order(view))
+        begin = _hash((view.client_id, -1)) * len(rest) >> _HASH_BITS
+        return tuple(rest[begin:] + rest[:begin])
 
     @staticmethod
     def _idle(
