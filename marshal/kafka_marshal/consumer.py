@@ -100,9 +100,9 @@ class Consumer(Membership["Consumer"]):
         return self._iterate() if self._options.auto_done else self._poll_on()
 
     def _iterate(self) -> Iterator[Message]:
-        """Run after run; between two messages no lock, one store, and a look at what the engine allows.
+        """Run after run; between two messages no lock, no store, and a look at what the engine allows.
 
-        The engine ends a lease by setting hand_out_until to 0, which is seen before the very next message. For the
+        The engine ends a lease by setting hand_out_until_s to 0, which is seen before the very next message. For the
         case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
         several would hand out the others while somebody else has the partition (T4).
         """
@@ -110,15 +110,14 @@ class Consumer(Membership["Consumer"]):
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
         while (run := self._next_run(RUN_SIZE, True, None)) is not None:
             lease = run.assignment.lease
-            cursor = 0
+            message: Message | None = None
             try:
-                for message in run.ahead:
-                    if clock(clock_id) * 1000.0 >= lease.hand_out_until or stop:
+                for message in run.walk:
+                    if clock(clock_id) >= lease.hand_out_until_s or stop:
                         break
-                    run.cursor = cursor
-                    cursor += 1
                     yield message
-                run.cursor = cursor
+                else:
+                    run.walked(message)
             finally:
                 with self._driver.locked(step=False):
                     self._delivery.leave_run(run, self._driver.now_ms())

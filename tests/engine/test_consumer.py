@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from kafka_marshal.engine.assignment import Stage
@@ -90,10 +92,13 @@ def test_iterating_what_is_before_the_cursor_is_done() -> None:
     member.fetch(10)
     run = member.take(10, iterating=True)
     assert run is not None
-    run.cursor = 4  # stored by the user's thread, without a lock
+    assert [message.offset() for message in islice(run.walk, 5)] == [0, 1, 2, 3, 4]
     net.run(HI / 2)
-    assert net.world(T0).progress.stable == 3
-    run.cursor = 10
+    assert net.world(T0).progress.stable == 3, "the fifth is in hand"
+    last = list(run.walk)[-1]
+    net.run(HI / 2)
+    assert net.world(T0).progress.stable == 3, "a walk that ended does not tell where it stands"
+    run.walked(last)
     member.leave_run(run)
     net.run(HI / 2)
     assert net.world(T0).progress.stable == 9
@@ -104,7 +109,7 @@ def test_leaving_a_run_puts_the_rest_back_in_order() -> None:
     member.fetch(20)
     run = member.take(10, iterating=True)
     assert run is not None
-    run.cursor = 4
+    assert len(list(islice(run.walk, 5))) == 5
     member.leave_run(run)
     assert [m.at for m in member.work(100)] == list(range(4, 20))
     net.run(HI)
@@ -329,11 +334,13 @@ def test_user_pause_ends_what_is_being_iterated_and_it_comes_again_first() -> No
     member.fetch(20)
     run = member.take(10, iterating=True)
     assert run is not None
-    delivery, messages = member.consumers[0].delivery, iter(run.ahead)
+    delivery, messages = member.consumers[0].delivery, run.walk
     assert [next(messages), next(messages)] == run.messages[:2]
     delivery.hold_back(run.assignment)
+    assert run.cursor == 1
     assert next(messages, None) is None, "the loop ends before the third message"
-    run.cursor = 2
+    assert run.cursor == 1, "it is not known to be done, yet"
+    run.walked(run.messages[1])
     delivery.leave_run(run, net.now)
     assert member.take() is None
     run.assignment.user_paused = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.tracker import Tracker
+from kafka_marshal.engine.tracker import Tracker, offset_of
 from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, HeartbeatBatch, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 from tests.engine.harness import HI, FakeMessage, Member, Net
@@ -308,8 +309,12 @@ def test_any_order_of_done_ends_with_everything_done(data: st.DataObject) -> Non
         assert offsets == sorted(set(offsets) - missing - already)  # type: ignore[type-var]
         assert not done & set(offsets)
         if run.iterating:
-            run.cursor = data.draw(st.integers(0, len(run.messages)))
-            done.update(o for o in offsets[: run.cursor] if o is not None)
+            gone_through = data.draw(st.integers(0, len(run.messages)))
+            handed_out = list(islice(run.walk, gone_through))
+            if to_its_end := gone_through == len(run.messages) and data.draw(st.booleans()):
+                assert next(run.walk, None) is None
+                run.walked(handed_out[-1])
+            done.update(offset_of(m) for m in (handed_out if to_its_end else handed_out[:-1]))
             member.leave_run(run)
         else:
             delivered.update({m.at: m for m in run.messages})  # type: ignore[attr-defined, misc]

@@ -90,6 +90,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "C14",
     ),
     Mutation(
+        "a loop's message counts when it is given out",
+        _TRACKER,
+        "self._cursor = max(self._cursor, place[2] - 1)",
+        "self._cursor = max(self._cursor, place[2])",
+        "C14",
+    ),
+    Mutation(
         "what is fetched is reported as done",
         _ASSIGNMENT,
         "stable = self.tracker.done.stable",
@@ -344,7 +351,7 @@ MEMBERS: tuple[Mutation, ...] = (
         "and self.user_paused is not None",
         "C14",
     ),
-    Mutation("a loop goes on with what is held back", _DELIVERY, "run.ahead.clear()", "pass", "C14"),
+    Mutation("a loop goes on with what is held back", _DELIVERY, "run.cut_short()", "pass", "C14"),
     Mutation(
         "what is granted passes a user's pause",
         _DELIVERY,

@@ -220,7 +220,7 @@ class Delivery:
         """The user wants nothing of this partition until ``resume``: what it has in hand ahead is handed out then."""
         assignment.user_paused = True
         for run in assignment.tracker.runs.values():
-            run.ahead.clear()
+            run.cut_short()
         if self.granted is not None and self.granted.assignment is assignment:
             self.granted.cursor = self.granted_next
             self._put_aside(self.granted)

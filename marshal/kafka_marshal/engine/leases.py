@@ -74,6 +74,7 @@ class OwnLease:
         "cp",
         "epoch",
         "hand_out_until",
+        "hand_out_until_s",
         "heartbeat_interval_ms",
         "in_doubt_since",
         "key",
@@ -100,7 +101,9 @@ class OwnLease:
         self.valid_until = 0.0
         #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
         self.hand_out_until = 0.0
-        #: The same for what was granted before (at most once): the lease being let go does not end it.
+        #: The same in seconds, for who looks before every message.
+        self.hand_out_until_s = 0.0
+        #: The same (ms) for what was granted before (at most once): the lease being let go does not end it.
         self.proven_until = 0.0
         #: Nothing more is handed out: it is being let go.
         self.stopped = False
@@ -137,6 +140,7 @@ class OwnLease:
         """Work out proven_until and hand_out_until anew."""
         self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0
         self.hand_out_until = 0.0 if self.stopped else self.proven_until
+        self.hand_out_until_s = self.hand_out_until / 1000.0
 
 
 class Outbox:

@@ -1,8 +1,8 @@
 """What of one assignment is in hand, and what is done (C14, P6).
 
 Messages are handed out in *runs*: consecutive messages of one partition under one epoch. A run is followed in one of
-two ways. Plain iteration keeps a cursor: everything before it is done, at the cost of one store a message. All other
-ways are explicit: ``done(message)`` in any order, from any thread.
+two ways. Plain iteration has a cursor: everything before it is done, and asking Python's own list iterator where it
+stands costs nothing a message. All other ways are explicit: ``done(message)`` in any order, from any thread.
 
 Offsets that Kafka never delivers (compaction, transaction markers) are done with the next delivered one (P6).
 """
@@ -10,8 +10,8 @@ Offsets that Kafka never delivers (compaction, transaction markers) are done wit
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka_marshal.adapters.interface import Message
 from rationalizer import Progress
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.assignment import Assignment
 
 __all__ = ["Run", "Tracker", "beyond", "offset_of"]
+
+#: What a list iterator that has not ended says of itself: how to make one, of what, and the index of its next thing.
+PLACE_FIELDS: Final = 3
 
 
 def offset_of(message: Message) -> int:
@@ -54,10 +57,10 @@ class Run:
     """Consecutive messages of one assignment, handed out together."""
 
     __slots__ = (
-        "ahead",
+        "_ahead",
+        "_cursor",
         "assignment",
         "covers_from",
-        "cursor",
         "done_count",
         "first",
         "iterating",
@@ -67,13 +70,15 @@ class Run:
         "seen_cursor",
         "since",
         "size",
+        "walk",
     )
 
     def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
         self.messages = messages
-        #: What an iterating thread goes through: a list of its own, whose loop ends when it is emptied.
-        self.ahead = messages.copy() if iterating else []
+        self._ahead = messages.copy() if iterating else []
+        #: What an iterating thread goes through, and the only one that does; see ``cursor``.
+        self.walk: Iterator[Message] = iter(self._ahead)
         #: Offsets of the first and the last message.
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
         #: How many things are in hand: each may be done before its neighbours are.
@@ -82,14 +87,38 @@ class Run:
         self.covers_from = covers_from
         #: Followed by its cursor (plain iteration); else explicitly.
         self.iterating = iterating
-        #: Messages before this index are done. Stored by the iterating thread, read by the engine.
-        self.cursor = 0
+        self._cursor = 0
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
         self.since = now
         self.seen_cursor = 0
         self.done_count = 0
         #: For explicit runs: which messages are done.
         self.marks = bytearray(0 if iterating else len(messages))
+
+    @property
+    def cursor(self) -> int:
+        """Messages before this index are done: those before the one that ``walk`` gave out last, at least.
+
+        A list iterator tells where it stands (that is how it is pickled), unless it came to its end: then it is as
+        it was seen last, until ``walked`` is called.
+        """
+        place: Any = self.walk.__reduce__()
+        if len(place) == PLACE_FIELDS:
+            self._cursor = max(self._cursor, place[2] - 1)
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def walked(self, last: Message | None) -> None:
+        """``walk`` came to its end, and the message that it gave out last (None: it gave none) is done, too."""
+        if last is not None:
+            self._cursor = bisect_right(self.messages, offset_of(last), key=offset_of)
+
+    def cut_short(self) -> None:
+        """End ``walk`` before its next message."""
+        self._ahead.clear()
 
     def index(self, offset: int) -> int | None:
         """Where the message with this offset stands, None if it is not here."""
