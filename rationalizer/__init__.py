@@ -5,6 +5,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
 
     limits, codes       what the protocol fixes: every limit, every outcome
     wellformed, records what can be appended: fields, record types, the table of kinds (sections 2, 3)
+    unpacking           from bytes to one msgpack array of what is allowed (E2)
     codec, routing      bytes and back (section 2), and which CP a record belongs to (L3)
     intervals, progress what of a partition is done (section 4)
     lease, claims       leases and the records about them (section 3)

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rationalizer import codes
-from rationalizer.codec import Message
 from rationalizer.lease import Lease
 from rationalizer.planes import Handler, Moment
+from rationalizer.unpacking import Message
 
 LeaseKey = tuple[str, str, int]
 

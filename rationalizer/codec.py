@@ -7,29 +7,21 @@ Reading goes in the order of E6, each step with its own exception:
     type    known at that level                                                          UnknownTypeError
     fields  as many as the type has, each well formed                   MalformedError (with a type's name)
 
-Values come from anybody who may write to the topic, so nothing in them decides how much work or memory is
-spent beyond their own length: containers are counted before they are allocated, and depth is looked at level
-by level, never by recursion.
+What bytes may hold at all, and how that is found out without trusting them, is in `unpacking`.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from msgpack import Unpacker, packb, unpackb
-from msgpack.exceptions import UnpackException
+from msgpack import packb
 
 from rationalizer import codes
 from rationalizer import wellformed as ok
-from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_DEPTH, MAX_VALUE_BYTES, WRITTEN_VERSION
+from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES, WRITTEN_VERSION
 from rationalizer.records import KINDS, InvalidRecordError, Kind, Record
-
-#: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples; maps,
-#: which no type of level 1 has, are lists of their pairs, in order (of equal keys the last counts).
-Message = tuple[Any, ...]
+from rationalizer.unpacking import Message, NotAllowedError, Pairs, look_at_all, unpack
 
 
 class RejectedValueError(ValueError):
@@ -60,14 +52,6 @@ class UnknownTypeError(RejectedValueError):
 
     code: ClassVar[str] = codes.UNKNOWN_TYPE
 
-
-_SCALARS: Final = frozenset({int, str, bool, type(None)})
-_ALLOWED: Final = _SCALARS | {tuple, list}
-
-_EMPTY_MAP: Final[list[tuple[Any, Any]]] = []
-
-#: Below this a value can't claim enough to hurt; above it the claims are checked before anything is built.
-_SMALL: Final = 1024
 
 #: Above this the collector of cycles rests while the value is read.
 _LARGE: Final = 16_384
@@ -121,13 +105,13 @@ def read(value: bytes | None, level: int) -> tuple[Kind, Message]:
 
 
 def _read(value: bytes | None, level: int) -> tuple[Kind, Message]:
-    message = _unpack(value, MAX_VALUE_BYTES)
+    message, pairs = _unpack(value, MAX_VALUE_BYTES)
     try:
         return _kind_of(message, level), message
     except RejectedValueError:
         # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
         # in the value, so that look is taken only now; what it finds comes first.
-        _look_at_all(message)
+        _look_at_all(value or b"", message, pairs)
         raise
 
 
@@ -154,67 +138,25 @@ def _kind_of(message: Message, level: int) -> Kind:
 
 def parse_state(snapshot: bytes) -> Message:
     """The array that a snapshot is: read as carefully as a record's value, but of any length."""
-    message = _unpack(snapshot, len(snapshot))
-    _look_at_all(message)
+    message, pairs = _unpack(snapshot, len(snapshot))
+    _look_at_all(snapshot, message, pairs)
     return message
 
 
-def _unpack(value: bytes | None, max_bytes: int) -> Message:
+def _unpack(value: bytes | None, max_bytes: int) -> tuple[Message, Pairs | None]:
     """The one msgpack array that these bytes are, whatever is in it."""
     if value is None:
         raise MalformedError("the record has no value")
     if len(value) > max_bytes:
         raise MalformedError(f"{len(value):,} bytes, at most {max_bytes:,} are allowed")
     try:
-        if len(value) > _SMALL:
-            _measure(value)
-        message = unpackb(value, use_list=False, object_pairs_hook=_pairs_of_map, ext_hook=_refuse_extension)
-    except (ValueError, UnpackException) as error:
-        # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
-        raise MalformedError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
-    if type(message) is not tuple:
-        raise MalformedError("the value is no array")
-    return message
+        return unpack(value)
+    except NotAllowedError as error:
+        raise MalformedError(str(error)) from None
 
 
-def _measure(value: bytes) -> None:
-    """Raise where a container claims more than there is, before memory is set aside for what it claims."""
-    unpacker = Unpacker(max_buffer_size=len(value))
-    unpacker.feed(value)
-    unpacker.skip()
-
-
-def _pairs_of_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """A map as its pairs, so that a value hidden by a later equal key is looked at too. All empty ones are one."""
-    return pairs or _EMPTY_MAP
-
-
-def _refuse_extension(code: int, data: bytes) -> object:
-    raise ValueError("extension types are not allowed")
-
-
-def _look_at_all(message: Message) -> None:
-    """Raise MalformedError for anything but arrays, maps with string keys, ints, strings, nil and booleans.
-
-    Goes down level by level, over everything at that depth at once: no recursion, and no step of Python for
-    each single thing.
-    """
-    things: Sequence[Any] = message
-    for _ in range(MAX_DEPTH):
-        found = set(map(type, things))
-        if found <= _SCALARS:
-            return
-        if not found <= _ALLOWED:
-            raise MalformedError("floats, binary and extension types are not allowed")
-        inner: list[Any] = []
-        alike = len(found) == 1
-        if tuple in found:
-            inner += chain.from_iterable(things if alike else [thing for thing in things if type(thing) is tuple])
-        if list in found:
-            maps = things if alike else [thing for thing in things if type(thing) is list]
-            flat = list(chain.from_iterable(chain.from_iterable(maps)))  # keys and values in turn
-            if not set(map(type, flat[::2])) <= {str}:
-                raise MalformedError("the keys of a map must be strings")
-            inner += flat[1::2]
-        things = inner
-    raise MalformedError(f"nested more than {MAX_DEPTH} deep")
+def _look_at_all(value: bytes, message: Message, pairs: Pairs | None) -> None:
+    try:
+        look_at_all(value, message, pairs)
+    except NotAllowedError as error:
+        raise MalformedError(str(error)) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from rationalizer.codec import Message
+from rationalizer.unpacking import Message
 
 
 class Moment:

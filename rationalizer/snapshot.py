@@ -19,12 +19,13 @@ from msgpack import packb
 from xxhash import xxh3_128_hexdigest
 
 from rationalizer import wellformed as ok
-from rationalizer.codec import MalformedError, Message, parse_state
+from rationalizer.codec import MalformedError, parse_state
 from rationalizer.intervals import Intervals
 from rationalizer.lease import Lease, Pause
 from rationalizer.limits import FIRST_LEVEL, MAX_INTERVALS, MAX_KEY_HASH, MAX_OFFSET, SUPPORTED_LEVEL
 from rationalizer.progress import Progress
 from rationalizer.routing import route_lease
+from rationalizer.unpacking import Message
 
 FORMAT: Final = 1
 

@@ -28,7 +28,7 @@ from msgpack.exceptions import UnpackException
 from rationalizer import codes
 from rationalizer import snapshot as canonical
 from rationalizer.claims import Claims
-from rationalizer.codec import Message, RejectedValueError, read
+from rationalizer.codec import RejectedValueError, read
 from rationalizer.lease import Lease, Pause
 from rationalizer.limits import (
     FIRST_LEVEL,
@@ -44,6 +44,7 @@ from rationalizer.outcome import Outcome
 from rationalizer.planes import Handler, Moment, Plane
 from rationalizer.records import Belongs, DuringPause, Kind, Upgrade
 from rationalizer.routing import route_group, route_lease
+from rationalizer.unpacking import Message
 
 #: How a Heartbeat of version 1 begins in the shortest form: array of nine, 1, 1.
 _HEARTBEAT: Final = b"\x99\x01\x01"

@@ -9,9 +9,10 @@ import pytest
 from kafka_marshal.testing.fuzz import run_offline, run_story
 from kafka_marshal.testing.fuzz.__main__ import main
 from kafka_marshal.testing.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
-from rationalizer import World, codec, intervals
+from rationalizer import World, intervals
 from rationalizer.claims import Claims
 from rationalizer.snapshot_log import SnapshotParts
+from rationalizer.unpacking import Message
 
 SEED = 1_000_000
 
@@ -50,7 +51,7 @@ def _lose_the_last_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that only shows where a rejected record has changed something."""
     refused = Claims._claiming_partition
 
-    def broken(self: Claims, message: codec.Message, moment: object) -> str:
+    def broken(self: Claims, message: Message, moment: object) -> str:
         code = refused(self, message, moment)  # type: ignore[arg-type]
         if code == "HELD":
             self.leases[message[4], message[5], message[6]].last_beat += 1

@@ -375,6 +375,20 @@ RULES: tuple[Mutation, ...] = (
         "E3",
     ),
     Mutation(
+        "large values may nest one deeper",
+        "rationalizer/unpacking.py",
+        '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH)',
+        '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH - 1)',
+        "E2",
+    ),
+    Mutation(
+        "what maps hold is not looked at",
+        "rationalizer/unpacking.py",
+        "if tuple in _types_in(chain.from_iterable(pairs)):",
+        "if False:",
+        "E2",
+    ),
+    Mutation(
         "-1 is no last_offset",
         "rationalizer/wellformed.py",
         "_is_position = _between(NOTHING_DONE, MAX_OFFSET)",

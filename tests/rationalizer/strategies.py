@@ -322,6 +322,10 @@ class RangesAuthor(Author):
         return (self.world.next_offset, self.world.log_time + 1, self.value())
 
 
+#: Long enough to be read as large values are.
+LARGE = 5_000
+
+
 class OddAuthor(Author):
     """Writes what is wrong in one place, half of the time: an odd thing where a field, an entry or an interval was."""
 
@@ -340,9 +344,12 @@ class OddAuthor(Author):
         if len(tree) > 1 and tree[1] == 33:  # it must not raise the level: nothing would be read after it
             return tree
         odd = self.choose(EVERYTHING_ODD)
-        manner = self.choose(("replaced",) * 8 + ("longer", "shorter"))
+        manner = self.choose(("replaced",) * 8 + ("longer", "shorter") + ("large",) * 2)
         if manner == "replaced":
             return replaced(tree, self.choose(list(paths(tree))), odd)
+        if manner == "large":  # large values are read in a way of their own
+            inner = [path for path in paths(tree) if path]
+            return [*(replaced(tree, self.choose(inner), odd) if inner else tree), "x" * LARGE]
         return [*tree, odd] if manner == "longer" else tree[:-1]
 
 

@@ -111,6 +111,8 @@ MANY: dict[str, bytes] = {
     "empty maps": _array(SIZE, b"\x80" * SIZE),
     "arrays in arrays": _array(SIZE // 4, b"\x91\x91\x91\x01" * (SIZE // 4)),
     "maps": _array(SIZE // 4, b"\x81\xa1a\x01" * (SIZE // 4)),
+    "maps in maps": _array(SIZE // 5, b"\x81\xa0\x81\xa0\x80" * (SIZE // 5)),
+    "maps in arrays, and no ASCII": _array(SIZE // 4, b"\x91\x81\xa0\x80" * (SIZE // 4 - 1) + b"\xa2\xc4\x92"),
     "short strings": _array(SIZE // 2, b"\xa1a" * (SIZE // 2)),
     "extensions": _array(SIZE // 3, b"\xd4\x01\x01" * (SIZE // 3)),
     "timestamps": _array(SIZE // 6, b"\xd6\xff\x00\x00\x00\x01" * (SIZE // 6)),

@@ -43,8 +43,8 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.codec import Message
 from rationalizer.limits import HEAD_FIELDS
+from rationalizer.unpacking import Message
 
 __all__ = ["Engine"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from kafka_marshal.pipeline.audit.invariants import Kind, LeaseKey, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes
-from rationalizer.codec import Message
 from rationalizer.limits import HEAD_FIELDS
+from rationalizer.unpacking import Message
 
 __all__ = ["Ended", "Freed", "Holding", "Loose", "Observer"]
 

@@ -25,8 +25,8 @@ from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.surroundings import surroundings
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, ONE_BY_ONE, built_in
 from rationalizer import Record, Tick, encode, outcome, snapshot_log, world
-from rationalizer.codec import Message
 from rationalizer.records import Kind
+from rationalizer.unpacking import Message
 
 __all__ = ["Result", "simulate_one"]
 

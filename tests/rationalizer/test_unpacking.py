@@ -1,0 +1,130 @@
+"""Large values are looked at in a way of their own: it finds what the look at small ones finds (E2)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgpack import packb
+
+from rationalizer import RejectedValueError, unpacking
+from rationalizer.codec import read
+from rationalizer.limits import MAX_DEPTH
+
+HEAD = [1, 99, "1", "a", "g"]
+FILLER = "x" * unpacking.LARGE
+
+KEYS = st.sampled_from(["", "a", "aa", "Ä", b"", b"a"]) | st.text(max_size=3)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=3)
+    | st.sampled_from([0xC4, 0xCA, 0xD8, "\u0112", 1.5, b"", b"x"])
+)
+THINGS: st.SearchStrategy[Any] = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def _verdict(value: bytes) -> str:
+    try:
+        read(value, 1)
+    except RejectedValueError as error:
+        return error.code if error.kind is None else f"{error.code} {error.kind.name}"
+    return "fine"
+
+
+def _by_level(value: bytes) -> str:
+    """The other way: for small values, and where msgpack's reader is the one in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unpacking, "_AROUND", b"")
+        return _verdict(value)
+
+
+@given(THINGS, st.integers(0, 8), st.sampled_from(["array", "map"]), st.sampled_from([1, 2]))
+def test_both_ways_agree(thing: Any, deeper: int, how: str, version: int) -> None:
+    for _ in range(deeper):
+        thing = [thing] if how == "array" else {"k": thing}
+    value = packb([version, *HEAD[1:], FILLER, thing])
+    assert _verdict(value) == _by_level(value) == _verdict(packb([version, *HEAD[1:], thing]))
+
+
+@given(st.integers(1, 5_000), st.binary(min_size=1, max_size=3))
+def test_both_ways_agree_on_bytes_that_were_changed(place: int, change: bytes) -> None:
+    pieces: list[Any] = [{"a": [n, {}], "b": {"c": "Ä"}} for n in range(500)]
+    value = bytearray(packb([*HEAD, pieces]))
+    value[place : place + len(change)] = change
+    assert _verdict(bytes(value)) == _by_level(bytes(value))
+
+
+@pytest.mark.parametrize("innermost", [[], {}, [1], {"k": 1}, [[]], "text", 7])
+@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"k": x}, lambda x: [0, {"k": [x]}]])
+def test_large_values_nest_as_deep_as_small_ones(innermost: Any, wrap: Any) -> None:
+    seen = set()
+    for depth in range(1, MAX_DEPTH + 2):
+        small, large = packb([*HEAD, innermost]), packb([*HEAD, innermost, FILLER])
+        assert _verdict(large) == _verdict(small), depth
+        seen.add(_verdict(large))
+        innermost = wrap(innermost)
+    assert seen == {"UNKNOWN_TYPE", "MALFORMED"}
+
+
+@pytest.mark.parametrize("bad", [1.5, b"", b"x", {b"": 1}, {b"k": 1}, [[1.5]], {"k": [b""]}, {"k": {"l": [{}, 1.5]}}])
+def test_what_is_allowed_nowhere_is_found_in_large_values_too(bad: Any) -> None:
+    assert _verdict(packb([*HEAD, FILLER, bad])) == "MALFORMED"
+    assert _verdict(packb([*HEAD, FILLER])) == "UNKNOWN_TYPE"
+
+
+@pytest.mark.parametrize("key", [b"\x01", b"\xc0", b"\xc2", b"\x90", b"\x80", b"\xca\x00\x00\x00\x00"])
+def test_the_keys_of_large_maps_are_strings(key: bytes) -> None:
+    value = b"\x97" + packb([*HEAD, FILLER])[1:] + b"\x81" + key + b"\x01"
+    assert _verdict(value) == "MALFORMED"
+    assert _verdict(value.replace(key + b"\x01", b"\xa1k\x01")) == "UNKNOWN_TYPE"
+
+
+def test_a_value_that_an_equal_key_hides_counts_in_large_maps_too() -> None:
+    """Q1."""
+    hidden = b"\x82\xa1k\xcb" + bytes(8) + b"\xa1k\x01"
+    assert _verdict(b"\x97" + packb([*HEAD, FILLER])[1:] + hidden) == "MALFORMED"
+
+
+def test_a_large_map_is_no_nil() -> None:
+    """Where a field may be nil, a map in its place is malformed."""
+    beat = [1, 1, "1", "a", "g", "t", 0, None, None]
+    for place in (7, 8):
+        entries = [*beat[:place], {"k": FILLER}, *beat[place + 1 :]]
+        assert _verdict(packb(entries)) == "MALFORMED Heartbeat"
+        assert _verdict(packb([*entries[:place], {}, *entries[place + 1 :], FILLER])) == "MALFORMED Heartbeat"
+
+
+@pytest.mark.parametrize("last", ["", 1.5, [[[[[[[[1]]]]]]]]])
+def test_nothing_is_left_for_the_collector_of_cycles(last: Any) -> None:
+    """Tiny maps by the hundred thousand would stay in memory until it comes by."""
+    value = packb([*HEAD, [{"": {"": {}}}] * 1_000, last])
+    torn = value[:-1] + b"\xc1"
+    gc.collect()
+    for bytes_ in (value, torn):
+        assert _verdict(bytes_) in ("UNKNOWN_TYPE", "MALFORMED")
+    assert gc.collect() < 100
+
+
+def test_where_msgpack_reads_in_python_the_verdicts_are_the_same() -> None:
+    script = (
+        "import sys; from tests.rationalizer.test_unpacking import HEAD, FILLER, _verdict, unpacking\n"
+        "from msgpack import packb\n"
+        "assert not unpacking._AROUND\n"
+        "deep = [[[[[[[]]]]]]]\n"
+        "print(*(_verdict(packb([*HEAD, FILLER, x])) for x in (1, deep, [deep], {'k': 1.5}, {b'k': 1})))\n"
+    )
+    environment = {**os.environ, "MSGPACK_PUREPYTHON": "1"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["UNKNOWN_TYPE", "UNKNOWN_TYPE", *["MALFORMED"] * 3]
