@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
+from types import TracebackType
 from typing import Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
@@ -105,6 +105,33 @@ def _mark_forked() -> None:
 os.register_at_fork(after_in_child=_mark_forked)
 
 
+class Hold:
+    """The lock, as a context manager around a use of the engine; see ``Driver.locked``.
+
+    A class, and one made once: four of them come with each run of messages, and a generator takes five times as long.
+    """
+
+    __slots__ = ("_driver", "_step")
+
+    def __init__(self, driver: Driver, step: bool) -> None:
+        self._driver = driver
+        self._step = step
+
+    def __enter__(self) -> Engine:
+        driver = self._driver
+        driver.refuse_fork()
+        driver.condition.__enter__()
+        return driver.engine
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        driver = self._driver
+        try:
+            if kind is None:
+                (driver.settle if self._step else driver.carry_out)()
+        finally:
+            driver.condition.__exit__(kind, error, tb)
+
+
 class Driver:
     """Runs one engine against one cluster."""
 
@@ -125,6 +152,7 @@ class Driver:
         self.now_ms, self.monotonic = runtime.now_ms, runtime.monotonic
         self.forked = False
         self.condition = runtime.condition()
+        self._hold, self._hold_and_step = Hold(self, step=False), Hold(self, step=True)
         self.replica = Replica(
             cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
         )
@@ -372,21 +400,19 @@ class Driver:
                 "parent. Make a Marshal of its own in the child"
             )
 
-    @contextmanager
-    def locked(self, *, step: bool = True) -> Iterator[Engine]:
+    def locked(self, *, step: bool = True) -> Hold:
         """Use the engine; on leaving, what it wants done is carried out.
 
         With step=False what is due by time is left to the background thread: for handing out and looking, which are
         frequent.
         """
-        self.refuse_fork()
-        with self.condition:
-            yield self.engine
-            if step:
-                self.settle()
-            elif self.engine.outbox.effects:
-                self._carry_out(self.engine.take_effects())
-                self.condition.notify_all()
+        return self._hold_and_step if step else self._hold
+
+    def carry_out(self) -> None:
+        """Carry out what the engine wants done, if anything; the lock is held."""
+        if self.engine.outbox.effects:
+            self._carry_out(self.engine.take_effects())
+            self.condition.notify_all()
 
     def settle(self) -> None:
         """Let the engine do what is due, and carry it out; the lock is held."""

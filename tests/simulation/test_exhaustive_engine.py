@@ -16,7 +16,7 @@ from kafka_marshal.engine.tracker import Run, Tracker
 from kafka_marshal.testing import exhaustive
 from kafka_marshal.testing.exhaustive import BrokenError
 from kafka_marshal.testing.exhaustive_engine import SCENARIOS, explore_engines, search, searching
-from rationalizer import Outcome, Progress
+from rationalizer import Lease, Outcome, claims
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -155,11 +155,12 @@ class Broken:
 
     @staticmethod
     def takes_progress_back(patch: Callable[..., None]) -> None:
-        def through(self: Progress, offset: int) -> str:
-            self.stable = -1 if self.stable >= 0 else offset
+        def record_offset(lease: Lease, last_offset: int | None, moment: object) -> str:
+            if last_offset is not None:
+                lease.progress.stable = -1 if lease.progress.stable >= 0 else last_offset
             return "OK"
 
-        patch(Progress, "through", through)
+        patch(claims, "_record_offset", record_offset)
 
     @staticmethod
     def wants_nothing(patch: Callable[..., None]) -> None:

@@ -238,8 +238,11 @@ class Tracker:
         self._commit_offsets(*run.covered(first, last))
 
     def _commit_offsets(self, first: int, last: int) -> None:
-        # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
-        self.done.commit([(first, last)], MAX_OFFSET)
+        if first <= self.done.stable + 1 <= last:
+            self.done.through(last)
+        else:
+            # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
+            self.done.commit([(first, last)], MAX_OFFSET)
 
     def open_from(self) -> int:
         """The lowest offset that is neither done nor in hand."""
