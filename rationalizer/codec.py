@@ -21,7 +21,7 @@ from rationalizer import codes
 from rationalizer import wellformed as ok
 from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES, WRITTEN_VERSION
 from rationalizer.records import KINDS, InvalidRecordError, Kind, Record
-from rationalizer.unpacking import Message, NotAllowedError, Pairs, look_at_all, unpack
+from rationalizer.unpacking import Message, NotAllowedError, look_at_all, unpack
 
 
 class RejectedValueError(ValueError):
@@ -105,14 +105,21 @@ def read(value: bytes | None, level: int) -> tuple[Kind, Message]:
 
 
 def _read(value: bytes | None, level: int) -> tuple[Kind, Message]:
-    message, pairs = _unpack(value, MAX_VALUE_BYTES)
+    if value is None:
+        raise MalformedError("the record has no value")
+    if len(value) > MAX_VALUE_BYTES:
+        raise MalformedError(f"{len(value):,} bytes, at most {MAX_VALUE_BYTES:,} are allowed")
     try:
-        return _kind_of(message, level), message
-    except RejectedValueError:
-        # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
-        # in the value, so that look is taken only now; what it finds comes first.
-        _look_at_all(value or b"", message, pairs)
-        raise
+        message, pairs = unpack(value)
+        try:
+            return _kind_of(message, level), message
+        except RejectedValueError:
+            # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
+            # in the value, so that look is taken only now; what it finds comes first.
+            look_at_all(value, message, pairs)
+            raise
+    except NotAllowedError as error:
+        raise MalformedError(str(error)) from None
 
 
 def _kind_of(message: Message, level: int) -> Kind:
@@ -138,25 +145,9 @@ def _kind_of(message: Message, level: int) -> Kind:
 
 def parse_state(snapshot: bytes) -> Message:
     """The array that a snapshot is: read as carefully as a record's value, but of any length."""
-    message, pairs = _unpack(snapshot, len(snapshot))
-    _look_at_all(snapshot, message, pairs)
+    try:
+        message, pairs = unpack(snapshot)
+        look_at_all(snapshot, message, pairs)
+    except NotAllowedError as error:
+        raise MalformedError(str(error)) from None
     return message
-
-
-def _unpack(value: bytes | None, max_bytes: int) -> tuple[Message, Pairs | None]:
-    """The one msgpack array that these bytes are, whatever is in it."""
-    if value is None:
-        raise MalformedError("the record has no value")
-    if len(value) > max_bytes:
-        raise MalformedError(f"{len(value):,} bytes, at most {max_bytes:,} are allowed")
-    try:
-        return unpack(value)
-    except NotAllowedError as error:
-        raise MalformedError(str(error)) from None
-
-
-def _look_at_all(value: bytes, message: Message, pairs: Pairs | None) -> None:
-    try:
-        look_at_all(value, message, pairs)
-    except NotAllowedError as error:
-        raise MalformedError(str(error)) from None

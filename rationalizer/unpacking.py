@@ -91,15 +91,13 @@ def unpack(value: bytes) -> tuple[Message, Pairs | None]:
         if len(value) > SMALL:
             _skip(value if pairs is None else _AROUND + value)
         message = _build(value, _pairs_of_map if pairs is None else partial(iadd, pairs))
-        if type(message) is not tuple:
-            raise NotAllowedError("the value is no array")
-    except NotAllowedError:
-        _forget(pairs)
-        raise
     except (ValueError, UnpackException) as error:
         # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
         _forget(pairs)
         raise NotAllowedError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
+    if type(message) is not tuple:
+        _forget(pairs)
+        raise NotAllowedError("the value is no array")
     return message, pairs
 
 

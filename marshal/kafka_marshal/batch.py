@@ -17,7 +17,7 @@ __all__ = ["Batch"]
 class Batch:
     """Messages of one partition, under one epoch. Not done before ``done()``."""
 
-    __slots__ = ("_consumer", "_run", "epoch", "messages", "partition", "topic")
+    __slots__ = ("_consumer", "_run", "epoch", "first_offset", "last_offset", "messages", "partition", "topic")
 
     def __init__(self, consumer: Consumer, run: Run, messages: list[Message]) -> None:
         self._consumer = consumer
@@ -25,17 +25,12 @@ class Batch:
         self.topic, self.partition = run.assignment.key
         #: The fencing token: store it, and the last offset, with what the batch writes (C9).
         self.epoch = run.assignment.epoch
+        #: In the order of their offsets; the list is the caller's own, to be sorted or emptied at will.
         self.messages = messages
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first message."""
-        return self.messages[0].offset() or 0
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last message."""
-        return self.messages[-1].offset() or 0
+        #: Offset of the first message.
+        self.first_offset = messages[0].offset() or 0
+        #: Offset of the last message.
+        self.last_offset = messages[-1].offset() or 0
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""

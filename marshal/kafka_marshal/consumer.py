@@ -161,36 +161,41 @@ class Consumer(Membership["Consumer"]):
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
-        """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``)."""
+        """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``).
+
+        Fewer, and at once, where the lease of one that came is being let go, or is in doubt: it should not wait here.
+        """
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
         deadline = None if timeout is None else self._driver.monotonic() + timeout
         if not self._options.at_most_once:
             return self._collect(num_messages, deadline)
+        runs: list[Run] = []
         found: list[Message] = []
         while len(found) < num_messages:
             if found and deadline is not None and self._driver.monotonic() >= deadline:
                 break  # there may be more to claim, but each claim takes its time
-            granted = self._take_granted(num_messages - len(found), deadline)
+            granted = self._take_granted(num_messages - len(found), deadline, runs)
             if granted is None:
                 break
-            found.extend(granted[1])
+            run, messages = granted
+            runs.append(run)
+            found.extend(messages)
         return found
 
     def _collect(self, num_messages: int, deadline: float | None) -> list[Message]:
         """At least once: run after run, until there are so many messages, or the time is up."""
-        runs: list[Run] = []
-        wanted = num_messages
-        while wanted > 0 and (run := self._next_run(wanted, False, deadline)) is not None:
-            runs.append(run)
-            wanted -= run.size
-            if wanted > 0 or len(runs) == 1:
-                continue
-            runs = self._still_open(runs)
-            wanted = num_messages - sum(run.size for run in runs)
-        if wanted > 0:
-            runs = self._still_open(runs)
-        return [message for run in runs for message in run.messages]
+        while True:
+            runs: list[Run] = []
+            wanted = num_messages
+            while wanted > 0 and (run := self._next_run(wanted, False, deadline, collected=runs)) is not None:
+                runs.append(run)
+                wanted -= run.size
+            if wanted <= 0 and len(runs) == 1:
+                return list(runs[0].messages)  # no wait since
+            found = [message for run in self._still_open(runs) for message in run.messages]
+            if found or not runs:
+                return found
 
     def _still_open(self, runs: list[Run]) -> list[Run]:
         """Of what was got before a wait, what may be handed out after it: a lease may have ended meanwhile (T4)."""
@@ -198,7 +203,7 @@ class Consumer(Membership["Consumer"]):
             return runs
         with self._driver.locked(step=False):
             now = self._driver.now_ms()
-            gone = [run for run in runs if now >= run.assignment.lease.hand_out_until]
+            gone = [run for run in runs if run.assignment.lease.is_ending(now)]
             for run in gone:
                 self._delivery.leave_run(run, now)
         return [run for run in runs if run not in gone]
@@ -221,11 +226,18 @@ class Consumer(Membership["Consumer"]):
                 found = self._next_run(max_messages, False, None, fill_s=timeout)
                 if found is None:
                     return
-                run, messages = found, found.messages
+                run, messages = found, list(found.messages)
             yield Batch(self, run, messages)
 
-    def _next_run(self, max_messages: int, iterating: bool, deadline: float | None, fill_s: float = 0.0) -> Run | None:
-        """Wait for messages of one partition and take them in hand."""
+    def _next_run(
+        self,
+        max_messages: int,
+        iterating: bool,
+        deadline: float | None,
+        fill_s: float = 0.0,
+        collected: Sequence[Run] = (),
+    ) -> Run | None:
+        """Take messages of one partition in hand. None are waited for while a lease of those collected ends."""
         fill_until: float | None = None
         while True:
             with self._driver.locked(step=False):
@@ -243,6 +255,8 @@ class Consumer(Membership["Consumer"]):
                     run = self._delivery.next_run(max_messages, iterating, now)
                     if run is not None:
                         return run
+                if any(run.assignment.lease.is_ending(now) for run in collected):
+                    return None
             until = [x for x in (deadline, fill_until if fullest else None) if x is not None]
             left = min(until) - self._driver.monotonic() if until else SLICE_S
             if deadline is not None and self._driver.monotonic() >= deadline:
@@ -251,17 +265,23 @@ class Consumer(Membership["Consumer"]):
                     return self._delivery.next_run(max_messages, iterating, self._driver.now_ms())
             self._pump(max(0.0, min(left, SLICE_S)))
 
-    def _take_granted(self, max_messages: int, deadline: float | None) -> tuple[Run, list[Message]] | None:
+    def _take_granted(
+        self, max_messages: int, deadline: float | None, collected: Sequence[Run] = ()
+    ) -> tuple[Run, list[Message]] | None:
         """At most once: the next granted messages, in order, with their run."""
-        while (run := self._next_granted(deadline)) is not None:
+        while (run := self._next_granted(deadline, collected)) is not None:
             with self._driver.locked(step=False):
                 messages = self._delivery.next_granted(run, max_messages, self._driver.now_ms())
             if messages:
                 return run, messages
         return None
 
-    def _next_granted(self, deadline: float | None) -> Run | None:
-        """At most once: the run being handed out, or the next one, granted by the log (C13)."""
+    def _next_granted(self, deadline: float | None, collected: Sequence[Run] = ()) -> Run | None:
+        """At most once: the run being handed out, or the next one, granted by the log (C13).
+
+        No further one while a lease of those collected ends: an admin may move the position back meanwhile, and what
+        waits here would be granted anew before it is handed out.
+        """
         while True:
             with self._driver.locked(step=False):
                 if self._is_over():
@@ -272,7 +292,10 @@ class Consumer(Membership["Consumer"]):
                         return run
                     self._delivery.finish_granted(self._driver.now_ms())
                     self._spent = run.messages
-                self._delivery.take_up(self._driver.now_ms())
+                now = self._driver.now_ms()
+                if any(run.assignment.lease.is_ending(now) for run in collected):
+                    return None
+                self._delivery.take_up(now)
                 if self._delivery.granted is not None:
                     continue
                 waiting = self._delivery.proposed

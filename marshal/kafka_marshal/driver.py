@@ -127,7 +127,7 @@ class Hold:
         driver = self._driver
         try:
             if kind is None:
-                (driver.settle if self._step else driver.carry_out)()
+                (driver.settle if self._step else driver.empty_outbox)()
         finally:
             driver.condition.__exit__(kind, error, tb)
 
@@ -408,7 +408,7 @@ class Driver:
         """
         return self._hold_and_step if step else self._hold
 
-    def carry_out(self) -> None:
+    def empty_outbox(self) -> None:
         """Carry out what the engine wants done, if anything; the lock is held."""
         if self.engine.outbox.effects:
             self._carry_out(self.engine.take_effects())

@@ -91,6 +91,30 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
     assert [lease.stable for lease in a.world.leases()] == [99, 99]
 
 
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: str) -> None:
+    """Sorted, emptied: what is done, and which offsets a batch has, stays what it was."""
+    topic = scene.topic(1, 60)
+    a = scene.member("a")
+    with a.consumer([topic], delivery=delivery) as consumer:
+        batch = next(iter(consumer.batches(max_messages=20, timeout=5)))
+        batch.messages.reverse()
+        assert (batch.first_offset, batch.last_offset) == (0, 19)
+        batch.messages.clear()
+        assert (batch.first_offset, batch.last_offset) == (0, 19)
+        batch.done()
+        messages = consumer.consume(20, 10)
+        several = list(messages)
+        messages.reverse()
+        for message in several[:10]:
+            consumer.done(message)
+        messages.clear()
+        for message in several[10:]:
+            consumer.done(message)
+        assert take(consumer, 20) == [(0, offset) for offset in range(40, 60)]
+    assert [lease.stable for lease in a.world.leases()] == [59]
+
+
 @pytest.mark.parametrize("claim_ahead", [False, True])
 def test_c13_at_most_once_hands_out_each_message_once(scene: Scene, claim_ahead: bool) -> None:
     topic = scene.topic(2, 50)
@@ -199,6 +223,28 @@ def test_stop_from_a_signal_handler_ends_the_loop(scene: Scene) -> None:
         signal.signal(signal.SIGUSR1, before)
     assert seen == 3
     assert a.world.lease(topic, 0).stable == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("delivery", "returned"), [("at-least-once", 3), ("at-most-once", 6)])
+def test_consume_does_not_wait_for_more_with_what_is_to_be_let_go(scene: Scene, delivery: str, returned: int) -> None:
+    """At least once, another member got the partition when the time was up; at most once, when messages of it that
+    were granted had not been returned yet (seed 8001209)."""
+    topic = scene.topic(2, 3)
+    consumer = scene.member("a").consumer([topic], delivery=delivery)
+    got: list[tuple[int, int]] = []
+
+    def consume() -> None:
+        got.extend((m.partition() or 0, m.offset() or 0) for m in consumer.consume(1_000, 60))
+
+    waiting = threading.Thread(target=consume)
+    waiting.start()
+    wait_until(lambda: [x.offset for x in consumer.position()] == [3, 3])
+    other = scene.member("b").consumer([topic], delivery=delivery)
+    wait_until(lambda: len(other.assignment()) == 1)
+    waiting.join(10)
+    assert len(got) == returned
+    if delivery == "at-least-once":
+        assert sorted(got + take(other, 3)) == [(partition, offset) for partition in (0, 1) for offset in range(3)]
 
 
 def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:

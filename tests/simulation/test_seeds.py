@@ -141,3 +141,22 @@ def test_a_limit_holds_where_the_log_is_paused_in_part() -> None:
     # Claims waited for answers in a CP that was paused; they did not count, and as many went to the other CP.
     result = simulate_one(Scenario.from_seed(5005970))
     assert result.violation is None, result.tell()
+
+
+def test_what_is_granted_again_after_an_admin_moved_the_position_back_may_begin_again() -> None:
+    scenario = Scenario(  # of seed 8001209: what consume() had collected waited in it while an admin moved back
+        seed=8001209,
+        clients=(Client("c0", "consume", rate=0.9757, fetches_every=0.2),),
+        faults=(Fault(at=4.1, kind="pause", intervals=1.07, size=0.532, partition=1),),
+        delivery="at-most-once",
+        heartbeat_interval_ms=200,
+        coordination_partitions=1,
+        data_partitions=8,
+        messages=13.9,
+        handling_ms=4.0,
+        intervals=7,
+        recovers=False,
+        records=0,
+        snapshots=0,
+    )
+    assert simulate_one(scenario).violation is None

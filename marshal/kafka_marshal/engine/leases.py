@@ -129,6 +129,10 @@ class OwnLease:
         """Our own clock's time at which a held lease is over unless another proof comes (T4)."""
         return self.valid_until or self.proof_due
 
+    def is_ending(self, now: float) -> bool:
+        """Whether nothing more is handed out: it is over, being let go, or in doubt."""
+        return now >= self.hand_out_until
+
     def beat_entry(self) -> BeatEntry:
         """Its part of the next beat; the same as last time where there is nothing new to say."""
         entry, last_offset = self._beaten, self.owner.progress_to_report()

@@ -177,8 +177,7 @@ class Observer:
         age = lease.age(world.log_time)
         if age > 2 * hi:
             return 0.0, lease.client_id
-        silent_since = min(self._heard.get(key, now), self._moved.get(cp, now) - age)
-        opens_at = silent_since + 2 * hi + 1
+        opens_at = self._goes_stale_at(key, hi, age, now, self._moved.get(cp, now))
         if opens_at >= enough:
             return opens_at, lease.client_id
         return opens_at + self._jitter(key, hi), lease.client_id
@@ -192,10 +191,14 @@ class Observer:
             lease = world.lease(group_id, *key)
             if lease is not None and lease.client_id is not None:
                 hi = lease.heartbeat_interval_ms
-                opens_at = min(self._heard.get(key, now), moved - lease.age(log_time)) + 2 * hi + 1
+                opens_at = self._goes_stale_at(key, hi, lease.age(log_time), now, moved)
                 if opens_at < before and opens_at + self._jitter(key, hi) < before:
                     found.append(key)
         return found
+
+    def _goes_stale_at(self, key: Key, hi: int, age: int, now: float, moved: float) -> float:
+        """By our own clock, if nothing more is heard of it. age: by log time, which last moved at moved."""
+        return min(self._heard.get(key, now), moved - age) + 2 * hi + 1
 
     def _jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that of a waiting fleet one claims first and the others see it."""

@@ -164,6 +164,8 @@ class Checks:
         self._granted: dict[tuple[str, Key], list[tuple[int, int]]] = {}
         #: Where an admin has set the position.
         self._moved: set[Key] = set()
+        #: At most once: how often a process began a message.
+        self._begun: dict[tuple[str, Key, int], int] = {}
         #: What the fenced sink has.
         self._written: dict[Key, set[int]] = {}
 
@@ -398,7 +400,10 @@ class Checks:
             self.fail("not granted", f"{process.name} begins {_name(key)} offset {offset}, which it was not granted")
         if assignment is None and key in self._moved:
             return  # handed out before an admin moved the position, maybe: then others may get it again
-        if offset in begun:
+        times = self._begun[process.name, key, offset] = self._begun.get((process.name, key, offset), 0) + 1
+        # Granted again after an admin moved the position back: it may still go on with what it had been granted before.
+        again = begun.get(offset) is process and times <= sum(first <= offset <= last for first, last in granted)
+        if offset in begun and not again:
             self.fail("repeated", f"{_name(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
         begun[offset] = process
         self.ledger(key).ever.add(offset)
