@@ -14,8 +14,9 @@ from tests.mutants import MUTATIONS, Mutation
 from tests.mutants.runner import CONTROL, Row, as_json, run_all, table, write_report
 
 #: What one mutation may take: seconds of a processor, so that what else runs on a machine makes no difference. The
-#: product itself has to pass within the same time.
-BUDGET_S = 150
+#: product itself has to pass within the same time: it takes 53 s at full speed, and machines that are shared were seen
+#: to run at a third of that.
+BUDGET_S = 300
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -23,6 +23,8 @@ from rationalizer import World
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
+from tests.rationalizer.forged_parts import parts_differ
+from tests.rationalizer.forged_states import restore_differs
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
 
@@ -94,8 +96,20 @@ def _odd_logs(seeds: int) -> Iterator[str]:
 
 
 def _oracle(seeds: int) -> Found | None:
-    parts = chain(_logs(seeds), _odd_logs(5 * seeds), map(progress_differs, range(4 * seeds)))
-    wrong = next(filter(None, parts), "")
+    several = range(4 * seeds)
+    wrong = next(
+        filter(
+            None,
+            chain(
+                _logs(seeds),
+                _odd_logs(5 * seeds),
+                map(progress_differs, several),
+                map(restore_differs, several),
+                map(parts_differ, several),
+            ),
+        ),
+        "",
+    )
     return ("logs", wrong) if wrong else None
 
 

@@ -11,6 +11,7 @@ Only hashing is borrowed (the `xxhash` package), because the protocol names the 
 from tests.rationalizer.oracle.layout import Judged, judge
 from tests.rationalizer.oracle.msgpack_by_hand import NotMsgpackError, parse, shortest
 from tests.rationalizer.oracle.progress import OracleProgress, SetProgress, progress_from
+from tests.rationalizer.oracle.states import is_state
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OraclePause, OracleWorld
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "OracleProgress",
     "OracleWorld",
     "SetProgress",
+    "is_state",
     "judge",
     "parse",
     "progress_from",

@@ -58,17 +58,18 @@ a_level = int_between(1, 2**31 - 1)
 def some_entries(item: Any) -> bool:
     """One or more [topic, partition, epoch, last_offset or nil] (type 6)."""
     checks = [a_topic, a_partition, an_epoch, or_nil(a_last_offset)]
-    return isinstance(item, list) and len(item) >= 1 and all(_fits(entry, checks) for entry in item)
+    return isinstance(item, list) and len(item) >= 1 and all(fits(entry, checks) for entry in item)
 
 
 def some_ranges(item: Any) -> bool:
     """1 … 10,000 of [first, last] with first ≤ last (type 7)."""
     if not isinstance(item, list) or not 1 <= len(item) <= 10_000:
         return False
-    return all(_fits(pair, [an_offset, an_offset]) and pair[0] <= pair[1] for pair in item)
+    return all(fits(pair, [an_offset, an_offset]) and pair[0] <= pair[1] for pair in item)
 
 
-def _fits(item: Any, checks: list[Check]) -> bool:
+def fits(item: Any, checks: list[Check]) -> bool:
+    """Whether `item` is an array of as many things as there are checks, and each passes its own."""
     if not isinstance(item, list) or len(item) != len(checks):
         return False
     return all(check(part) for check, part in zip(checks, item, strict=True))
@@ -143,7 +144,7 @@ def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
         return Judged("UNKNOWN_TYPE")
     name, checks = TYPES[kind]
     fields = tree[5:]
-    if not _fits(fields, checks):
+    if not fits(fields, checks):
         return Judged("MALFORMED", name)
     code = None if _at_home(name, fields, cp, partitions) else "WRONG_PARTITION"
     return Judged(code, name, instance, client, group, tuple(fields))

@@ -44,12 +44,12 @@ class _Cursor:
         return number - 256**count if number >= 256**count // 2 else number
 
 
-def parse(value: bytes) -> list[Tree]:
-    """The array that `value` spells.
+def parse(value: bytes, longest: int = LONGEST_VALUE) -> list[Tree]:
+    """The array that `value`, of `longest` bytes at most, spells.
 
     Raises NotMsgpackError where E2's first three sentences are broken anywhere inside it.
     """
-    if len(value) > LONGEST_VALUE:
+    if len(value) > longest:
         raise NotMsgpackError(f"{len(value)} bytes")
     cursor = _Cursor(value)
     tree = _read(cursor, 1)

@@ -1,0 +1,110 @@
+"""States that somebody tampered with, near every edge: `World.restore` against the oracle (S1, Q23)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from rationalizer import SnapshotError, World
+from tests.rationalizer.oracle import is_state, parse
+from tests.rationalizer.oracle.progress import LARGEST_HASH
+from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, paths, replaced, spell
+from tests.rationalizer.oracle.states import MOST_RANGES
+from tests.rationalizer.strategies import LARGEST, by_seed, write_log
+
+__all__ = ["restore_differs"]
+
+#: Records of the log whose state is tampered with.
+LENGTH = 40
+#: So many of each.
+FORGERIES = 40
+
+
+def restore_differs(seed: int) -> str:
+    """What the two disagree about; nothing where they agree."""
+    source = Random(seed)
+    cp, cps = ((0, 1), (1, 2))[seed % 2]
+    _, after = write_log(by_seed(seed), LENGTH, cp, cps)
+    tree: Any = parse(after.snapshot())
+    if seed % 40 == 0 and (wrong := _limit_differs(source)):
+        return f"state {seed}: {wrong}"
+    for number in range(FORGERIES):
+        data, partitions = _forged(tree, source), source.choice((cps,) * 8 + (1, 2, 8))
+        wanted = is_state(data, partitions)
+        try:
+            written = World.restore(data, partitions).snapshot()
+        except SnapshotError as error:
+            if wanted:
+                return f"state {seed}, {number}: refused ({error}), and right"
+        else:
+            if not wanted or written != data:
+                return f"state {seed}, {number}: taken, and {'written otherwise' if wanted else 'wrong'}"
+    return ""
+
+
+def _limit_differs(source: Random) -> str:
+    """As many ranges as a lease may have, or one more (P5)."""
+    count = MOST_RANGES + source.choice((0, 1))
+    ranges = [[at, at] for at in range(2, 2 + 2 * count, 2)]
+    lease = ["g", "t", 0, None, None, 0, 1000, 0, [[0, LARGEST_HASH, 0]], ranges, -1]
+    data = spell([1, 0, 1, 0, 1, [lease], [], []])
+    try:
+        World.restore(data, 1)
+    except SnapshotError:
+        return "" if count > MOST_RANGES else f"{count:,} ranges are refused"
+    return f"{count:,} ranges are taken" if count > MOST_RANGES else ""
+
+
+def _forged(tree: Any, source: Random) -> bytes:
+    """Progress as key ranges leave it, or nearly; then one thing or two changed, however deep; rarely the bytes."""
+    for place in range(len(tree[5])):
+        if source.random() < 0.5:
+            tree = replaced(tree, (5, place), [*tree[5][place][:8], *_progress(source)])
+    for _ in range(source.choice((0, 0, 1, 1, 1, 2))):
+        tree = _tampered(tree, source) if isinstance(tree, list) and tree else tree
+    data = spell(tree, source.choice) if source.random() < 0.1 else spell(tree)
+    return data[: source.randrange(len(data))] if source.random() < 0.05 else data
+
+
+def _progress(source: Random) -> list[Any]:
+    """Small numbers, so that it is right every other time."""
+    stable = source.randrange(-1, 6)
+    edges = sorted(source.sample((1, 2, 7, 1 << 40, LARGEST_HASH - 1), source.choice((0, 0, 1, 2))))
+    offsets = [stable, *(stable + source.choice((0, 1, 2, 5)) for _ in edges)]
+    source.shuffle(offsets)
+    pieces = [[lo, hi - 1, done] for lo, hi, done in zip([0, *edges], [*edges, LARGEST_HASH + 1], offsets, strict=True)]
+    ranges, at = [], stable + 1
+    for _ in range(source.choice((0, 0, 1, 2, 3))):
+        first = at + source.choice((0, 1, 1, 1, 2, 4))
+        at = first + source.choice((0, 0, 1, 3)) + 1
+        ranges.append([first, at - 1])
+    return [pieces, ranges, stable + source.choice((-2, -1, 0, 0, 1)) if stable > 0 else -1]
+
+
+def _way_down(tree: Any, source: Random) -> tuple[int, ...]:
+    """To a part of a state as likely as to any other: there are few pauses and many offsets."""
+    path: tuple[int, ...] = (source.randrange(len(tree)),)
+    item = tree[path[0]]
+    while isinstance(item, list) and item and source.random() < 0.9:
+        path = (*path, source.randrange(len(item)))
+        item = item[path[-1]]
+    return path
+
+
+def _tampered(tree: Any, source: Random) -> Any:
+    path = source.choice(list(paths(tree))) if source.random() < 0.5 else _way_down(tree, source)
+    item = tree
+    for step in path:
+        item = item[step]
+    if isinstance(item, int) and not isinstance(item, bool) and source.random() < 0.7:
+        times = [number for number in tree[2:4] if isinstance(number, int)]
+        return replaced(
+            tree, path, source.choice((item - 1, item + 1, -1, 0, LARGEST, LARGEST + 1, LARGEST + 2, *times))
+        )
+    if isinstance(item, list) and item and source.random() < 0.8:
+        again, left_out = source.choice(item), source.randrange(len(item))
+        return replaced(
+            tree, path, source.choice(([*item, again], item[:left_out] + item[left_out + 1 :], item[::-1], [again]))
+        )
+    odd = source.choice(EVERYTHING_ODD)
+    return tree if isinstance(odd, Raw) and len(odd.value) > 900 else replaced(tree, path, odd)
