@@ -425,6 +425,27 @@ RULES: tuple[Mutation, ...] = (
         "S3",
     ),
     Mutation(
+        "a state may hold an epoch that is to come",
+        "rationalizer/snapshot.py",
+        '_want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
+        '_want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
+        "S1",
+    ),
+    Mutation(
+        "a state may hold a pause that is over",
+        "rationalizer/snapshot.py",
+        '_want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
+        '_want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
+        "S1",
+    ),
+    Mutation(
+        "a snapshot is whole with a part missing",
+        "rationalizer/snapshot_log.py",
+        "if len(parts) == found.parts:",
+        "if found.part == found.parts - 1 and len(parts) > 0:",
+        "S2",
+    ),
+    Mutation(
         "pauses are lost in a snapshot",
         _WORLD,
         "world._pauses[pause.group_id] = pause",
