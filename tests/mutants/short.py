@@ -121,19 +121,19 @@ def _simulation(seeds: range, judge: Callable[[Scenario], OracleJudge] | None) -
     return None
 
 
-def _written() -> Found | None:
-    for number, scenario in enumerate(STORIES):
+def _written(stories: int) -> Found | None:
+    for number, scenario in enumerate(STORIES[:stories]):
         if (violation := simulate_one(scenario).violation) is not None:
             return "simulation", f"written story {number}: {violation}"
     return None
 
 
-def _first_found(depth: int, logs: int, judged: int, seeds: int) -> Found | None:
+def _first_found(depth: int, logs: int, judged: int, stories: int, seeds: int) -> Found | None:
     return (
         _raised("exhaustive", lambda: _exhaustive(depth))
         or _raised("logs", lambda: _oracle(logs))
         or _raised("simulation", lambda: _simulation(range(judged), OracleJudge))
-        or _raised("simulation", lambda: _written() if seeds else None)
+        or _raised("simulation", lambda: _written(stories) if seeds else None)
         or _raised("simulation", lambda: _simulation(range(judged, seeds), None))
     )
 
@@ -144,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
     parser.add_argument("--logs", type=int, default=30, help="logs that are held against the oracle (30)")
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
-    parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60)")
+    parser.add_argument("--stories", type=int, default=len(STORIES), help="those written down (all)")
+    parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60); 0: none")
     parser.add_argument(
         "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
     )
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{package.__name__} comes from {package.__file__}, not from {options.tree}")
     if options.budget:
         resource.setrlimit(resource.RLIMIT_CPU, (options.budget, options.budget + 1))
-    found = _first_found(options.depth, options.logs, options.judged, options.seeds)
+    found = _first_found(options.depth, options.logs, options.judged, options.stories, options.seeds)
     by, what = found or ("", "")
     print(json.dumps({"by": by, "what": what, "seconds": round(time.process_time(), 1)}))
     return int(found is not None)

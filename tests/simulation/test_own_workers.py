@@ -42,7 +42,7 @@ FILE = str(Path(workers.__file__))
     ],
 )
 def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) -> None:
-    simulate(worker, 20, jobs=2).raise_for_violation()
+    simulate(worker, 10, jobs=2).raise_for_violation()
 
 
 @pytest.mark.parametrize(
