@@ -174,6 +174,19 @@ def test_balanced_takes_what_lies_idle_although_it_has_its_share() -> None:
     assert Balanced().wishes(view, own, HI + 1).claim == (("t", 2),)
 
 
+def test_balanced_keeps_what_it_took_up_although_somebody_came_second() -> None:
+    """Who came second lacks nothing, but looks like one who waits (seeds 80 and 382 of stories with two topics)."""
+    view, own = view_of({("t", 0): "a", ("t", 1): "a", ("t", 2): None, ("t", 3): "b"})
+    wishes = Balanced().wishes(view, own, HI + 1)
+    assert wishes.idle == {("t", 2)} == set(wishes.claim)
+    view, own = view_of(held_by("a", 4), waiting=("b",))
+    assert len(Balanced().wishes(view, own, 0.0).release) == 2
+    kept = replace(view, taken_up=frozenset(own[:1]))
+    assert len(Balanced().wishes(kept, own, 0.0).release) == 1
+    assert own[0] not in Balanced().wishes(kept, own, 0.0).release
+    assert Balanced().wishes(replace(view, taken_up=frozenset(own[:2])), own, 0.0).release == ()
+
+
 def test_more_members_than_partitions_those_without_wait_quietly() -> None:
     """Two hold one each; a third neither asks nor claims, and takes over when one is gone."""
     view, own = view_of({("t", 0): "b", ("t", 1): "c"})

@@ -245,6 +245,13 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     # Who gets what.
     Mutation(
+        "what was taken up idle is let go again",
+        "marshal/kafka_marshal/engine/placement.py",
+        "TAKEN_UP_INTERVALS = 3",
+        "TAKEN_UP_INTERVALS = 0",
+        "C4",
+    ),
+    Mutation(
         "the balance drops a partition",
         _POLICIES,
         "free = [key for key in partitions.free if key not in mine]",

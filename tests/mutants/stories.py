@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
 
 __all__ = ["STORIES"]
@@ -185,6 +187,14 @@ def _a_limit_while_the_log_is_paused_in_part() -> Scenario:
     )
 
 
+def _readers_of_different_topics() -> Scenario:
+    """What lies idle after a pause is taken up by members that do not see the same shares (seed 80)."""
+    clients = (Client("c0", rate=0.98, fetches_every=0.4), Client("c1", "batches", fetches_every=0.4, reads="events"))
+    pauses = tuple(Fault(10.0 + 9 * i, "pause", "", 2.6, 0.285, 1) for i in range(5))
+    scenario = Scenario(80, clients, pauses, "at-most-once", HI, 1, 2, 1.0, 1.0, 51)
+    return replace(scenario, other_partitions=4)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -212,4 +222,5 @@ STORIES: tuple[Scenario, ...] = (
     _clocks_jump_while_members_come(1),
     _doubts_while_a_batch_fills(),
     _a_limit_while_the_log_is_paused_in_part(),
+    _readers_of_different_topics(),
 )

@@ -160,3 +160,29 @@ def test_what_is_granted_again_after_an_admin_moved_the_position_back_may_begin_
         snapshots=0,
     )
     assert simulate_one(scenario).violation is None
+
+
+def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came_second() -> None:
+    """The one who came second looked like one who waits; it was let go for it, lay idle, and so on, for ever."""
+    scenario = Scenario(  # of seed 382
+        seed=382,
+        clients=(
+            Client("c0", claims_ahead=True, fetches_every=0.5),
+            Client("c2", policy="release-if-behind", fetches_every=0.5, joins=29.14, reads="events"),
+        ),
+        faults=(
+            Fault(at=39.85, kind="crash", client="c0", intervals=74.09, size=0.133),
+            Fault(at=54.26, kind="grow", intervals=0.47, size=0.367, partition=1),
+        ),
+        delivery="at-most-once",
+        heartbeat_interval_ms=300,
+        coordination_partitions=1,
+        data_partitions=4,
+        messages=0.1,
+        handling_ms=4.0,
+        intervals=88,
+        snapshots=50,
+        other_partitions=1,
+    )
+    result = simulate_one(scenario)
+    assert result.violation is None, result.tell()

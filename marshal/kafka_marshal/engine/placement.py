@@ -39,6 +39,9 @@ Key = tuple[str, int]
 FIRST_CLAIMS = 16
 ANSWERS_PER_CLAIM = 2
 
+#: HI for which what was taken up idle is kept: who came second with it is seen waiting for two of them.
+TAKEN_UP_INTERVALS = 3
+
 _OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
 _NONE: frozenset[Key] = frozenset()
@@ -64,6 +67,8 @@ class Placement:
         #: Claims sent since we last wanted none: answered ones let more go out (see _wave).
         self._claimed = 0
         self._let_go: dict[Key, float] = {}
+        #: What we claimed since it lay idle, and until when it is kept.
+        self._taken_up: dict[Key, float] = {}
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
         self._shown = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
@@ -124,7 +129,7 @@ class Placement:
         self._look(now)
         if self._inherit(now):
             self._look(now)
-        self.deadline = min((self._look_at, *self._closed.values(), *self._let_go.values()))
+        self.deadline = min((self._look_at, *self._closed.values(), *self._let_go.values(), *self._taken_up.values()))
         if not self._shown:
             return None
         assignments = self._consumer.assignments
@@ -139,6 +144,7 @@ class Placement:
             waiting=waiting,
             asked_for=self._observer.asked_for(now),
             left_alone=frozenset(self._let_go),
+            taken_up=frozenset(self._taken_up),
             pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
             letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,
             order=self._order,
@@ -148,6 +154,8 @@ class Placement:
     def _limit(self, wishes: Wishes, now: float) -> Wishes:
         """Leave to others what they are to have; ask for one held lease of a topic every HI, and of whoever is new."""
         claim = self._wave(tuple(key for key in wishes.claim if key not in self._let_go))
+        for key in wishes.idle.intersection(claim):
+            self._taken_up[key] = now + TAKEN_UP_INTERVALS * self._settings.heartbeat_interval_ms
         asks, hi = list[Key](), self._settings.heartbeat_interval_ms
         for key in wishes.ask:
             if key in self._consumer.assignments or key in self._let_go:
@@ -202,6 +210,7 @@ class Placement:
     def _look(self, now: float) -> None:
         """Bring up to date what is shown, and when to look again."""
         self._let_go = {key: until for key, until in self._let_go.items() if until > now}
+        self._taken_up = {key: until for key, until in self._taken_up.items() if until > now}
         closed = self._observer.closed_cps(now)
         partitions: Iterable[Key] = self._touched
         if self.dirty or now >= self._look_at or closed.keys() != self._closed.keys():

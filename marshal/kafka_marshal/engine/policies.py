@@ -125,6 +125,8 @@ class View:
     asking: bool = False
     #: What our policy let go lately, and not as surplus: it is neither claimed nor asked for now.
     left_alone: frozenset[Key] = frozenset()
+    #: What we took lately because it lay idle: nobody else was to have it, so it is not let go now.
+    taken_up: frozenset[Key] = frozenset()
     #: Other own ones, which count all the same: being let go, held until what is in hand is done and the log shows the
     #: release; or in a part of the log where the group is paused now (C10).
     letting_go: frozenset[Key] = frozenset()
@@ -143,6 +145,9 @@ class Wishes:
     #: What of release is merely more than our share: we may claim it again at once should we come to lack some. The
     #: rest we leave alone for 2 · HI.
     surplus: frozenset[Key] = frozenset()
+    #: What of claim lay idle. Who claims it in the same moment, and comes second, is not one who lacks something: for
+    #: 3 · HI, an HI longer than it is taken for one who waits, this is in ``View.taken_up``.
+    idle: frozenset[Key] = frozenset()
 
 
 class Policy:
@@ -245,7 +250,9 @@ class Balanced(Policy):
 
     A partition that stayed free lies idle: a member that counts cannot take it (a limit, another subscription, dead).
     It is claimed by those who are below their share, after three quarters of an HI; after HI by one of those who have
-    theirs, after half an HI more by any of them.
+    theirs, after half an HI more by any of them. Members that read other topics see other shares: two may take it for
+    theirs, and the second looks like one who waits. The first keeps it all the same; let go for a member that wants
+    nothing it would lie idle again, for ever.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -262,7 +269,7 @@ class Balanced(Policy):
             return Wishes(claim=claim, ask=self._ask(view, counts, shares)[: missing - len(claim)])
         idle = self._idle(view, free, counts, shares, now)
         release = () if idle else self._release(view, own, counts, shares, len(free))
-        return Wishes(claim=idle, release=release, surplus=frozenset(release))
+        return Wishes(claim=idle, release=release, surplus=frozenset(release), idle=frozenset(idle))
 
     @staticmethod
     def _counts(view: View, own: tuple[Key, ...], partitions: Partitions) -> dict[str, int]:
@@ -332,7 +339,7 @@ class Balanced(Policy):
     ) -> tuple[Key, ...]:
         """Our part of what those who asked are missing: every holder above its share works it out alike."""
         wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
-        mine = [key for key in own if key not in view.pending]
+        mine = [key for key in own if key not in view.pending and key not in view.taken_up]
         if wanted <= 0 or len(mine) <= shares[view.client_id]:
             return ()
         topics = frozenset[str]().union(*view.waiting.values())
@@ -413,6 +420,7 @@ class WholeTopic(Policy):
             release=tuple(dict.fromkeys(release)),
             ask=tuple(key for key in wishes.ask if key[1] == 0),
             surplus=wishes.surplus.union(orphans),
+            idle=wishes.idle,
         )
 
 

@@ -59,7 +59,7 @@ class Report:
             return
         had = {
             "clients": len(scenario.clients),
-            "partitions": scenario.data_partitions,
+            "partitions": sum(scenario.data_topics.values()),
             "CPs": scenario.coordination_partitions,
             "HI": result.intervals,
             "faults": len(scenario.faults),

@@ -26,7 +26,8 @@ class LeftOut:
 
     def __init__(self, scenario: Scenario, fail: Callable[[str, str], None]) -> None:
         self._fail = fail
-        self._partitions = scenario.data_partitions
+        #: What each topic began with: partitions that it gets later are read from their beginning.
+        self._partitions = scenario.data_topics
         #: The group begins where the logs end.
         self._begins_late = any(client.worker == "latest" for client in scenario.clients)
         #: Where each log begins, if retention took something.
@@ -49,11 +50,10 @@ class LeftOut:
         """Whether a record of this epoch may say so of an offset that nobody handled; stable: what was done before."""
         if self.is_gone(key, offset):
             return True
-        # Partitions that a topic gets later are read from their beginning.
         began = self._beginnings.get(key)
         return (
             self._begins_late
-            and key[1] < self._partitions
+            and key[1] < self._partitions.get(key[0], 0)
             and stable < 0
             and began is not None
             and began.epoch == epoch
@@ -62,7 +62,7 @@ class LeftOut:
     def begins(self, key: Key, epoch: int, offset: int) -> None:
         """A message is handed out."""
         began = self._beginnings.get(key)
-        late = self._begins_late and key[1] < self._partitions
+        late = self._begins_late and key[1] < self._partitions.get(key[0], 0)
         if late and began is not None and began.epoch == epoch and offset < began.end:
             self._fail("start", f"{key[0]} [{key[1]}]: offset {offset} was there before the group began (latest)")
 

@@ -178,6 +178,8 @@ class Job:
         self.client_id = process.client_id
         #: The topic whose messages are to be handled.
         self.topic = scenario.data_topic
+        #: All whose messages are.
+        self.topics = scenario.topics_of(process.client_id)
         self.coordination_topic = scenario.topic
         self.heartbeat_interval_ms = scenario.heartbeat_interval_ms
         #: "at-least-once" or "at-most-once".

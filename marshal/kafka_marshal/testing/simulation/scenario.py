@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
@@ -77,6 +77,8 @@ class Client:
     fetches_every: float = 0.0
     #: Started for the first time after so many HI.
     joins: float = 0.0
+    #: The one data topic that it reads; "": all there are.
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,25 @@ class Scenario:
     records: int = 0
     #: Members keep snapshots, one every so many records of a partition of the coordination topic; 0: there are none.
     snapshots: int = 0
+    #: Partitions of a second data topic, which not everybody reads; 0: there is none.
+    other_partitions: int = 0
 
     #: Fixed names.
     group_id = "group"
     topic = "__marshal"
     data_topic = "events"
+    other_topic = "orders"
+
+    @property
+    def data_topics(self) -> dict[str, int]:
+        """The partitions that each data topic begins with."""
+        found = {self.data_topic: self.data_partitions, self.other_topic: self.other_partitions}
+        return {topic: partitions for topic, partitions in found.items() if partitions}
+
+    def topics_of(self, client_id: str) -> list[str]:
+        """The data topics that this client reads."""
+        reads = next((client.reads for client in self.clients if client.name == client_id), "")
+        return [topic for topic in self.data_topics if reads in ("", topic)]
 
     @property
     def at_most_once(self) -> bool:
@@ -155,19 +171,21 @@ class Scenario:
         snapshots = Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY)
         if snapshots:
             faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
+        other = 0 if worker else _other_partitions(seed)
         return cls(
             seed=seed,
-            clients=clients,
+            clients=_with_topics(seed, clients) if other else clients,
             faults=faults,
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
             coordination_partitions=cps,
-            data_partitions=10 if rng.random() < 0.1 else 8,
+            data_partitions=(10 if rng.random() < 0.1 else 8) - other,
             messages=round(rng.uniform(12.8, 14), 1),
             handling_ms=rng.choice([2.0, 10.0, 25.0] if worker else [1.0, 2.0, 4.0]),
             intervals=intervals,
             records=int(RECORDS_PER_INTERVAL * intervals),
             snapshots=snapshots,
+            other_partitions=other,
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -224,6 +242,18 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
     ahead, fetches = rng.random() < 0.4, rng.choice(FETCHES)
     late = round(rng.uniform(0, LATEST * intervals), 2) if rng.random() < LATE_SHARE and index > 0 else 0.0
     return Client(f"c{index}", kind, policy, rate, ahead, fetches, late)
+
+
+def _other_partitions(seed: int) -> int:
+    """Of the eight or ten partitions, those of a second topic, in every fourth story."""
+    return Random(f"kafka-marshal/{seed}/topic2").choice((3, 4, *(0,) * 6))
+
+
+def _with_topics(seed: int, clients: Sequence[Client]) -> tuple[Client, ...]:
+    """Who reads what; the first one all, so that everything is owned in the end."""
+    rng, first = Random(f"kafka-marshal/{seed}/readers"), clients[0]
+    topics = ("", "", Scenario.data_topic, Scenario.other_topic)
+    return first, *(replace(client, reads=rng.choice(topics)) for client in clients[1:])
 
 
 def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:

@@ -91,12 +91,17 @@ def _fewer_clients(result: Result) -> Iterator[Scenario]:
 def _plainer(result: Result) -> Iterator[Scenario]:
     """Usual clocks, policies and sizes."""
     scenario = result.scenario
-    plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead) for x in scenario.clients)
+    plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead, reads=x.reads) for x in scenario.clients)
     yield replace(scenario, clients=plain)
     yield replace(scenario, records=0)
     for messages in (0.1, 1.0, 4.0, round(scenario.messages / 2, 1)):
         if messages < scenario.messages:
             yield replace(scenario, messages=messages)
+    if scenario.other_partitions:
+        alike = tuple(replace(client, reads="") for client in scenario.clients)
+        yield replace(scenario, clients=alike, other_partitions=0)
+        yield replace(scenario, clients=alike)
+        yield replace(scenario, other_partitions=1)
     for partitions in (1, 2, 4):
         if partitions < scenario.data_partitions:
             yield replace(scenario, data_partitions=partitions)

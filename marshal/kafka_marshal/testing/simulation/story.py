@@ -209,7 +209,8 @@ class _Story:
         for cp in range(cps):
             marker = Tick("init", "kafka-marshal-init", f"partitions={cps}")  # as kafka-marshal init writes it (L2)
             self.network.arrive(scenario.topic, cp, encode(marker), init, 0.0)
-        self.broker.create_topic(scenario.data_topic, scenario.data_partitions)
+        for topic, partitions in scenario.data_topics.items():
+            self.broker.create_topic(topic, partitions)
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
         rng = Random(f"{scenario.seed}/messages")
         # In the order of time, so that a story that ends sooner has the same beginning.
@@ -225,12 +226,12 @@ class _Story:
             self._published += missing
 
     def _publish(self, chance: float, burst: int) -> None:
-        partitions = self._partitions()
+        keys = self._keys()
         for _ in range(burst):
-            self.network.publish(self.scenario.data_topic, int(chance * partitions), b"")
+            self.network.publish(*keys[int(chance * len(keys))], b"")
 
-    def _partitions(self) -> int:
-        return self.broker.existing[self.scenario.data_topic].info.partitions
+    def _partitions(self, topic: str) -> int:
+        return self.broker.existing[topic].info.partitions
 
     def open_cluster(self, config: object) -> SimulatedCluster:
         """What Marshal("simulation://kafka") gets in the process that asks."""
@@ -293,8 +294,10 @@ class _Story:
                 if process is not None:
                     self._strike(process, fault)
             case "grow":
-                if self._partitions() < self.scenario.data_partitions + 4:
-                    self.broker.grow_topic(self.scenario.data_topic, self._partitions() + 1)
+                topics = list(self.scenario.data_topics.items())
+                topic, before = topics[fault.partition % len(topics)]
+                if self._partitions(topic) < before + 4:
+                    self.broker.grow_topic(topic, self._partitions(topic) + 1)
             case "pause":
                 self._pause(fault)
             case "prune":
@@ -314,8 +317,9 @@ class _Story:
 
     def _cut(self, fault: Fault) -> None:
         """Old messages go, handled or not (P9)."""
-        key = (self.scenario.data_topic, fault.partition % self._partitions())
-        log = self.broker.existing[key[0]].partitions[key[1]]
+        keys, turn = self._keys(), int(fault.at) if self.scenario.other_partitions else 0
+        topic, partition = key = keys[(fault.partition + turn) % len(keys)]
+        log = self.broker.existing[topic].partitions[partition]
         before = log.start + round(fault.size * (log.end - log.start))
         self.network.cut_below(*key, before)
         self.checks.left_out.cut(key, before)
@@ -384,7 +388,8 @@ class _Story:
                 job.sleep(fault.intervals * self.hi / 1000 / 2)
                 pause.wait_released(timeout=expires_s / 2)
                 if fault.size > 0.5:
-                    keys = [(job.topic, p) for p in range(self.scenario.data_partitions) if rng.random() < 0.3]
+                    parts = self.scenario.data_topics.items()
+                    keys = [(topic, p) for topic, count in parts for p in range(count) if rng.random() < 0.3]
                     targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
                     wanted = {key: rng.choice(targets) for key in keys}
                     pause.reposition(wanted, force=True)
@@ -474,10 +479,9 @@ class _Story:
 
     def _come_as_far(self) -> None:
         """What an admin has put beyond the end of a log waits for messages: now they come, to the last one at least."""
-        logs = self.broker.existing[self.scenario.data_topic].partitions
-        for _, partition in self._keys():
-            for _ in range(logs[partition].end, self.checks.stable((self.scenario.data_topic, partition)) + 1):
-                self.network.publish(self.scenario.data_topic, partition, b"")
+        for key in self._keys():
+            for _ in range(self._end(key), self.checks.stable(key) + 1):
+                self.network.publish(*key, b"")
                 self._published += 1
 
     def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
@@ -502,7 +506,11 @@ class _Story:
             self.scheduler.run_until(self.scheduler.now + self.hi)
 
     def _keys(self) -> list[Key]:
-        return [(self.scenario.data_topic, partition) for partition in range(self._partitions())]
+        topics = self.scenario.data_topics
+        return [(topic, partition) for topic in topics for partition in range(self._partitions(topic))]
+
+    def _end(self, key: Key) -> int:
+        return self.broker.existing[key[0]].partitions[key[1]].end
 
     def _is_owned(self) -> bool:
         owners = self.checks.owners()
@@ -517,39 +525,43 @@ class _Story:
         if len(names) > len(set(names)):
             return True
         others = [x for x in self.scenario.clients if x.worker != "by-hand"]
+        if self.scenario.other_partitions and any(x.reads for x in others):
+            return True  # who may have what is another question there
         whole = all(x.policy == "whole-topic" for x in others)
         if any(x.policy != "balanced" or x.worker == "yours" for x in others) and not whole:
             return True
         held = dict.fromkeys((x.name for x in others), 0)
+        by_topic: dict[str, set[str]] = {topic: set() for topic in self.scenario.data_topics}
         for key, owners in self.checks.owners().items():
             for process, _ in owners:
-                if key[0] == self.scenario.data_topic:
+                if key[0] in by_topic:
                     held[process.client_id] += 1
-        return sum(map(bool, held.values())) == 1 if whole else max(held.values()) - min(held.values()) <= 1
+                    by_topic[key[0]].add(process.client_id)
+        if whole:
+            return all(len(holders) == 1 for holders in by_topic.values())
+        return max(held.values()) - min(held.values()) <= 1
 
     def _is_drained(self) -> bool:
-        logs = self.broker.existing[self.scenario.data_topic].partitions
-        return all(self.checks.stable(key) >= logs[key[1]].end - 1 for key in self._keys())
+        return all(self.checks.stable(key) >= self._end(key) - 1 for key in self._keys())
 
     def _state(self) -> str:
         owners = self.checks.owners()
-        logs = self.broker.existing[self.scenario.data_topic].partitions
         return "; ".join(
-            f"{key[1]}: {[p.name for p, _ in owners.get(key, [])]} {self.checks.stable(key) + 1}/{logs[key[1]].end}"
+            f"{key[0]} {key[1]}: {[p.name for p, _ in owners.get(key, [])]} "
+            f"{self.checks.stable(key) + 1}/{self._end(key)}"
             for key in self._keys()
         )
 
     def _look_back(self) -> None:
         """What can be said when all is done."""
-        logs = self.broker.existing[self.scenario.data_topic].partitions
         if self.scenario.at_most_once:
             # One that was ended by an error may not have seen any more what it had been granted.
             alive = [p for p in self._processes if not p.dead and p.error is None]
-            self.checks.check_granted(alive, {key: logs[key[1]].end for key in self._keys()})
+            self.checks.check_granted(alive, {key: self._end(key) for key in self._keys()})
             return
         self.checks.check_gaps(self._keys())
         if all(client.worker == "fenced" for client in self.scenario.clients):
-            self.checks.check_sink({key: logs[key[1]].end for key in self._keys()})
+            self.checks.check_sink({key: self._end(key) for key in self._keys()})
 
     def result(self) -> Result:
         """What has come of it."""

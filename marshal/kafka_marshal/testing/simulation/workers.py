@@ -62,7 +62,7 @@ def _consumer(
 
     once = job.delivery == "at-most-once"
     return marshal.consumer(
-        [job.topic if job.random.random() < 0.8 else f"^{job.topic}$"],
+        job.topics if job.random.random() < 0.8 else [f"^({'|'.join(job.topics)})$"],
         delivery=job.delivery,
         policy=policy_of(client),
         batch_size=job.random.choice([10, 20, 50, 50]),
@@ -273,7 +273,7 @@ def _ranges(job: Job, client: Client) -> None:
     """As Spark does: offsets, not messages; some ranges are given back, some stay in hand while others are done."""
     kept: list[OffsetRange] = []
     once, policy = job.delivery == "at-most-once", policy_of(client)
-    with job.marshal() as marshal, marshal.ranges([job.topic], delivery=job.delivery, policy=policy) as consumer:
+    with job.marshal() as marshal, marshal.ranges(job.topics, delivery=job.delivery, policy=policy) as consumer:
         while not marshal.stopping:
             taken = consumer.take(job.random.choice([5, 40]), timeout=0.2)
             for new in taken:
