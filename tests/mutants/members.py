@@ -223,6 +223,13 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     # Pauses.
     Mutation(
+        "members do not see that their group is forgotten",
+        _CORE,
+        "case ForgetGroup() if outcome.accepted:",
+        "case ForgetGroup() if False:",
+        "C16",
+    ),
+    Mutation(
         "members do not see a pause",
         _OBSERVER,
         "if pause is None or pause.client_id == self._settings.client_id:",

@@ -106,14 +106,15 @@ def _old_messages_go(delivery: str = "at-least-once", worker: str = "", seed: in
     return Scenario(seed, clients, faults + cuts, delivery, HI, messages=MESSAGES, handling_ms=4.0)
 
 
-def _the_group_begins_at_the_end() -> Scenario:
+def _the_group_begins_at_the_end(*more: Fault) -> Scenario:
     """There are messages before the group is; later its topic grows, and whoever starts then has not seen it grow."""
     clients = tuple(Client(f"c{i}", "latest", joins=2.0 * i) for i in range(4))
     kinds = ("cut off", "slow handler", "deaf", "slow network")
     early = tuple(Fault(3 + 2.9 * i, kinds[i % 4], f"c{i % 4}", 2.0, 0.4, i % 2) for i in range(12))
     grows = (Fault(14, "grow"), *(Fault(50 + 14 * i, "grow") for i in range(3)))
     starts = tuple(Fault(50.3 + 14 * i, "crash", f"c{i}", 0.1) for i in range(3))
-    return Scenario(0, clients, early + grows + starts, "at-least-once", HI, messages=MESSAGES, intervals=110)
+    faults = early + grows + starts + more
+    return Scenario(0, clients, faults, "at-least-once", HI, messages=MESSAGES, intervals=110)
 
 
 def _restarts_without_a_release(delivery: str) -> Scenario:
@@ -223,4 +224,5 @@ STORIES: tuple[Scenario, ...] = (
     _doubts_while_a_batch_fills(),
     _a_limit_while_the_log_is_paused_in_part(),
     _readers_of_different_topics(),
+    _the_group_begins_at_the_end(Fault(20.0, "forget", "", 2.0)),
 )

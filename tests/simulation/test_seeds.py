@@ -21,6 +21,7 @@ def test_two_hundred_seeds() -> None:
     assert report.seeds == 200
     assert all(report.least[name] >= least for name, least in ENOUGH.items()), report.least
     assert report.counts["pruned"] > 10_000
+    assert report.counts["forgotten"] > 50
     seen = {code for _, code in report.outcomes}
     assert {"OK", "ALREADY_HELD", "HELD", "FENCED", "NOT_HELD", "PAUSED", "REPOSITIONED", "PARTIAL"} <= seen
 
@@ -185,4 +186,12 @@ def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came
         other_partitions=1,
     )
     result = simulate_one(scenario)
+    assert result.violation is None, result.tell()
+
+
+@pytest.mark.parametrize(("seed", "delivery"), [(40, "at-least-once"), (44, "at-most-once")])
+def test_a_group_that_is_forgotten_at_work_begins_anew(seed: int, delivery: str) -> None:
+    result = simulate_one(Scenario.from_seed(seed, intervals=40))
+    assert result.scenario.delivery == delivery
+    assert result.counts["forgotten"] > 5
     assert result.violation is None, result.tell()

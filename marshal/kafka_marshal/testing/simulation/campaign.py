@@ -85,7 +85,7 @@ class Report:
             f"{self.counts['records']} records, {self.counts['replicas']} comparisons of replicas, "
             f"{self.counts['messages']} messages ({self.counts['repeats']} repeated), "
             f"{self.counts['transactions']} transactions, {self.counts['snapshots']} snapshots, "
-            f"{self.counts['pruned']} records pruned; "
+            f"{self.counts['pruned']} records pruned, {self.counts['forgotten']} leases forgotten; "
             f"at least {least or 'nothing'} in each; {self.seconds:.0f} s"
         )
 

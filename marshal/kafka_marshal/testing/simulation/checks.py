@@ -40,6 +40,7 @@ from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
     CommitRanges,
+    ForgetGroup,
     Heartbeat,
     HeartbeatBatch,
     Lease,
@@ -48,6 +49,7 @@ from rationalizer import (
     ReleasingPartition,
     World,
     codes,
+    route_lease,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +132,11 @@ class Checks:
         self.events: list[tuple[object, ...]] = []
         #: How often something was looked at: kind → times.
         self.counts: dict[str, int] = dict.fromkeys(
-            ("records", "replicas", "states", "messages", "repeats", "transactions", "snapshots", "pruned"), 0
+            (
+                *("records", "replicas", "states", "messages", "repeats", "transactions"),
+                *("snapshots", "pruned", "forgotten"),
+            ),
+            0,
         )
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}
@@ -292,6 +298,8 @@ class Checks:
                     self._judge(world, key, code, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
                     self.manners.released(sender, _key(record), sent_at)
+                if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
+                    self._forgotten(cp)
         if self.manners.is_calm:
             self.manners.check_beats(
                 world, {process.name: driver for process, driver in self._watched if process.is_running}
@@ -364,6 +372,14 @@ class Checks:
             ledger.ever.add(offset)
         self._moved.add(key)
         self._beaten = {at: sent for at, sent in self._beaten.items() if at[1] != key}
+
+    def _forgotten(self, cp: int) -> None:
+        """The group begins anew with what has its leases here (C16)."""
+        for key, seen in self._seen.items():
+            if route_lease(*key, self._scenario.coordination_partitions) == cp:
+                self._repositioned(key, seen.stable, -1)
+                self._seen[key] = _Seen(seen.epoch, -1, ())
+                self.left_out.forgotten(key)
 
     # Work.
 

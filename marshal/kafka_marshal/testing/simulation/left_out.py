@@ -33,6 +33,8 @@ class LeftOut:
         #: Where each log begins, if retention took something.
         self._starts: dict[Key, int] = {}
         self._beginnings: dict[Key, _Beginning] = {}
+        #: The group was forgotten: of a young one nobody can tell what was added later from the rest (P9).
+        self._is_anew = False
 
     def cut(self, key: Key, before: int) -> None:
         """Retention took what lies below this offset."""
@@ -46,6 +48,11 @@ class LeftOut:
         """A record about a lease was accepted; end: of the partition's log."""
         self._beginnings.setdefault(key, _Beginning(epoch, end))
 
+    def forgotten(self, key: Key) -> None:
+        """The group begins anew."""
+        self._beginnings.pop(key, None)
+        self._is_anew = True
+
     def may_be_left_out(self, key: Key, epoch: int, offset: int, stable: int) -> bool:
         """Whether a record of this epoch may say so of an offset that nobody handled; stable: what was done before."""
         if self.is_gone(key, offset):
@@ -53,7 +60,7 @@ class LeftOut:
         began = self._beginnings.get(key)
         return (
             self._begins_late
-            and key[1] < self._partitions.get(key[0], 0)
+            and (self._is_anew or key[1] < self._partitions.get(key[0], 0))
             and stable < 0
             and began is not None
             and began.epoch == epoch

@@ -25,6 +25,7 @@ FAULTS: dict[str, float] = {
     "slow handler": 2,  # the work takes ``size`` times as long
     "grow": 1,  # the topic gets another partition
     "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
+    "forget": 0,  # an admin pauses the group and has it forgotten; only in some seeds, see _forgotten
     "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
     "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
@@ -33,6 +34,9 @@ FAULTS: dict[str, float] = {
 #: The share of stories in which a broker's clock is set, and how often it is there, relative to the other faults.
 CLOCK_SHARE = 0.15
 CLOCK_WEIGHT = 10.0
+
+#: The share of stories in which the group is forgotten.
+FORGOTTEN_SHARE = 0.1
 
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
@@ -172,6 +176,7 @@ class Scenario:
         if snapshots:
             faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
         other = 0 if worker else _other_partitions(seed)
+        faults = tuple(sorted((*faults, *_forgotten(seed, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
             clients=_with_topics(seed, clients) if other else clients,
@@ -270,6 +275,15 @@ def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, cl
         if kind == "clock":  # while something is under way
             found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients).name, 2.0, 0.4))
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _forgotten(seed: int, intervals: int) -> list[Fault]:
+    """In every tenth story, somebody has the group forgotten while it is at work: it begins anew (C16)."""
+    rng = Random(f"kafka-marshal/{seed}/forgotten")
+    if rng.random() > FORGOTTEN_SHARE:
+        return []
+    at, length, size = rng.uniform(0.2, 0.7) * intervals, rng.uniform(0.5, 4), rng.random()
+    return [Fault(round(at, 2), "forget", "", round(length, 2), round(size, 3))]
 
 
 def _prunes(seed: int, intervals: int) -> list[Fault]:

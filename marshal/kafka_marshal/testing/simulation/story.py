@@ -298,7 +298,7 @@ class _Story:
                 topic, before = topics[fault.partition % len(topics)]
                 if self._partitions(topic) < before + 4:
                     self.broker.grow_topic(topic, self._partitions(topic) + 1)
-            case "pause":
+            case "pause" | "forget":
                 self._pause(fault)
             case "prune":
                 self._prune(fault)
@@ -376,7 +376,10 @@ class _Story:
         return 1.0 + 2 * self.hi / self.scenario.handling_ms * max(slow, default=0.0) / 10
 
     def _pause(self, fault: Fault) -> None:
-        """An admin pauses the group for a while; it may die of it, and the pause ends by itself then."""
+        """An admin pauses the group for a while; it may die of it, and the pause ends by itself then.
+
+        It moves positions (C11), or has the group forgotten (C16).
+        """
         process = self._new_process(self._admin_host)
         job = Job(process, self.scenario, self._store)
         rng = Random(f"{self.scenario.seed}/{process.name}")
@@ -387,7 +390,9 @@ class _Story:
             with admin.pause(job.group_id, expires_in=expires_s) as pause:
                 job.sleep(fault.intervals * self.hi / 1000 / 2)
                 pause.wait_released(timeout=expires_s / 2)
-                if fault.size > 0.5:
+                if fault.kind == "forget":
+                    self.checks.counts["forgotten"] += pause.forget()
+                elif fault.size > 0.5:
                     parts = self.scenario.data_topics.items()
                     keys = [(topic, p) for topic, count in parts for p in range(count) if rng.random() < 0.3]
                     targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
@@ -396,7 +401,7 @@ class _Story:
                     self._note("moved", process.name)
                     self._check_moved(process, wanted)
 
-        self._administer("pause", process, work, fault)
+        self._administer(fault.kind, process, work, fault)
 
     def _prune(self, fault: Fault) -> None:
         """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""
@@ -450,7 +455,8 @@ class _Story:
             return
         self._mend()
         fixed = RECOVERY_MS / self.hi
-        backlog = self._published * self.scenario.handling_ms * 2 / self.hi
+        times = 1 + sum(fault.kind == "forget" for fault in self.scenario.faults)
+        backlog = times * self._published * self.scenario.handling_ms * 2 / self.hi
         self._wait(self._is_owned, RECOVERY_INTERVALS + PAUSE_INTERVALS + fixed)
         self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
         self._wait(self._is_owned, RECOVERY_INTERVALS)
