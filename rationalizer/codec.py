@@ -110,13 +110,13 @@ def _read(value: bytes | None, level: int) -> tuple[Kind, Message]:
     if len(value) > MAX_VALUE_BYTES:
         raise MalformedError(f"{len(value):,} bytes, at most {MAX_VALUE_BYTES:,} are allowed")
     try:
-        message, pairs = unpack(value)
+        message = unpack(value)
         try:
             return _kind_of(message, level), message
         except RejectedValueError:
             # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
             # in the value, so that look is taken only now; what it finds comes first.
-            look_at_all(value, message, pairs)
+            look_at_all(value, message)
             raise
     except NotAllowedError as error:
         raise MalformedError(str(error)) from None
@@ -146,8 +146,8 @@ def _kind_of(message: Message, level: int) -> Kind:
 def parse_state(snapshot: bytes) -> Message:
     """The array that a snapshot is: read as carefully as a record's value, but of any length."""
     try:
-        message, pairs = unpack(snapshot)
-        look_at_all(snapshot, message, pairs)
+        message = unpack(snapshot)
+        look_at_all(snapshot, message)
     except NotAllowedError as error:
         raise MalformedError(str(error)) from None
     return message

@@ -5,31 +5,30 @@ beyond their own length:
 
 * Containers are measured before they are allocated, in values large enough to hurt.
 * What a value holds is looked at by C, over many things at once: no recursion, no step of Python for each thing.
-* A large value may be a million tiny containers. Its maps, which no type has, are not kept apart, and how deep they
-  nest is told by msgpack's own stack.
+* A large value may be a million tiny containers. Its maps, which no type has, are not kept; how deep it nests is told
+  by msgpack's own stack, and what is in it by its bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import chain
-from operator import iadd
 from typing import Any, Final
 
 from msgpack import Unpacker, unpackb
 from msgpack.exceptions import StackError, UnpackException
 
 from rationalizer.limits import MAX_DEPTH
+from rationalizer.tokens import only_allowed
 
-__all__ = ["Message", "NotAllowedError", "Pairs", "look_at_all", "unpack"]
+__all__ = ["Message", "NotAllowedError", "look_at_all", "unpack"]
 
 #: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples; maps,
-#: which no type of level 1 has, are lists, and what is in them is of no use.
+#: which no type of level 1 has, are of no use: lists of their pairs, and in large values ``list`` itself.
 Message = tuple[Any, ...]
 
-#: Keys and values of maps.
-Pairs = list[tuple[Any, Any]]
+#: Keys and values of a map.
+_Pairs = list[tuple[Any, Any]]
 
 #: Below this a value can't claim enough to hurt; above it the claims are checked before anything is built.
 SMALL: Final = 1024
@@ -39,10 +38,9 @@ LARGE: Final = 4096
 _SCALARS: Final = frozenset({int, str, bool, type(None)})
 _ALLOWED: Final = _SCALARS | {tuple, list}
 
-#: How every float, binary and extension begins. Other things may have such a byte in them, too.
-_FORBIDDEN: Final = bytes([*range(0xC4, 0xCC), *range(0xD4, 0xD9)])
+_NOT_ALLOWED: Final = "floats, binary and extension types are not allowed, and keys of maps must be strings"
 
-_EMPTY_MAP: Final[Pairs] = []
+_EMPTY_MAP: Final[_Pairs] = []
 
 #: Arrays in arrays that are tried to find out how many a reader takes.
 _MOST_TRIED: Final = 1 << 14
@@ -81,30 +79,27 @@ def _skip(value: bytes) -> None:
 _AROUND: Final = b"\x91" * max(0, _deepest() - MAX_DEPTH)
 
 
-def unpack(value: bytes) -> tuple[Message, Pairs | None]:
-    """The array that these bytes are, and the keys and values of all its maps (None: the maps hold them).
+def unpack(value: bytes) -> Message:
+    """The array that these bytes are.
 
     Raises NotAllowedError where they are none, and may do so where they hold what E2 forbids: see ``look_at_all``.
     """
-    pairs: Pairs | None = [] if _AROUND and len(value) > LARGE else None
+    large = _is_large(value)
     try:
         if len(value) > SMALL:
-            _skip(value if pairs is None else _AROUND + value)
-        message = _build(value, _pairs_of_map if pairs is None else partial(iadd, pairs))
+            _skip(_AROUND + value if large else value)
+        # For a map of a large value: the type of its pairs, which are gone at once.
+        message = _build(value, type if large else _pairs_of_map)
     except (ValueError, UnpackException) as error:
         # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
-        _forget(pairs)
         raise NotAllowedError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
     if type(message) is not tuple:
-        _forget(pairs)
         raise NotAllowedError("the value is no array")
-    return message, pairs
+    return message
 
 
-def _forget(pairs: Pairs | None) -> None:
-    """Maps within maps stand there as the very list that holds the pairs of all: that is a cycle, undone here."""
-    if pairs is not None:
-        pairs.clear()
+def _is_large(value: bytes) -> bool:
+    return len(value) > LARGE and bool(_AROUND)
 
 
 def _build(value: bytes, hook: Any) -> Any:
@@ -112,7 +107,7 @@ def _build(value: bytes, hook: Any) -> Any:
     return unpackb(value, use_list=False, object_pairs_hook=hook, ext_hook=_refuse_extension, strict_map_key=True)
 
 
-def _pairs_of_map(pairs: Pairs) -> Pairs:
+def _pairs_of_map(pairs: _Pairs) -> _Pairs:
     """A map as its pairs, so that a value hidden by a later equal key is looked at too. All empty ones are one."""
     return pairs or _EMPTY_MAP
 
@@ -121,35 +116,21 @@ def _refuse_extension(code: int, data: bytes) -> object:
     raise ValueError("extension types are not allowed")
 
 
-def look_at_all(value: bytes, message: Message, pairs: Pairs | None) -> None:
+def look_at_all(value: bytes, message: Message) -> None:
     """Raise NotAllowedError for anything but arrays, maps with string keys, ints, strings, nil and booleans.
 
-    And where they nest too deep. value, message and pairs: what was given to ``unpack``, and what it gave; it forgets
-    the pairs.
+    And where they nest too deep. value and message: what was given to ``unpack``, and what it gave.
     """
-    if pairs is None:
+    if not _is_large(value):
         _look_by_level(message)
-        return
-    try:
-        if len(value.translate(None, _FORBIDDEN)) < len(value):
-            _look_at(message)
-            if tuple in _types_in(chain.from_iterable(pairs)):
-                _look_at([thing for _, thing in pairs if type(thing) is tuple])
-    finally:
-        _forget(pairs)
-
-
-def _look_at(things: Sequence[Any]) -> None:
-    """What these things are, and what is in the arrays among them; how deep they nest is known to be allowed."""
-    while tuple in (found := _types_in(things)):
-        arrays = things if len(found) == 1 else [thing for thing in things if type(thing) is tuple]
-        things = list(chain.from_iterable(arrays))
+    elif not only_allowed(value):
+        raise NotAllowedError(_NOT_ALLOWED)
 
 
 def _types_in(things: Iterable[Any]) -> set[type]:
     found = set(map(type, things))
     if not found <= _ALLOWED:
-        raise NotAllowedError("floats, binary and extension types are not allowed, and keys of maps must be strings")
+        raise NotAllowedError(_NOT_ALLOWED)
     return found
 
 

@@ -382,10 +382,10 @@ RULES: tuple[Mutation, ...] = (
         "E2",
     ),
     Mutation(
-        "what maps hold is not looked at",
-        "rationalizer/unpacking.py",
-        "if tuple in _types_in(chain.from_iterable(pairs)):",
-        "if False:",
+        "binary is let through in large values",
+        "rationalizer/tokens.py",
+        "_FORBIDDEN: Final = bytes([*range(0xC4, 0xCC), *range(0xD4, 0xD9)])",
+        "_FORBIDDEN: Final = bytes([*range(0xC7, 0xCC), *range(0xD4, 0xD9)])",
         "E2",
     ),
     Mutation(

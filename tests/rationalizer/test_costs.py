@@ -134,6 +134,8 @@ MANY: dict[str, bytes] = {
     "maps in maps": _array(SIZE // 5, b"\x81\xa0\x81\xa0\x80" * (SIZE // 5)),
     "maps in arrays, and no ASCII": _array(SIZE // 4, b"\x91\x81\xa0\x80" * (SIZE // 4 - 1) + b"\xa2\xc4\x92"),
     "short strings": _array(SIZE // 2, b"\xa1a" * (SIZE // 2)),
+    "empty strings": _array(SIZE // 2, b"\xd9\x00" * (SIZE // 2 - 1) + b"\xcc\xca"),
+    "arrays of strings, and a lead": _array(SIZE // 3, b"\x91\xa1a" * (SIZE // 3 - 1) + b"\xcd\xca\xca"),
     "extensions": _array(SIZE // 3, b"\xd4\x01\x01" * (SIZE // 3)),
     "timestamps": _array(SIZE // 6, b"\xd6\xff\x00\x00\x00\x01" * (SIZE // 6)),
     "batch entries": _array(SIZE // 6, b"\x94\xa1t\x00\x00\x0b" * (SIZE // 6), number=6),
