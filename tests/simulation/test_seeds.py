@@ -163,6 +163,36 @@ def test_what_is_granted_again_after_an_admin_moved_the_position_back_may_begin_
     assert simulate_one(scenario).violation is None
 
 
+def test_a_worker_that_sets_messages_aside_forgets_all_of_a_lease_that_was_lost() -> None:
+    scenario = Scenario(  # of seed 9007429: some were in the list that it was going through, with a slow one in front
+        seed=9007429,
+        clients=(
+            Client("c0", rate=1.005, claims_ahead=True, fetches_every=0.4),
+            Client("c1", "poll", rate=0.9784, fetches_every=0.4, joins=30.86),
+            Client("c2", "poll", rate=1.0043, fetches_every=0.5),
+            Client("c3", "defer", rate=1.0192, fetches_every=0.4, joins=43.64),
+        ),
+        faults=(
+            Fault(at=27.72, kind="crash", client="c2", intervals=60.57, size=0.212),
+            Fault(at=34.65, kind="crash", client="c0", intervals=25.12, size=0.427, partition=1),
+            Fault(at=34.77, kind="crash", client="c1", intervals=15.7, size=0.104),
+            Fault(at=41.95, kind="forget", intervals=3.13, size=0.437),
+            Fault(at=47.39, kind="outage", intervals=1.54, size=0.596, partition=1),
+            Fault(at=47.54, kind="slow handler", client="c3", intervals=4.49, size=0.728),
+        ),
+        heartbeat_interval_ms=200,
+        coordination_partitions=1,
+        data_partitions=8,
+        messages=13.1,
+        handling_ms=1.0,
+        intervals=54,
+        recovers=False,
+        records=0,
+        snapshots=0,
+    )
+    assert simulate_one(scenario).violation is None
+
+
 def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came_second() -> None:
     """The one who came second looked like one who waits; it was let go for it, lay idle, and so on, for ever."""
     scenario = Scenario(  # of seed 382

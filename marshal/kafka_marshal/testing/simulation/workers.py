@@ -127,26 +127,29 @@ def _defer(job: Job, client: Client) -> None:
     """Some messages take their time, and others are done meanwhile: so what is done lies beyond gaps."""
     lost: set[tuple[str, int]] = set()
     aside: list[tuple[float, Message]] = []
+    ripe: list[tuple[float, Message]] = []
     hi = job.heartbeat_interval_ms / 1000
 
     def begin(consumer: Consumer, assigned: TopicPartition) -> None:
-        """What is aside is of a lease that was lost, maybe a moment ago, with the loop below busy (seed 1004480)."""
+        """What is left is of a lease that was lost, with the loop below busy with others (seeds 1004480, 9007429)."""
         drop({(assigned.topic, assigned.partition)})
 
     def drop(partitions: set[tuple[str, int]]) -> None:
-        aside[:] = [entry for entry in aside if (entry[1].topic(), entry[1].partition()) not in partitions]
+        for entries in (aside, ripe):
+            entries[:] = [entry for entry in entries if (entry[1].topic(), entry[1].partition()) not in partitions]
 
     with job.marshal() as marshal, _consumer(job, client, marshal, lost, begin=begin) as consumer:
         while not marshal.stopping:
             message = consumer.poll(hi / 4)
             drop(lost)
-            ripe = [entry for entry in aside if entry[0] <= job.monotonic()]
+            ripe += [entry for entry in aside if entry[0] <= job.monotonic()]
             aside[:] = [entry for entry in aside if entry not in ripe]
             if message is not None and job.random.random() < 0.2:
                 aside.append((job.monotonic() + job.random.uniform(0.3, 2.0) * hi, message))
             elif message is not None:
                 ripe.append((0.0, message))
-            for _, one in ripe:
+            while ripe:
+                _, one = ripe.pop(0)
                 if (one.topic(), one.partition()) not in lost:
                     job.handle(one)
                     consumer.done(one)
