@@ -272,6 +272,22 @@ def test_at_most_once_what_a_lost_lease_leaves_may_be_lost_with_its_worker_soon_
     assert planted.promises() == {"lost"}
 
 
+def test_at_most_once_so_may_what_was_granted_when_the_lease_was_given_up_already() -> None:
+    """Of seed 2835748: the claim came out of an outage with the release, 300 ms after the worker's own clock."""
+    planted = Planted("at most once", messages=4)
+    a = planted.claim(100, "a", "once")
+    planted.killed.add("a")
+    planted.say("a", "lost", 500, TOPIC, 0)
+    planted.grant(800, "a", a, 1)
+    planted.release(810, "a", a, None)
+    again = planted.claim(820, "a", "once")
+    planted.grant(830, "a", again, 3)
+    planted.handle(840, "a", again, 2, 3, done=False)
+    assert planted.promises() == set()
+    planted.say("a", "end", 5_000, TOPIC, 0, 3)
+    assert planted.promises() == {"lost"}
+
+
 def test_at_most_once_never_twice() -> None:
     planted = Planted("at most once", messages=1)
     a = planted.claim(100, "a", "once")

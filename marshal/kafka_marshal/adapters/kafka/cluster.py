@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -249,8 +249,8 @@ class KafkaCluster:
             # Both questions are out before either answer is awaited.
             starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
             ends = _offsets(admin, keys, OffsetSpec.latest(), left_s, isolation)
-            low, high = self._known(starts, left_s), self._known(ends, left_s)
-            return {_key(at): (low[at].offset, high[at].offset) for at in high if at in low}
+            low, high = self._known_offsets(starts, left_s), self._known_offsets(ends, left_s)
+            return {_key(at): (low[at], high[at]) for at in high if at in low}
 
         return self._ask_leaders("asking for the log ends of", partitions, timeout_s, ask)
 
@@ -259,12 +259,10 @@ class KafkaCluster:
     ) -> dict[TopicPartition, int]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             # The end is asked for first: a record appended in between is at or after it, so none is skipped.
-            ends = self._known(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
+            ends = self._known_offsets(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
             times = _offsets(admin, keys, OffsetSpec.for_timestamp(max(0, timestamp_ms)), left_s)
-            found = self._known(times, left_s)
-            return {
-                _key(at): found[at].offset if found[at].offset >= 0 else ends[at].offset for at in found if at in ends
-            }
+            found = self._known_offsets(times, left_s, or_none=True)
+            return {_key(at): found[at] if found[at] >= 0 else ends[at] for at in found if at in ends}
 
         return self._ask_leaders("asking for offsets by time of", partitions, timeout_s, ask)
 
@@ -362,6 +360,23 @@ class KafkaCluster:
                     raise
         return found
 
+    def _known_offsets(
+        self, answers: Mapping[KafkaPartition, Future[Any]], timeout_s: float, *, or_none: bool = False
+    ) -> dict[KafkaPartition, int]:
+        """The offsets of these answers; or_none: -1 where there is none, as a leader says of times after the end.
+
+        Where a connection breaks at the wrong moment, librdkafka gives an answer without an offset (-1001) and without
+        an error. That is no answer: it is asked again.
+        """
+        offsets: dict[KafkaPartition, int] = {}
+        for at, found in self._known(answers, timeout_s).items():
+            offset: int = found.offset
+            if offset < (_NO_SUCH_OFFSET if or_none else 0):
+                lacks = f"no offset of {at.topic} [{at.partition}] in the answer: {offset}"
+                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, lacks))
+            offsets[at] = offset
+        return offsets
+
     def _result(self, answer: Future[T], timeout_s: float) -> T:
         """Wait for an answer; where we were refused, no longer than it takes to see that nobody else lets us in."""
         began = time.monotonic()
@@ -404,6 +419,10 @@ class KafkaCluster:
 
     def close(self) -> None:
         self._admin = None
+
+
+#: What a leader answers where no message is as late as was asked for.
+_NO_SUCH_OFFSET: Final = -1
 
 
 def _offsets(

@@ -339,7 +339,9 @@ class _Granted:
             # Its lease was lost, and it was killed before it could tell what it had not handed out of it. (It may have
             # released by then what it did not trust any more.)
             tenure = self._story.log.tenure(key, epoch)
-            was_told = any(lost_at > granted_at for lost_at in life.lost.get((topic, partition), ()))
+            # Told of its loss before the log granted it, too: what was sent came late, and the release after it.
+            since = granted_at if tenure is None else tenure.since
+            was_told = any(lost_at > since for lost_at in life.lost.get((topic, partition), ()))
             was_lost = was_told or (tenure is not None and tenure.until is not None and not tenure.released)
             recent = life.last_line - granted_at < UNTOLD_INTERVALS * self._story.heartbeat_interval_ms
             return "crash after a lost lease" if was_lost and recent else None
