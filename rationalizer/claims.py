@@ -98,9 +98,12 @@ class Claims:
         """As many Heartbeats, in order (type 6)."""
         _, _, instance_id, client_id, group_id, entries = message
         find = self.leases.get
+        # Entries may be a hundred thousand, of leases that nobody ever claimed: for those nothing is called.
         return tuple(
             [
-                _beat(find((group_id, topic, partition)), instance_id, client_id, epoch, last_offset, moment)
+                _beat(lease, instance_id, client_id, epoch, last_offset, moment)
+                if (lease := find((group_id, topic, partition))) is not None
+                else codes.NOT_HELD
                 for topic, partition, epoch, last_offset in entries
             ]
         )

@@ -6,12 +6,35 @@ CPs can't split the view of one lease.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from xxhash import xxh64_intdigest
+
+#: Of a HeartbeatBatch: topic, partition, epoch, last_offset.
+_Entry = tuple[str, int, int, int | None]
 
 
 def route_lease(topic: str, partition: int, partitions: int) -> int:
     """The CP, 0 … partitions − 1, of the leases of this data partition, whatever their group (L3)."""
     return xxh64_intdigest(f"{topic}\0{partition}".encode()) % partitions
+
+
+def are_routed_to(cp: int, entries: Iterable[_Entry], partitions: int) -> bool:
+    """Whether the leases of all of these entries belong to this CP (L3).
+
+    They may be a hundred thousand and of few topics: each lease is hashed once, and no more than that is done for it.
+    """
+    if partitions == 1:
+        return True
+    of_topic = defaultdict[str, set[int]](set)
+    for topic, partition, _, _ in entries:
+        of_topic[topic].add(partition)
+    for topic, numbers in of_topic.items():
+        key = f"{topic}\0".encode().replace(b"%", b"%%") + b"%d"
+        if {found % partitions for found in map(xxh64_intdigest, map(key.__mod__, numbers))} != {cp}:
+            return False
+    return True
 
 
 def route_group(group_id: str, partitions: int) -> int:

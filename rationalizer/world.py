@@ -19,7 +19,6 @@ A record is judged in the order of E6: value, version, type, fields (codec.py); 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import itemgetter
 from typing import Any, Final
 
 from msgpack import unpackb
@@ -43,7 +42,7 @@ from rationalizer.limits import (
 from rationalizer.outcome import Outcome
 from rationalizer.planes import Handler, Moment, Plane
 from rationalizer.records import Belongs, DuringPause, Kind, Upgrade
-from rationalizer.routing import route_group, route_lease
+from rationalizer.routing import are_routed_to, route_group, route_lease
 from rationalizer.unpacking import Message
 
 #: How a Heartbeat of version 1 begins in the shortest form: array of nine, 1, 1.
@@ -51,9 +50,6 @@ _HEARTBEAT: Final = b"\x99\x01\x01"
 
 #: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
 _MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
-
-#: Topic and partition of an entry of a HeartbeatBatch.
-_NAMES: Final = itemgetter(0, 1)
 
 #: (code, accepted, kind if known, fields if well formed, codes of entries)
 _Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
@@ -311,11 +307,7 @@ class World:
         if kind.belongs is Belongs.LEASE:
             return self._lease_belongs_here(message[4], message[5], message[6])
         if kind.belongs is Belongs.ENTRIES:
-            # Entries may be a hundred thousand, and name few leases: each lease is looked up once.
-            for topic, partition in set(map(_NAMES, message[HEAD_FIELDS])):
-                if not self._lease_belongs_here(message[4], topic, partition):
-                    return False
-            return True
+            return are_routed_to(self.partition, message[HEAD_FIELDS], self.partitions)
         if kind.belongs is Belongs.GROUP:
             return route_group(message[4], self.partitions) == self.partition
         return True
