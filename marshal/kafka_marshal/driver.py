@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
+from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TailBatch, TopicInfo
 from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
 from kafka_marshal.coordination import topic_option
@@ -72,7 +72,7 @@ ACK_WAIT_MS = 1.0
 #: Somebody who wants something meanwhile ends the wait.
 BEATS_WAIT_S = 0.012
 
-#: So many records are applied with the lock in hand. Of a process with ten members 500 kept it for 100 ms.
+#: Records applied before we look how long we have had the lock. Of a process with ten members 500 took 100 ms.
 AT_ONCE = 16
 
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
@@ -94,11 +94,11 @@ class ConsumerPort(Protocol):
     def log_end(self, key: Key) -> int | None: ...
 
 
-_forked_children: weakref.WeakSet[Driver] = weakref.WeakSet()
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 def _mark_forked() -> None:
-    for driver in _forked_children:
+    for driver in _drivers:
         driver.forked = True
 
 
@@ -197,7 +197,7 @@ class Driver:
         self._failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
-        _forked_children.add(self)
+        _drivers.add(self)
         self._thread = runtime.start(self._run, "kafka-marshal")
         self._await_start()
 
@@ -235,12 +235,8 @@ class Driver:
             self._let_beats_gather()
         batch = self.replica.read(self._wait_s())
         *others, batch = batch.slices(AT_ONCE) if self._started else (batch,)
-        for some in others:
-            with self.condition:
-                if self._ended:
-                    return
-                self.replica.apply(some, self._applied)
-                self.engine.compare_clocks(self.now_ms())
+        slices = iter(others)
+        while self._apply_for_a_turn(slices):
             self.runtime.give_way()
         with self.condition:
             if self._ended:
@@ -255,6 +251,22 @@ class Driver:
                 return  # an acknowledgement was looked for, and is not there yet; or the log ends where it ended
             self._periodic()
             self.settle()
+
+    def _apply_for_a_turn(self, slices: Iterator[TailBatch]) -> bool:
+        """Apply some of these. Whether it is others' turn now; else these are all applied, or it is over."""
+        with self.condition:
+            self.condition.wanted = False
+            # The threads of other members want the interpreter; while they have it nothing is lost.
+            until = self.now_ms() + (self.runtime.turn_ms if len(_drivers) == 1 else 0.0)
+            for some in slices:
+                if self._ended:
+                    return False
+                self.replica.apply(some, self._applied)
+                now = self.now_ms()
+                self.engine.compare_clocks(now)
+                if now >= until or self.condition.wanted:
+                    return True
+        return False
 
     def _let_beats_gather(self) -> None:
         with self.condition:
@@ -581,7 +593,7 @@ class Driver:
         for appender in (*self._retired, self._appender):
             appender.close()
         self.cluster.close()
-        _forked_children.discard(self)
+        _drivers.discard(self)
 
 
 def _is_beat(effect: Effect) -> bool:
