@@ -27,10 +27,6 @@ T = TypeVar("T")
 #: Long enough that a thread that waits is awake by then; with 0 the lock would be ours again before that.
 GIVE_WAY_S = 50e-6
 
-#: On a busy machine giving way takes a millisecond or more. After each 16 records of the log it took most of the time,
-#: and a member fell behind 12,000 records a second.
-TURN_MS = 2.0
-
 
 class Lock(Protocol):
     """The part of threading.Lock that the shell uses."""
@@ -47,9 +43,6 @@ class Condition(Lock, Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T: ...
     def notify_all(self) -> None: ...
-
-    #: Somebody came and had to wait for the lock, since its owner last set this to False.
-    wanted: bool
 
 
 class Thread(Protocol):
@@ -75,8 +68,8 @@ class Runtime(Protocol):
     #: For loops that look at the clock before every message: seconds of the clock with this id (T4).
     clock_gettime: Callable[[int], float]
     clock_id: int
-    #: For who keeps a lock that others may want: milliseconds after which to give way.
-    turn_ms: float
+    #: Whether a member that is alone in its process keeps its lock for all news of the log that came at once.
+    whole_batches: bool
 
     def now_ms(self) -> float:
         """Our own clock (T4): milliseconds since some fixed point in the past; it counts suspend."""
@@ -108,28 +101,13 @@ class Runtime(Protocol):
         """Runs functions in up to so many threads."""
 
 
-class _Condition(threading.Condition):
-    """Notes who has to wait for its lock."""
-
-    def __init__(self) -> None:
-        self._own = threading.RLock()
-        self.wanted = False
-        super().__init__(self._own)
-
-    def __enter__(self) -> bool:
-        if not self._own.acquire(blocking=False):
-            self.wanted = True
-            self._own.acquire()
-        return True
-
-
 class Threads:
     """The machine's own clock and threads."""
 
     def __init__(self) -> None:
         self.clock_gettime: Callable[[int], float] = time.clock_gettime
         self.clock_id = CLOCK_ID
-        self.turn_ms = TURN_MS
+        self.whole_batches = True
 
     def now_ms(self) -> float:
         return time.clock_gettime(CLOCK_ID) * 1000.0
@@ -143,8 +121,8 @@ class Threads:
     def new_instance_id(self) -> str:
         return uuid.uuid4().hex
 
-    def condition(self) -> _Condition:
-        return _Condition()
+    def condition(self) -> threading.Condition:
+        return threading.Condition(threading.RLock())
 
     def lock(self) -> threading.Lock:
         return threading.Lock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 from weakref import WeakSet
 
@@ -12,87 +11,56 @@ from confluent_kafka import Producer
 
 from kafka_marshal import driver as driver_module
 from kafka_marshal.adapters.interface import FaultKind, LogEntry, TailBatch, TailFault
-from kafka_marshal.driver import AT_ONCE, Driver
-from kafka_marshal.runtime import THREADS, Threads
+from kafka_marshal.driver import AT_ONCE
+from kafka_marshal.runtime import Threads
 from tests.client.conftest import Scene, wait_until
 
 MANY = 10 * AT_ONCE
 
 
-def _read_many(
-    scene: Scene,
-    monkeypatch: pytest.MonkeyPatch,
-    turn_ms: float,
-    on_record: Callable[[Driver, list[int]], None],
-    give_way: Callable[[tuple[Driver, list[int]]], None],
-) -> None:
-    """A member, alone in its process, reads MANY records together; both are called with it and what it has applied."""
-    monkeypatch.setattr(THREADS, "turn_ms", turn_ms)
+def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, members: str) -> list[int]:
+    """Of MANY records read together by the first of these members of one process: how many were applied each time
+    that others could have the lock."""
     monkeypatch.setattr(driver_module, "_drivers", WeakSet())  # not those of other tests
-    driver = scene.member()._driver
+    driver, *_ = [scene.member(name)._driver for name in members]
     applied: list[int] = []
+    when_free: list[int] = []
 
-    def hear(cp: int, offset: int, _: object) -> None:
-        if cp == 0:
-            applied.append(offset)
-            on_record(driver, applied)
+    def note() -> None:
+        with driver.condition:
+            when_free.append(len(applied))
 
-    driver.listeners.append(hear)
+    def give_way(_: Threads) -> None:
+        if threading.current_thread() is not driver._thread:
+            return
+        other = threading.Thread(target=note)
+        other.start()
+        other.join(10)
+
+    monkeypatch.setattr(Threads, "give_way", give_way)
+    driver.listeners.append(lambda cp, offset, outcome: applied.append(offset) if cp == 0 else None)
     producer = Producer({"bootstrap.servers": scene.bootstrap})
     with driver.condition:  # who has read the first of them waits here, and finds the others together
-        monkeypatch.setattr(Threads, "give_way", lambda _: give_way((driver, applied)))
         for _ in range(MANY):
             producer.produce(scene.coordination, b"not one of ours", partition=0)
         producer.flush(20)
     wait_until(lambda: len(applied) >= MANY, what="reading all of it")
     assert applied == sorted(applied)
-
-
-def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, turn_ms: float) -> list[int]:
-    """How many were applied each time that others had the lock."""
-    when_free: list[int] = []
-
-    def note(member: tuple[Driver, list[int]]) -> None:
-        def take() -> None:
-            with member[0].condition:
-                when_free.append(len(member[1]))
-
-        other = threading.Thread(target=take)
-        other.start()
-        other.join(10)
-
-    _read_many(scene, monkeypatch, turn_ms, lambda driver, applied: None, note)
     return when_free
 
 
-def test_others_have_the_lock_between_slices_of_a_batch(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    when_free = _applied_when_free(scene, monkeypatch, turn_ms=0.0)
+def test_members_of_one_process_have_the_lock_between_slices_of_a_batch(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_free = _applied_when_free(scene, monkeypatch, "ab")
     steps = [late - early for early, late in pairwise(when_free)]
     assert AT_ONCE in steps, "nobody else got the lock in between"
     assert max(steps) <= MANY - AT_ONCE, steps
 
 
-def test_nobody_gives_way_before_it_is_others_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_alone_in_its_process_never_gives_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by hostile records on a busy machine: a sleep after each slice, and the member fell behind the log."""
-    assert not _applied_when_free(scene, monkeypatch, turn_ms=1e9)
-
-
-def test_who_waits_for_the_lock_has_it_after_the_slice(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    others: list[threading.Thread] = []
-    when_free: list[int] = []
-
-    def come(driver: Driver, applied: list[int]) -> None:
-        def take() -> None:
-            with driver.condition:
-                when_free.append(len(applied))
-
-        if not others:
-            others.append(threading.Thread(target=take))
-            others[0].start()
-            wait_until(lambda: driver.condition.wanted, what="somebody waiting for the lock")
-
-    _read_many(scene, monkeypatch, 1e9, come, lambda _: others[0].join(10))
-    assert when_free == [AT_ONCE]
+    assert not _applied_when_free(scene, monkeypatch, "a")
 
 
 def test_slices_are_the_batch() -> None:

@@ -449,7 +449,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a part of a batch is not held against the clock",
         "marshal/kafka_marshal/driver.py",
-        "self.engine.compare_clocks(now)",
+        "self.engine.compare_clocks(self.now_ms())",
         "pass",
         "T5",
     ),

@@ -93,7 +93,6 @@ class _Condition(_Lock):
         super().__init__(scheduler, rng)
         self._rate = rate
         self._waiting: dict[Task, bool] = {}
-        self.wanted = False
 
     def wait(self, timeout: float | None = None) -> bool:
         scheduler = self._scheduler
@@ -218,8 +217,8 @@ class SimulatedRuntime:
     def __init__(self, scheduler: Scheduler, process: Process, rng: Random, rate: float) -> None:
         self.clock_id = 0
         self.clock_gettime: Callable[[int], float] = self._clock_gettime
-        #: Work takes no virtual time, so it is others' turn wherever it may be.
-        self.turn_ms = 0.0
+        #: All processes of a story are one real one; and others may come in between wherever they can.
+        self.whole_batches = False
         self._scheduler = scheduler
         self._process = process
         self._rng = rng
