@@ -21,7 +21,7 @@ def route_lease(topic: str, partition: int, partitions: int) -> int:
 
 
 def are_routed_to(cp: int, entries: Iterable[_Entry], partitions: int) -> bool:
-    """Whether the leases of all of these entries belong to this CP (L3).
+    """Whether ``route_lease`` names this CP for all of these entries (L3).
 
     They may be a hundred thousand and of few topics: each lease is hashed once, and no more than that is done for it.
     """

@@ -45,6 +45,9 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
 
+#: What a leader answers where no message is as late as was asked for.
+_NO_SUCH_OFFSET: Final = -1
+
 #: The broker is not the leader (any more), or was made leader anew since the metadata was fetched.
 _LEADER_CODES = frozenset(
     {
@@ -419,10 +422,6 @@ class KafkaCluster:
 
     def close(self) -> None:
         self._admin = None
-
-
-#: What a leader answers where no message is as late as was asked for.
-_NO_SUCH_OFFSET: Final = -1
 
 
 def _offsets(
