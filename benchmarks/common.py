@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kafka_marshal.testing import open_kafka
+from kafka_marshal.testing.origin import where_it_ran
 
 __all__ = ["Row", "bench_kafka", "report"]
 
@@ -60,9 +58,10 @@ def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: 
             f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}"
         )
     if json_path:
-        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": sys.version.split()[0]}
         found = [{**asdict(row), "reached": row.reached} for row in rows]
         Path(json_path).write_text(
-            json.dumps({"benchmark": name, "conditions": conditions, "machine": machine, "rows": found}, indent=1)
+            json.dumps(
+                {"benchmark": name, "conditions": conditions, "machine": where_it_ran(), "rows": found}, indent=1
+            )
             + "\n"
         )

@@ -1,20 +1,18 @@
-"""What was found: samples by event, metric and contestant; tables, JSON, and which aims are met."""
+"""What was found: samples by event, metric and contestant; tables, JSON there and back, and which aims are met."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.race.contestants import Contestant
 from benchmarks.race.events.base import Aim, Event, Samples
+from kafka_marshal.testing.origin import where_it_ran
 
-__all__ = ["Found", "Judged", "table", "to_json"]
+__all__ = ["Found", "Judged", "closing_line", "earlier", "table", "to_json", "write"]
 
 
 def p95(samples: Sequence[float]) -> float:
@@ -51,12 +49,20 @@ class Found:
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     #: (contestant's name, why): rounds without a figure.
     failures: list[tuple[str, str]] = field(default_factory=list)
+    #: Commit, rounds, machine, load: events of one file may come from several runs.
+    measured: Mapping[str, object] = field(default_factory=dict)
 
     def add(self, contestant: Contestant, samples: Samples) -> None:
         """Take in one round."""
         for metric, values in samples.items():
             if values:
                 self.samples.setdefault(metric, {}).setdefault(contestant.name, []).extend(values)
+
+    @property
+    def without_figure(self) -> list[str]:
+        """Contestants of which nothing came in, though they were tried."""
+        heard = {name for by_name in self.samples.values() for name in by_name}
+        return sorted({name for name, _ in self.failures} - heard)
 
     def judged(self) -> Iterator[Judged]:
         """Every aim whose figures are there."""
@@ -73,6 +79,8 @@ def table(found: Found) -> str:
     event = found.event
     conditions = event.conditions
     lines = [f"{event.name}: {event.title}", "  " + ", ".join(f"{key}: {value}" for key, value in conditions.items())]
+    if found.measured:
+        lines.append("  measured: " + ", ".join(f"{key} {value}" for key, value in found.measured.items()))
     width = max((len(name) for metric in found.samples.values() for name in metric), default=0)
     for metric, by_name in found.samples.items():
         lines.append(f"  {metric} ({event.units[metric]}){'':{max(0, width - 8)}}")
@@ -88,14 +96,23 @@ def table(found: Found) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, object]:
-    """What it was measured on."""
-    return {
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": sys.version.split()[0],
-        "load": [round(x, 2) for x in os.getloadavg()],
-    }
+def closing_line(found: Sequence[Found]) -> str:
+    """The figures of a whole run in one line: aims met and missed, rounds without a figure."""
+    judged = [(x.event.name, each) for x in found for each in x.judged()]
+    missed = [f"{name}: {x.aim.contestant}, {x.aim.metric} {x.value:.3g}" for name, x in judged if not x.met]
+    failures = sum(len(x.failures) for x in found)
+    silent = sorted({name for x in found for name in x.without_figure})
+    return (
+        f"race: {len(found)} events, {len(judged) - len(missed)} of {len(judged)} aims met"
+        + (f", missed: {'; '.join(missed)}" if missed else "")
+        + f"; {failures} rounds without a figure"
+        + (f", none at all of {', '.join(silent)}" if silent else "")
+    )
+
+
+def measured_here(rounds: int, quick: bool, load: float) -> dict[str, object]:
+    """What stands beside an event's figures: the commit, the machine, and how much was measured."""
+    return {"rounds": rounds, **({"quick": True} if quick else {}), "load before": round(load, 2), **where_it_ran()}
 
 
 def to_json(found: Sequence[Found], conditions: Mapping[str, object]) -> str:
@@ -104,7 +121,6 @@ def to_json(found: Sequence[Found], conditions: Mapping[str, object]) -> str:
         {
             "benchmark": "race",
             "conditions": dict(conditions),
-            "machine": machine(),
             "contestants": {
                 c.name: {"broker": c.broker, "settings": c.settings} for x in found for c in x.event.contestants
             },
@@ -114,10 +130,36 @@ def to_json(found: Sequence[Found], conditions: Mapping[str, object]) -> str:
     )
 
 
+def earlier(path: str, kinds: Mapping[str, Callable[[], Event]]) -> dict[str, Found]:
+    """What an earlier run left in this file, by event; nothing where there is no such file.
+
+    Raises ValueError where it is no race's.
+    """
+    if not Path(path).exists():
+        return {}
+    kept = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(kept, dict) or kept.get("benchmark") != "race":
+        raise ValueError(f"{path} is not what a race wrote; nothing was measured, and the file is as it was")
+    found = {}
+    for event in kept["events"]:
+        if event["name"] in kinds:
+            found[event["name"]] = Found(
+                kinds[event["name"]](),
+                {
+                    metric: {name: list(figures["samples"]) for name, figures in by_name.items()}
+                    for metric, by_name in event["metrics"].items()
+                },
+                [(x["contestant"], x["why"]) for x in event["failures"]],
+                event["measured"],
+            )
+    return found
+
+
 def _event(found: Found) -> dict[str, object]:
     return {
         "name": found.event.name,
         "title": found.event.title,
+        "measured": dict(found.measured),
         "conditions": found.event.conditions,
         "metrics": {
             metric: {

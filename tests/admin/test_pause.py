@@ -228,7 +228,7 @@ def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
     group.fill(1, 10)
     member = group.start("a", hold={(0, 3)}, hi=10_000)
     assert member.holding.wait(10)
-    with group.admin().pause(group.group, expires_in=1.0) as pause:
+    with group.admin().pause(group.group, expires_in=2.0) as pause:
         pause.check()
         while pause.seconds_left > 0:  # as if this process had been stopped right after its last look
             time.sleep(0.05)

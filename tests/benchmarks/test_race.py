@@ -12,7 +12,7 @@ import pytest
 from benchmarks.race.contestants import BROKERS, CLASSIC, KIP848_FAST, MARSHAL, Contestant
 from benchmarks.race.events.base import Aim, Event
 from benchmarks.race.profile import hottest, show
-from benchmarks.race.results import Found, p95, table, to_json
+from benchmarks.race.results import Found, closing_line, earlier, p95, table, to_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +55,31 @@ def test_what_gave_no_figure_is_told(found: Found) -> None:
     [event] = json.loads(to_json([found], {}))["events"]
     assert event["failures"] == [{"contestant": CLASSIC.name, "why": "it fell"}]
     assert event["metrics"]["time"][MARSHAL.name]["samples"] == [40.0, 30.0, 500.0]
+
+
+def test_what_an_earlier_run_left_in_a_file_stays_as_it_was(found: Found, tmp_path: Path) -> None:
+    found.measured = {"commit": "abc", "rounds": 3}
+    found.failures.append((CLASSIC.name, "it fell"))
+    target = tmp_path / "race.json"
+    assert earlier(str(target), {"sprint": Sprint}) == {}
+    target.write_text(to_json([found], {}), encoding="utf-8")
+    kept = earlier(str(target), {"sprint": Sprint})["sprint"]
+    assert (kept.samples, kept.failures, kept.measured) == (found.samples, found.failures, found.measured)
+    assert to_json([kept], {}) == to_json([found], {})
+    assert "commit abc, rounds 3" in "".join(table(kept)).replace("measured: ", "")
+    target.write_text('{"benchmark": "claim"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="the file is as it was"):
+        earlier(str(target), {"sprint": Sprint})
+
+
+def test_the_last_line_tells_what_was_missed_and_who_gave_no_figure(found: Found) -> None:
+    assert closing_line([found]) == (
+        f"race: 1 events, 1 of 3 aims met, missed: sprint: {MARSHAL.name}, time 40; "
+        f"sprint: {MARSHAL.name}, time 0.4; 0 rounds without a figure"
+    )
+    found.failures += [(CLASSIC.name, "it fell"), ("nobody", "it fell")]
+    assert found.without_figure == ["nobody"]
+    assert closing_line([found]).endswith("; 2 rounds without a figure, none at all of nobody")
 
 
 def test_p95() -> None:

@@ -1,0 +1,98 @@
+"""README's table of the race says what benchmarks/results/race.json says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+OURS = "kafka-marshal"
+CLASSIC = "classic, delay 0, heartbeat 2 s"
+CLASSIC_FAST = "classic, delay 0, heartbeat 0.1 s"
+KIP848 = "KIP-848"
+TUNED = "KIP-848, tuned broker"
+SHARE = "share group"
+SHARE_TUNED = "share group, tuned broker"
+GAP, USUAL = "longest gap, leave", "longest gap, steady"
+
+_PAIR = [(CLASSIC,), (CLASSIC_FAST,), (KIP848,), (TUNED,)]
+
+#: How a row begins → event, metric, and whose medians stand in it, from left to right (with a metric of their own).
+ROWS: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
+    "new process": ("start", "start", [(OURS,), ("kafka-marshal, reclaim",), (CLASSIC,), (KIP848,)]),
+    "`close()` of one": ("handover", "handover", [(OURS,), *_PAIR]),
+    "kill -9 of one": (
+        "kill",
+        "kill",
+        [
+            ("kafka-marshal, watchdog",),
+            (OURS,),
+            ("kafka-marshal, HI 1 s",),
+            (CLASSIC,),
+            (KIP848,),
+            (TUNED,),
+            (SHARE,),
+            (SHARE_TUNED,),
+        ],
+    ),
+    "SIGSTOP of one": (
+        "stop",
+        "stop",
+        [(OURS,), ("kafka-marshal, HI 1 s",), (CLASSIC,), (KIP848,), (TUNED,), (SHARE,), (SHARE_TUNED,)],
+    ),
+    "10 workers start": ("balance", "start", [(OURS,), *_PAIR]),
+    "one of the 10 leaves": ("balance", "leave", [(OURS,), *_PAIR]),
+    "the same: longest gap": (
+        "balance",
+        GAP,
+        [(OURS,), (OURS, USUAL), (CLASSIC,), (CLASSIC, USUAL), (KIP848,), (KIP848, USUAL)],
+    ),
+    "an idle worker": ("cost", "processor", [(OURS,), (CLASSIC_FAST,), (KIP848,)]),
+    "a backlog": (
+        "throughput",
+        "throughput",
+        [
+            ("kafka-marshal, batches()",),
+            ("kafka-marshal, iteration",),
+            ("classic group, poll loop, all defaults",),
+            ("bare assign + consume(5000), best settings",),
+        ],
+    ),
+}
+
+#: Numbers that are no figures: settings, named like this.
+_SETTINGS = re.compile(r"heartbeat [\d.]+ s|at [\d.]+ s")
+_NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?")
+
+
+def figures(row: str) -> list[str]:
+    """The figures of a row of the table, without what it is called and without settings."""
+    cells = row.strip().strip("|").split("|")[1:]
+    return _NUMBER.findall(_SETTINGS.sub("", "|".join(cells)))
+
+
+@pytest.mark.parametrize("beginning", ROWS)
+def test_a_row_is_that_of_the_file(beginning: str) -> None:
+    event, metric, names = ROWS[beginning]
+    [row] = [x for x in (ROOT / "README.md").read_text("utf-8").splitlines() if x.startswith(f"| {beginning}")]
+    found = json.loads((ROOT / "benchmarks/results/race.json").read_text("utf-8"))
+    [metrics] = [x["metrics"] for x in found["events"] if x["name"] == event]
+    medians = [metrics[own[0] if own else metric][name]["median"] for name, *own in names]
+    if event == "cost":
+        expected = [f"{x:.1f}" for x in medians]
+    else:
+        expected = [f"{x / (1000 if event == 'throughput' else 1):,.0f}" for x in medians]
+    assert figures(row) == expected
+
+
+def test_settings_are_no_figures() -> None:
+    assert figures("| kill -9 | 17 with x; 5,551 (heartbeat 3 s; 1,917 at 1 s) | 0.7 |") == [
+        "17",
+        "5,551",
+        "1,917",
+        "0.7",
+    ]
