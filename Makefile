@@ -64,8 +64,8 @@ sim: setup ## the simulation: SEEDS stories on virtual time, each with faults; w
 DEPTH  ?= 8
 
 exhaustive: setup ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
-	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH)
-	$(PY) -m kafka_marshal.testing.exhaustive --engine
+	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH) $(ARGS)
+	$(PY) -m kafka_marshal.testing.exhaustive --engine $(ARGS)
 
 INPUTS ?= 1000000
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kafka_marshal.testing import exhaustive
@@ -49,9 +52,17 @@ def test_the_short_cut_of_the_replay_is_tried(monkeypatch: pytest.MonkeyPatch) -
         explore(4)
 
 
-def test_the_command_prints_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exhaustive.main(["--depth", "2"]) == 1  # not every transition can be met in two records
+def test_the_command_prints_what_was_met(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_text('{"engine": {"states": 7}}')
+    # Not every transition can be met in two records.
+    assert exhaustive.main(["--depth", "2", "--json", str(path)]) == 1
     assert "not met: " in capsys.readouterr().out
+    kept = json.loads(path.read_text())
+    assert kept["engine"] == {"states": 7}
+    assert kept["rationalizer"]["states"] == sum(kept["rationalizer"]["new_states_by_depth"])
+    assert kept["rationalizer"]["not_met"]
+    assert kept["rationalizer"]["commit"]
 
 
 def grants_again(self: Progress, proposal: int) -> str:

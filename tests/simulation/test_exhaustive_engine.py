@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,8 +45,12 @@ def test_processes_find_the_same() -> None:
     assert alone == together
 
 
-def test_the_command_tells_what_was_searched_and_what_was_not_met(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exhaustive.main(["--engine", "--depth", "1", "--jobs", "1"]) == 1
+def test_the_command_tells_what_was_searched_and_what_was_not_met(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    assert exhaustive.main(["--engine", "--depth", "1", "--jobs", "1", "--json", str(path)]) == 1
+    assert json.loads(path.read_text())["engine"]["not_met"]
     told = capsys.readouterr().out
     assert "held       two members hold one partition each" in told
     assert "not met: " in told.splitlines()[-1]

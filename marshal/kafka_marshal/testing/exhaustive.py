@@ -25,7 +25,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
 
+from kafka_marshal.testing.origin import keep_figures
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -98,6 +100,18 @@ class Explored:
             + (f"; not met: {missing}" if missing else "")
         )
         return "\n".join(lines)
+
+    def figures(self) -> dict[str, object]:
+        """The same, for a file."""
+        return {
+            "depth": self.depth,
+            "states": self.states,
+            "states_with_partitions_told_apart": self.all_states,
+            "new_states_by_depth": self.by_depth,
+            "records_applied": self.steps,
+            "transitions": {f"{name} {code}": times for (name, code), times in sorted(self.transitions.items())},
+            "not_met": [f"{name} {code}" for name, code in self.missing()],
+        }
 
 
 #: What three clients with well-formed records of level 1 can't show.
@@ -436,18 +450,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="stop at so many states")
     parser.add_argument("--engine", action="store_true", help="explore real members, not the rationalizer alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, each search to its part")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     try:
         if options.engine:
             from kafka_marshal.testing.exhaustive_engine.report import tell
 
-            return tell(options.depth, options.most, options.jobs)
+            return tell(options.depth, options.most, options.jobs, options.json)
         explored = explore(8 if options.depth is None else options.depth, options.most, options.jobs)
     except BrokenError as error:
         sys.stdout.write("\n".join((str(error), *getattr(error, "__notes__", ()))) + "\n")
         return 1
-    sys.stdout.write(f"{explored.tell()}, {time.monotonic() - began:.0f} s\n")
+    seconds = time.monotonic() - began
+    sys.stdout.write(f"{explored.tell()}, {seconds:.0f} s\n")
+    if options.json is not None:
+        figures = {**explored.figures(), "processes": options.jobs, "seconds": round(seconds, 1)}
+        keep_figures(options.json, "rationalizer", figures)
     return int(bool(explored.missing()))
 
 

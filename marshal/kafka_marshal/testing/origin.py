@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["where_it_ran"]
+__all__ = ["keep_figures", "where_it_ran"]
 
 
 #: Where Linux tells the processor's name; elsewhere it is what Python knows.
@@ -32,6 +34,13 @@ def where_it_ran() -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
+
+
+def keep_figures(path: Path, which: str, figures: Mapping[str, object]) -> None:
+    """Write a campaign's figures, and where they come from, to its part of a file; other parts stay."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    found = {**known, which: {**where_it_ran(), **figures}}
+    path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def _processor() -> str:

@@ -6,7 +6,6 @@ Exit status: 0 every promise was kept, 1 one was broken (the record that shows i
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 from kafka_marshal.testing.fuzz.author import LARGE_EVERY
 from kafka_marshal.testing.fuzz.campaign import OfflineReport, run_offline
 from kafka_marshal.testing.fuzz.story import run_story
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.origin import keep_figures
 
 __all__ = ["main"]
 
@@ -94,9 +93,7 @@ def _end(
     sys.stdout.writelines(f"{problem}\n" for problem in problems)
     sys.stdout.write(f"{line}\n")
     if path is not None:
-        known = json.loads(path.read_text()) if path.exists() else {}
-        found = {**known, which: {**where_it_ran(), **figures}}
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        keep_figures(path, which, figures)
     return int(not holds)
 
 
