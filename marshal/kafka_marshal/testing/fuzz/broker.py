@@ -88,6 +88,8 @@ class FloodReport:
     #: What the worker that grew most grew by, and the largest, MB.
     grown_mb: float = 0.0
     rss_mb: float = 0.0
+    #: By worker: the largest of each tenth of the flood, MB. What leaks grows in all of them.
+    rss_by_tenth_mb: dict[str, list[float]] = field(default_factory=dict)
     #: How long a member that starts afterwards takes to have caught up, s.
     start_s: float = 0.0
     #: What is wrong.
@@ -135,6 +137,7 @@ class FloodReport:
             "worker_rss_growth_MB": round(self.grown_mb, 1),
             "worker_rss_limit_MB": RSS_LIMIT_MB,
             "worker_rss_max_MB": round(self.rss_mb, 1),
+            "worker_rss_by_tenth_MB": self.rss_by_tenth_mb,
         }
 
 
@@ -416,6 +419,10 @@ class _Flood:
             warm = memory[len(memory) // 5 :] or [0.0]
             report.grown_mb = max(report.grown_mb, max(warm) - warm[0])
             report.rss_mb = max(report.rss_mb, *warm)
+            tenth = -(-len(memory) // 10) or 1
+            report.rss_by_tenth_mb[client_id] = [
+                round(max(memory[at : at + tenth]), 1) for at in range(0, len(memory), tenth)
+            ]
         if report.grown_mb > RSS_LIMIT_MB:
             report.problems.append(f"a worker grew by {report.grown_mb:.0f} MB, {RSS_LIMIT_MB:.0f} are allowed")
 
