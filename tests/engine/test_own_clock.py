@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.engine.proofs import Proofs
-from kafka_marshal.engine.settings import FIRST_TICK_SHARE
-from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick
+from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, FIRST_TICK_SHARE
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick, decode
 from tests.engine.harness import HI, MARGIN, Key, Member, Net
 
 T0 = ("t", 0)
 ENDS = 2 * HI - MARGIN
+#: A fleet with the default HI, and how long a record takes from one member to the others (ms).
+FLEET, FLEET_HI, JOURNEY = 100, 3_000, 5.0
 
 
 def is_beat(record: Record) -> bool:
@@ -83,17 +86,71 @@ def test_t3_without_ticks_a_claim_is_what_moves_log_time() -> None:
     assert net.world(T0).client_id == "b"
 
 
-def test_t3_a_fleet_that_waits_appends_few_records() -> None:
-    """Of ten that wait for the same death, the jitter lets one claim first and the others see it (T3)."""
-    net, first = holding(partitions=1, hi=3 * HI)
-    waiting = [net.member(f"w{i}", hi=3 * HI) for i in range(10)]
-    for each in waiting:
-        each.consumer("t")
-    net.run(7 * HI, step=1)  # all have asked once
+class Distant(Member):
+    """Hears of a record when it has travelled: where all hear of it at once, one is always first, jitter or none."""
+
+    def visible(self, cp: int) -> int:
+        log, seen = self.net.logs[cp], self.worlds[cp].next_offset
+        while seen < len(log) and log[seen][0] + JOURNEY <= self.net.now:
+            seen += 1
+        return seen
+
+
+def fleet(net: Net) -> list[Member]:
+    """So many that start in one moment, and want what somebody else has."""
+    members: list[Member] = [Distant(net, f"w{number}", hi=FLEET_HI) for number in range(FLEET)]
+    net.members.extend(members)
+    for member in members:
+        member.consumer("t")
+    return members
+
+
+def until_takeover(net: Net, waiting: list[Member], last: float) -> list[tuple[float, str]]:
+    """What anybody appends between a dead holder's last beat and the takeover: how long after the beat, and what."""
+    while not any(member.held() for member in waiting):
+        assert net.now < last + 3 * FLEET_HI
+        net.tick(1.0)
+    net.run(2 * JOURNEY, step=1.0)  # what is under way
+    return [(stamp - last, type(decode(value)).__name__) for stamp, value in net.logs[0] if stamp > last]
+
+
+def few(window: float) -> float:
+    """How many of the fleet may append at moments that are spread over so many ms.
+
+    Whom the first one's record reaches before its own moment appends nothing. So in the mean as many append as have
+    theirs within one journey (and a step of the clock) of the window; chance may make it twice as many.
+    """
+    return 2 * FLEET * (JOURNEY + 1) / window
+
+
+def test_t3_of_a_fleet_that_waits_few_append() -> None:
+    """100 see the same holder fall silent: a few claims when 2 · HI are over, and nothing else from anybody (T3)."""
+    net, first = holding(hi=FLEET_HI)
+    net.rounds = 1
+    waiting = fleet(net)
+    net.run(2 * FLEET_HI)
     first.kill()
-    began = int(net.now)
-    net.run_until(lambda: sum(len(w.held()) for w in waiting) == 1)
-    assert len(net.records(ClaimingPartition, since=began)) <= 5
+    appended = until_takeover(net, waiting, last_sent(net))
+    window = EXPIRY_JITTER_SHARE * FLEET_HI
+    counts = Counter(name for _, name in appended)
+    assert counts.keys() == {"ClaimingPartition"}, counts
+    assert counts.total() <= few(window), counts
+    assert all(2 * FLEET_HI < after <= 2 * FLEET_HI + window + 2 * JOURNEY for after, _ in appended)
+
+
+def test_t3_of_a_fleet_that_starts_in_the_silence_few_append() -> None:
+    """100 start at once, and no record tells how late it is: a few Ticks, later a few claims, and nothing else (T3)."""
+    net, first = holding(hi=FLEET_HI)
+    net.rounds = 1
+    last = last_sent(net)
+    first.kill()
+    net.now += FLEET_HI / 2
+    appended = until_takeover(net, fleet(net), last)
+    counts = Counter(name for _, name in appended)
+    assert counts.keys() == {"Tick", "ClaimingPartition"}, counts
+    assert counts["Tick"] <= few(FIRST_TICK_SHARE * FLEET_HI), counts
+    assert counts["ClaimingPartition"] <= few(EXPIRY_JITTER_SHARE * FLEET_HI), counts
+    assert all(after > 2 * FLEET_HI for after, name in appended if name == "ClaimingPartition")
 
 
 # -- T4 -----------------------------------------------------------------------------------------------------------
