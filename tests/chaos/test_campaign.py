@@ -7,6 +7,9 @@ import pytest
 from kafka_marshal.testing.chaos import Options, run_campaign
 from kafka_marshal.testing.soak import STEADY, soak
 
+# A violation is one though a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
 
 @pytest.mark.broker
 @pytest.mark.slow

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kafka_marshal.testing.chaos import campaign
 from kafka_marshal.testing.chaos.check import Findings, Life, Story, check, replay_in_cuts
-from kafka_marshal.testing.chaos.fleet import Stop
+from kafka_marshal.testing.chaos.fleet import Counts, Stop
 from kafka_marshal.testing.chaos.history import LogHistory
 from kafka_marshal.testing.chaos.lines import digest_of
 from rationalizer import (
@@ -38,6 +41,7 @@ class Planted:
     stops: list[Stop] = field(default_factory=list)
     messages: int = 0
     rows: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
 
     def append(self, at: int, record: Record) -> int:
         """A record into the log, said by its sender to have been sent at that time."""
@@ -90,6 +94,7 @@ class Planted:
                 {(TOPIC, 0): {n: n for n in range(self.messages)}},
                 self.stops,
                 self.rows,
+                unexplained=self.unexplained,
             )
         )
 
@@ -332,6 +337,25 @@ def test_a_worker_that_failed() -> None:
     planted.handle(2_100, "b", b, 2, 3)
     planted.say("b", "error", 3_000, "KeyError", "'x'")
     assert planted.promises() == {"worker failed"}
+
+
+def test_a_worker_that_died_of_itself_though_others_have_made_it_good() -> None:
+    planted, _, b = taken_over()
+    planted.handle(2_100, "b", b, 2, 3)
+    planted.unexplained.append("a: worker died of signal 11")
+    assert [str(each) for each in planted.check().violations] == ["worker failed: a: worker died of signal 11"]
+
+
+def test_the_report_of_a_campaign_tells_who_died_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "read_topic", lambda _, __, partitions: {number: [] for number in partitions})
+    made = campaign._Campaign(campaign.Options(), tmp_path, None, lambda _: None)
+    made._prepare_sink()
+    ground: Any = SimpleNamespace(bootstrap="", counts={})
+    writer: Any = SimpleNamespace(acknowledged={}, written=0)
+    fleet: Any = SimpleNamespace(files={}, killed=set(), stops=[], counts=Counts(), unexplained=["a: of signal 11"])
+    result, _ = made._account(ground, fleet, writer, 1.0, 1.0, 1.0)
+    assert not result.ok
+    assert result.to_json()["violations"] == ["worker failed: a: of signal 11"]
 
 
 def test_replays_that_differ() -> None:

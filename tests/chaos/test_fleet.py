@@ -1,33 +1,136 @@
-"""How a worker ended is read from its last line, and each fail point of a kind has its turn."""
+"""How a worker ended is read from its last lines, and judged; and each fail point of a kind has its turn."""
 
 from __future__ import annotations
 
-from itertools import islice
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from kafka_marshal.testing.chaos.fleet import _died_at, _in_turn
+import pytest
+
+from kafka_marshal.testing.chaos.fleet import Fleet, Place, _Dooms, _last_words, unexplained
 from kafka_marshal.testing.chaos.lines import Pen, read_lines
 from kafka_marshal.testing.chaos.points import points_of
+from kafka_marshal.testing.chaos.worker import Job
+from tests.client.conftest import wait_until
+
+KIND = "at most once"
+NAMES = points_of(KIND)
+TAKEOVERS = [name for name in NAMES if "takeover" in name]
 
 
 def test_where_somebody_died(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    assert _died_at(path) is None  # killed before its first line
+    assert _last_words(path) == (None, 0.0)  # killed before its first line
     pen = Pen(path)
-    assert _died_at(path) is None
+    assert _last_words(path) == (None, 0.0)
     pen.write("born")
-    assert _died_at(path) is None
+    assert _last_words(path) == (None, 0.0)
+    for _ in range(1_000):  # longer than what is looked at
+        pen.write("sent", 0, "idle beat", "what")
+    pen.write("sent", 0, "grant", "what")
     pen.write("die", "at least once 01: claim before append")
-    assert _died_at(path) == "at least once 01: claim before append"
-    assert [line[0] for line in read_lines(path)] == ["born", "die"]
+    pen.write("sent", 0, "release", "what")  # by another thread, in its last moment
+    beats = [at for what, at, *rest in read_lines(path) if rest[1:2] == ["idle beat"]]
+    assert _last_words(path) == ("at least once 01: claim before append", beats[-1])
+    assert [line[0] for line in read_lines(path)][-3:] == ["sent", "die", "sent"]
     with path.open("a") as file:
         file.write('["torn')
-    assert [line[0] for line in read_lines(path)] == ["born", "die"]
+    assert _last_words(path) == ("at least once 01: claim before append", beats[-1])
+    assert [line[0] for line in read_lines(path)][-3:] == ["sent", "die", "sent"]
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "why"),
+    [
+        (0, (), None),
+        (3, (), None),
+        (4, (), None),
+        (-9, (9, 19), None),
+        (-15, (15,), None),
+        (1, (15,), "worker ended with status 1"),
+        (-9, (15,), "worker died of signal 9 (Killed), which nobody had sent"),
+        (-15, (19,), "worker died of signal 15 (Terminated), which nobody had sent"),
+        (-6, (9, 15), "worker died of signal 6 (Aborted), which nobody had sent"),
+        (-11, (9, 15), "worker died of signal 11 (Segmentation fault), which nobody had sent"),
+    ],
+)
+def test_an_end_is_what_was_done_to_a_worker_or_a_violation(
+    status: int, sent: tuple[int, ...], why: str | None
+) -> None:
+    assert unexplained(status, sent) == why
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Workers that look for a broker which is not there, and that nobody is to kill."""
+    jobs = [Job("127.0.0.1:9", "c", "g", "t", 1, "iterate", name, 500, "", 0) for name in "abc"]
+    made = Fleet([Place(job.client_id, job, steady=True) for job in jobs], tmp_path, Random(1))
+    yield made
+    made.close()
+
+
+def test_a_worker_that_dies_of_a_signal_that_nobody_sent_is_told(fleet: Fleet) -> None:
+    def are_alive(count: int) -> bool:
+        fleet.turn()
+        return len(fleet.alive()) == count
+
+    a, b, c = fleet.places
+    wait_until(partial(are_alive, 3), 60, "all have started")
+    fleet.calm = fleet._ending = True  # nobody comes after them
+    fleet.signal(a, signal.SIGKILL)
+    fleet.signal(b, signal.SIGTERM)
+    os.kill(c.pid, signal.SIGSEGV)
+    wait_until(partial(are_alive, 0), 60, "all have ended")
+    assert fleet.unexplained == ["c-0001: worker died of signal 11 (Segmentation fault), which nobody had sent"]
+    assert (fleet.counts.kills, fleet.counts.others) == (1, {-15: 1, -11: 1})
 
 
 def test_each_fail_point_has_its_turn_and_the_seed_says_when() -> None:
-    names = points_of("at most once")
-    first, again = (list(islice(_in_turn("at most once", Random(7)), 2 * len(names))) for _ in range(2))
-    assert first == again
-    assert sorted(first[: len(names)]) == sorted(first[len(names) :]) == sorted(names)
+    def dooms() -> list[str]:
+        made = _Dooms(KIND, Random(7))
+        return [made.next({}, takeovers=True) for _ in range(2 * len(NAMES))]
+
+    first = dooms()
+    assert first == dooms()
+    assert sorted(first[: len(NAMES)]) == sorted(first[len(NAMES) :]) == sorted(NAMES)
+    assert first[: len(NAMES)] != first[len(NAMES) :]
+
+
+def test_where_fewest_have_died_somebody_dies_next() -> None:
+    died = dict.fromkeys(NAMES, 5)
+    died[NAMES[3]] = 3
+    made = _Dooms(KIND, Random(7))
+    assert {made.next(died, takeovers=True) for _ in range(10)} == {NAMES[3]}
+
+
+def test_nobody_is_to_die_of_taking_over_where_there_is_nothing_to_take_over() -> None:
+    died = {name: 5 for name in NAMES if name not in TAKEOVERS}
+    made = _Dooms(KIND, Random(7))
+    assert not {made.next(died, takeovers=False) for _ in range(100)} & set(TAKEOVERS)
+    assert made.next(died, takeovers=True) in TAKEOVERS
+
+
+def deaths(odds: float) -> Counter[str]:
+    """Twenty minutes: one in five may take over, and does with these odds; other points: three in five get there."""
+    chance = Random(7)
+    made, died = _Dooms(KIND, chance), Counter[str]()
+    for _ in range(1_100):
+        takeovers = chance.random() < 0.2
+        name = made.next(died, takeovers=takeovers)
+        died[name] += chance.random() < (0.6 if name not in TAKEOVERS else odds * takeovers)
+    return died
+
+
+def test_what_is_hard_to_reach_is_reached_in_twenty_minutes() -> None:
+    died = deaths(0.2)
+    assert min(died[name] for name in NAMES) >= 5
+
+
+def test_what_can_not_be_reached_at_all_takes_no_more_than_its_share() -> None:
+    died = deaths(0.0)
+    assert min(died[name] for name in NAMES if name not in TAKEOVERS) >= 10

@@ -46,7 +46,8 @@ def drivers(scene: Scene, tmp_path: Path) -> Iterator[Drivers]:
 
 
 def test_partitions_move_to_a_second_driver_which_goes_on_when_the_first_is_killed(drivers: Drivers) -> None:
-    first = drivers.start("first", available_now=True)
+    # It has more than half a minute of work: the second one's Spark takes long to start on a busy machine.
+    first = drivers.start("first", available_now=True, max_records=50, pause_s=1.0)
     wait_until(lambda: drivers.written_by("first") > 0, 90, "the first driver works")
     second = drivers.start("second", available_now=True)
     watcher = drivers.scene.member("watcher").world

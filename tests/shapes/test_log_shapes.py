@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,12 +28,8 @@ from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.snapshot_log import encode_snapshot
 from tests.client.conftest import HI, Scene, take, wait_until
 from tests.contract.sides import KafkaSide
+from tests.shapes.conftest import Times, in_time
 
-Times = Callable[[str, float], None]
-
-#: What the start of a member may take (s), and what is asserted: the machine has other work.
-READY_S = 2.0
-BOUND_S = 10.0
 CPS = 3
 MESSAGES = 2_000
 
@@ -92,28 +87,21 @@ def side(kafka_bootstrap: str) -> Iterator[KafkaSide]:
     made.close()
 
 
-@contextmanager
-def in_time(what: str, times: Times) -> Iterator[None]:
-    """What happens here takes no longer than a start may; the time goes into the test's report."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    times(what, took)
-    assert took < BOUND_S, f"{what}: {took:.1f} s; {READY_S:g} s is the aim"
-
-
 def starts(scene: Scene, times: Times, name: str = "c") -> Marshal:
     """A member that starts now, in time, and can claim."""
-    with in_time(f"ready: {name}", times):
-        member = scene.member(name)
+    member = in_time(f"ready: {name}", times, lambda: scene.member(name), Marshal.close)
     assert member.claim("elsewhere", len(scene.members), timeout=5).valid
     return member
 
 
 def refused(scene: Scene, error: type[CoordinationTopicError], words: str, times: Times) -> None:
     """A member that starts now is told in time why it can't."""
-    with in_time("refused", times), pytest.raises(error, match=words):
-        scene.member("late")
+
+    def late() -> None:
+        with pytest.raises(error, match=words):
+            scene.member("late")
+
+    in_time(f"refused: {error.__name__}", times, late)
 
 
 def transaction(scene: Scene) -> Producer:
@@ -142,15 +130,19 @@ def test_transactions_open_and_aborted_and_markers_at_the_end(scene: Scene, work
     transaction(scene).abort_transaction(20)
     digests = []
     for begin in (Begin.HISTORY, Begin.SNAPSHOT):
-        with in_time(f"caught up: {begin.value}", times):
-            replica = Replica(scene.cluster, scene.coordination, 10, begin)
-            replica.catch_up(10)
+        replica = in_time(f"caught up: {begin.value}", times, partial(caught_up, scene, begin), Replica.close)
         replica.close()
         assert any(end > world.next_offset for end, world in zip(ends(scene), replica.worlds.values(), strict=True))
         digests.append([world.digest() for world in replica.worlds.values()])
     assert digests[0] == digests[1]
     scene.members.clear()
     starts(scene, times, "with markers at the end")
+
+
+def caught_up(scene: Scene, begin: Begin) -> Replica:
+    replica = Replica(scene.cluster, scene.coordination, 10, begin)
+    replica.catch_up(10)
+    return replica
 
 
 def ends(scene: Scene) -> list[int]:

@@ -6,10 +6,11 @@ from functools import partial
 
 import pytest
 
-from kafka_marshal import Consumer
+from kafka_marshal import Consumer, Marshal
 from kafka_marshal.errors import UpgradeRequiredError
 from rationalizer import Upgrade, encode, route_lease
 from tests.client.conftest import Scene, take, wait_until
+from tests.shapes.conftest import Times, in_time
 
 
 def drop(consumer: Consumer) -> bool:
@@ -18,7 +19,7 @@ def drop(consumer: Consumer) -> bool:
     return False
 
 
-def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
+def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times) -> None:
     """In the CP that was raised, and nowhere else."""
     topic = scene.topic(4, 50)
     members = [scene.member(name) for name in ("a", "b")]
@@ -39,10 +40,14 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene) -> None:
     with pytest.raises(UpgradeRequiredError, match="level 2"):
         members[0].claim(topic, 0, timeout=5)
     # Who comes later is told, too, and the other CPs go on.
-    later = scene.member("later")
+    later = in_time("ready", times, lambda: scene.member("later"), Marshal.close)
     told = later.consumer([scene.topic()])
-    with pytest.raises(UpgradeRequiredError, match="level 2"):
-        wait_until(partial(drop, told), 20)
+
+    def hears() -> None:
+        with pytest.raises(UpgradeRequiredError, match="level 2"):
+            wait_until(partial(drop, told), 20)
+
+    in_time("refused", times, hears)
     assert told.poll(0.1) is None
     with pytest.raises(UpgradeRequiredError, match="level 2"):
         later.claim(topic, 0, timeout=5)

@@ -27,6 +27,9 @@ from kafka_marshal.testing.simulation import (
 )
 from tests.simulation import workers
 
+# A violation is one though a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
 FILE = str(Path(workers.__file__))
 
 

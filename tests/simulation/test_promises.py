@@ -20,6 +20,9 @@ from kafka_marshal.testing.simulation.network import SimulatedTail
 from rationalizer import Outcome, ReleasingPartition, World, codes
 from rationalizer.progress import Progress
 
+# A violation is one though a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 

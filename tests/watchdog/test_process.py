@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,11 +101,14 @@ def test_it_ends_at_once_where_there_is_nothing_to_release(program: Program) -> 
 def test_with_one_sign_alone_it_says_nothing_and_ends_after_2_hi(program: Program, sign: str) -> None:
     program.pipe.send(config())
     program.pipe.send(will(400))
+    began = time.monotonic()
     if sign == "pipe":
         program.pipe.close()
     else:
         program.worker.kill()
     wait_until(lambda: not is_running(program.pid))
+    # Both processes read one clock; it saw the sign after we looked.
+    assert time.monotonic() - began >= 2 * 0.4
     assert program.errors() == ""
 
 

@@ -291,6 +291,7 @@ class _Campaign:
             self._rows(),
             GRANT,
             drained < float("inf"),
+            fleet.unexplained,
         )
         findings = check(story)
         findings.violations.extend(replay_in_cuts(log, history, self.options.seed))

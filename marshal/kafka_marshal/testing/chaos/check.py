@@ -165,6 +165,8 @@ class Story:
     grant_size: int = 10
     #: Whether everything had time to be handled: else what is behind the log's progress is not asked for.
     drained: bool = True
+    #: Workers that ended as neither they nor the campaign meant to.
+    unexplained: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -187,6 +189,8 @@ def check(story: Story) -> Findings:
     for life in story.lives:
         for error in life.errors:
             found.say("worker failed", f"{life.name}: {error}")
+    for message in story.unexplained:
+        found.say("worker failed", message)
     _check_unseen(story, found)
     _check_digests(story, found)
     handled: dict[Key, list[Handling]] = {}

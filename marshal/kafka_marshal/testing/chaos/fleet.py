@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 from kafka_marshal.testing.chaos.points import points_of
-from kafka_marshal.testing.chaos.worker import KINDS, Job
+from kafka_marshal.testing.chaos.worker import KINDS, OWN_STATUSES, Job
 from kafka_marshal.testing.errors import LocalBrokerError
 
 __all__ = ["Fleet", "Place", "Stop"]
@@ -28,6 +28,16 @@ PATIENCE_S = 5.0
 
 #: A step may be reached this many times before it is the last one.
 MOST_TIMES = 4
+
+#: So many workers sent to a fail point count as one that died there: a point that is hard to reach is tried more often
+#: than others, yet takes no more than its share from them if nobody ever reaches it.
+TRIES = 16
+
+#: Steps that make a lease fresh.
+BEATS = ("claim", "takeover", "beat", "idle beat")
+
+#: A worker's file: so many bytes at its end tell how it ended, and reach back to its last beat.
+LAST_BYTES = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class Place:
     doom: str = ""
     fate: int = DOOMED
     client_id: str = ""
+    #: Signals that were sent to the worker.
+    sent: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -89,12 +101,14 @@ class Fleet:
         self.files: dict[Path, int] = {}
         #: Those killed by -9: file.
         self.killed: set[Path] = set()
+        #: Those that ended as neither they nor we meant to, in words.
+        self.unexplained: list[str] = []
         #: No more faults: who is started now stays.
         self.calm = False
         self._ending = False
         self._folder = folder
         self._chance = chance
-        self._points: dict[str, Iterator[str]] = {x: _in_turn(x, chance) for x in sorted(set(KINDS.values()))}
+        self._dooms = {x: _Dooms(x, chance) for x in sorted(set(KINDS.values()))}
         self._lock = threading.Lock()
         self._ended: dict[int, int] = {}
         self._pids: dict[str, int] = {}
@@ -123,6 +137,7 @@ class Fleet:
     def signal(self, place: Place, number: signal.Signals) -> None:
         """Send a signal to the worker of a place."""
         if place.pid:
+            place.sent.add(int(number))
             self._ask(signal=int(number), pid=place.pid)
 
     # Their lives.
@@ -155,20 +170,26 @@ class Fleet:
         assert place.job is not None
         if place.stopped_until:
             self._note_stop(place)
+        path = Path(place.job.out)
+        point, beaten_at = _last_words(path)
         if status == -signal.SIGKILL:
             self.counts.kills += 1
-            self.killed.add(Path(place.job.out))
-            if (point := _died_at(Path(place.job.out))) is not None:
+            self.killed.add(path)
+            if point is not None:
                 self.counts.points[point] += 1
         elif status == 0:
             self.counts.closed += 1
         else:
             self.counts.others[status] += 1
-        self._plan(place, now)
-        place.pid, place.job, place.stopped_until = 0, None, 0.0
+        sent = place.sent | ({int(signal.SIGKILL)} if point is not None else set())
+        if (why := unexplained(status, sent)) is not None:
+            self.unexplained.append(f"{path.stem}: {why}")
+        hi_ms = place.template.heartbeat_interval_ms
+        self._plan(place, now, status == -signal.SIGKILL and time.time() * 1000 - beaten_at < hi_ms / 2)
+        place.pid, place.job, place.stopped_until, place.sent = 0, None, 0.0, set()
 
-    def _plan(self, place: Place, now: float) -> None:
-        """Who comes next, and when."""
+    def _plan(self, place: Place, now: float, leaves_fresh: bool) -> None:
+        """Who comes next, and when. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
         chance = self._chance
         place.doom = ""
         place.fate = chance.randrange(DOOMED + KILLED + ASKED)
@@ -176,7 +197,7 @@ class Fleet:
             place.due = now
             return
         if place.fate < DOOMED:
-            place.doom = next(self._points[KINDS[place.template.kind]])
+            place.doom = self._dooms[KINDS[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
         # Some are back at once, and take over what is fresh yet (C7); some leave it to others.
         delay = 0.0 if "takeover" in place.doom else chance.choice((0.0, 0.5, 2.5)) * chance.random()
         place.due = now + delay * place.template.heartbeat_interval_ms / 1000
@@ -270,20 +291,44 @@ class Fleet:
         self._zygote.stdout.close()
 
 
-def _in_turn(delivery: str, chance: Random) -> Iterator[str]:
-    """Every fail point of a kind of worker as often as any other, in an order that the seed decides."""
-    while True:
-        points = points_of(delivery)
-        chance.shuffle(points)
-        yield from points
+class _Dooms:
+    """Says which fail point is next for workers of one kind: that which fewest have died at so far."""
+
+    def __init__(self, delivery: str, chance: Random) -> None:
+        self._points = points_of(delivery)
+        self._chance = chance
+        self._tried: Counter[str] = Counter()
+
+    def next(self, died: Mapping[str, int], *, takeovers: bool) -> str:
+        """died: at which point, how often; takeovers: whether there may be something to take over."""
+        points = [name for name in self._points if takeovers or "takeover" not in name]
+        self._chance.shuffle(points)  # among equals the seed decides
+        name = min(points, key=lambda x: died.get(x, 0) + self._tried[x] / TRIES)
+        self._tried[name] += 1
+        return name
 
 
-def _died_at(path: Path) -> str | None:
-    """The fail point that a worker wrote down last, None where it was killed anywhere else."""
-    if not path.exists():
-        return None  # it was killed before its first line
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 500))
-        lines = file.read().split(b"\n")
-    last = lines[-2] if len(lines) > 1 else b""
-    return json.loads(last)[2] if last.startswith(b'["die"') else None
+def unexplained(status: int, sent: Collection[int]) -> str | None:
+    """Why a worker should not have ended so; None: it may, by itself or by one of the signals that it was sent."""
+    if status in OWN_STATUSES or -status in sent:
+        return None
+    if status >= 0:
+        return f"worker ended with status {status}"
+    return f"worker died of signal {-status} ({signal.strsignal(-status)}), which nobody had sent"
+
+
+def _last_words(path: Path) -> tuple[str | None, float]:
+    """The fail point that a worker died at (None: killed anywhere else), and when it last beat (ms; 0: never)."""
+    point, beaten_at = None, 0.0
+    if path.exists():  # else it was killed before its first line
+        with path.open("rb") as file:
+            begin = max(0, path.stat().st_size - LAST_BYTES)
+            file.seek(begin)
+            # The last one is torn, or nothing; the first one, too, where the file begins before.
+            for line in file.read().split(b"\n")[bool(begin) : -1]:
+                match json.loads(line):
+                    case ["die", _, name]:
+                        point = name
+                    case ["sent", at, _, step, _] if step in BEATS:
+                        beaten_at = at
+    return point, beaten_at

@@ -23,7 +23,11 @@ from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.chaos.lines import Pen, digest_of
 from kafka_marshal.testing.chaos.points import POINTS, Doom, dying
 
-__all__ = ["BATCH", "GRANT", "KINDS", "Job", "run"]
+__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "Job", "run"]
+
+#: What ``run`` returns: closed, no broker, replaced, a fault. The first three are what a campaign can bring about.
+CLOSED, UNAVAILABLE, REPLACED, FAULT = 0, 3, 4, 1
+OWN_STATUSES = (CLOSED, UNAVAILABLE, REPLACED)
 
 #: Messages of a batch at least once, and of a claim at most once.
 BATCH, GRANT = 20, 10
@@ -287,19 +291,19 @@ def _place(message: Message) -> tuple[str, int, int]:
 
 
 def run(job: Job) -> int:
-    """The whole process; its exit status: 0 closed, 3 no broker, 4 replaced, 1 a fault."""
+    """The whole process; its exit status."""
     worker = _Worker(job)
     try:
         worker.live()
     except KafkaUnavailableError as error:
         worker.pen.write("unavailable", str(error))
-        return 3
+        return UNAVAILABLE
     except ClientReplacedError as error:
         worker.pen.write("replaced", str(error))
-        return 4
+        return REPLACED
     except Exception as error:
         logging.exception("worker %s", job.client_id)
         worker.pen.write("error", type(error).__name__, str(error))
-        return 1
+        return FAULT
     worker.pen.write("closed")
-    return 0
+    return CLOSED
