@@ -326,6 +326,9 @@ class DeadCluster:
     def cluster_ids(self, wait_s: float) -> dict[str, str]:
         return {}
 
+    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+        pass
+
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         if isinstance(self.found, Exception):
             raise self.found

@@ -107,6 +107,7 @@ class Marshal:
         try:
             if watchdog:
                 self.watchdog = self._start_watchdog()
+            cluster.expect(topic, delivery_timeout_ms=heartbeat_interval_ms)
             self._driver = Driver(
                 cluster,
                 topic,

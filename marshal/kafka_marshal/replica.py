@@ -95,16 +95,18 @@ class Replica:
         with cluster.runtime.executor(1, "kafka-marshal-start") as aside:
             reading = aside.submit(self._read_snapshots)
             config, problems = check_topic(cluster, topic, timeout_s)
+            self.info: TopicInfo = config.info
+            cps = range(config.info.partitions)
+            marks = self._marks(cps)
             #: The log of snapshots; None where it can't be used.
             self.snapshots = reading.result()
         for problem in problems:
             logger.warning("coordination topic %s: %s", topic, problem)
-        self.info: TopicInfo = config.info
-        cps = range(config.info.partitions)
         #: Why there are no snapshots, for people; "" where there are.
         self.lacks_snapshots = self._look_at_snapshots()
-        # Asked for after the snapshots were read: one that lies beyond the log's end then can't be true.
-        marks = self._marks(cps)
+        if any(place.next_offset > marks[cp][1] for cp in cps for place in self._places(cp)):
+            # Written since we asked. One that lies beyond the log's end after it was read can't be true.
+            marks = self._marks(cps)
         #: Where each CP's log ended when asked (C15).
         self._ends = {cp: marks[cp][1] for cp in cps}
         is_cut = any(low > 0 for low, _ in marks.values())

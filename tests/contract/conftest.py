@@ -37,3 +37,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     made.play(lambda: pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture
+def kafka_side(request: pytest.FixtureRequest) -> Iterator[KafkaSide]:
+    """The real one alone."""
+    kafka = request.getfixturevalue("kafka_broker")
+    made = KafkaSide(kafka.bootstrap_servers, kafka.client_config)
+    yield made
+    made.close()

@@ -227,6 +227,28 @@ def test_c7_the_new_instance_beats_by_the_lease_s_own_interval() -> None:
     assert net.count() - before >= 8
 
 
+def test_c7_what_is_taken_over_beside_leases_of_a_longer_interval_is_beaten_in_time() -> None:
+    """The next beat of the CP was due by the longer one: the lease ran out before it (C7, T4)."""
+    net = Net(cps=1)
+    net.topic("t", 1)
+    net.topic("u", 1)
+    old = net.member("a")
+    old.consumer("t")
+    net.run(50)
+    old.kill()
+    new = net.member("a", hi=10 * HI)
+    new.consumer("u")
+    net.run(30)
+    assert new.held() == [("u", 0)]
+    new.consumer("t")
+    net.run(30)
+    epoch = new.lease(T0).epoch
+    assert new.lease(T0).heartbeat_interval_ms == HI
+    net.run(4 * HI)
+    assert (net.world(T0).client_id, net.world(T0).epoch) == ("a", epoch)
+    assert new.lease(T0).held
+
+
 def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
     """It ends with ClientReplacedError, stops fetching, and appends nothing more: no beat, no release, no claim."""
     net, (old,) = group_of("a", partitions=3)

@@ -81,6 +81,48 @@ MEMBERS: tuple[Mutation, ...] = (
         "if record.client_id != self.settings.client_id and ours:",
         "C7",
     ),
+    Mutation(
+        "nobody takes over from himself",
+        _OBSERVER,
+        "self.inherited[key] = lease.epoch",
+        "pass",
+        "C7",
+    ),
+    Mutation(
+        "what is taken over is trusted by the member's own interval",
+        _LEASES,
+        "hi = heartbeat_interval_ms",
+        "hi = self._settings.heartbeat_interval_ms",
+        "C7",
+    ),
+    Mutation(
+        "what is taken over is beaten by the member's own interval",
+        _LEASES,
+        "interval = min(lease.heartbeat_interval_ms for lease in leases) / BEATS_PER_INTERVAL",
+        "interval = self._settings.heartbeat_interval_ms / BEATS_PER_INTERVAL",
+        "C7",
+    ),
+    Mutation(
+        "who ends without a release says nothing of what is done",
+        _CORE,
+        "self.book.beat_all(now)",
+        "pass",
+        "C14",
+    ),
+    Mutation(
+        "a release that is sent again has forgotten what is done",
+        _LEASES,
+        "lease.last_release = last_offset",
+        "lease.last_release = None",
+        "C8",
+    ),
+    Mutation(
+        "where the log is silent a pause never ends",
+        _OBSERVER,
+        "ends = self._moved.get(cp, now) + (pause.expires - world.log_time)",
+        "ends = now + (pause.expires - world.log_time)",
+        "C10",
+    ),
     # At least once.
     Mutation(
         "the message in hand is committed",

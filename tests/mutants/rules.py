@@ -452,4 +452,18 @@ RULES: tuple[Mutation, ...] = (
         "world._pauses.pop(pause.group_id, None)",
         "S3",
     ),
+    Mutation(
+        "a level that nobody knows is followed",
+        _WORLD,
+        "if kind.type == Upgrade.TYPE and message[HEAD_FIELDS] > SUPPORTED_LEVEL:",
+        "if kind.type == Upgrade.TYPE and message[HEAD_FIELDS] > SUPPORTED_LEVEL + 1:",
+        "E4",
+    ),
+    Mutation(
+        "the short cut goes on beyond an Upgrade",
+        _WORLD,
+        "if code == codes.UPGRADE_REQUIRED:",
+        "if code == codes.UPGRADE_REQUIRED and self.required_level is None:",
+        "E4",
+    ),
 )

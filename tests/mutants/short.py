@@ -19,7 +19,7 @@ import kafka_marshal
 import rationalizer
 from kafka_marshal.testing.exhaustive import BrokenError, explore
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
-from rationalizer import World
+from rationalizer import Upgrade, World, encode
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
@@ -95,6 +95,27 @@ def _odd_logs(seeds: int) -> Iterator[str]:
         yield f"odd log {seed}: {wrong}" if wrong else ""
 
 
+def _logs_that_stop(seeds: int) -> Iterator[str]:
+    """What differs where an Upgrade is in the log that nobody can follow (E4): all stand before it, for good."""
+    for seed in range(seeds):
+        log, _ = write_log(by_seed(seed), ODD_LENGTH)
+        at, level = seed % ODD_LENGTH, 2 + seed % 3
+        offset, stamp, _ = log[at]
+        log[at:at] = [(offset, stamp, encode(Upgrade("1", "a", "g", level)))]
+        oracle, real, fast = OracleWorld(0, 1), World(0, 1), World(0, 1)
+        for entry in log:
+            stopped, code = oracle.apply(*entry).stopped, real.apply(*entry).code
+            wrong = "" if stopped == (code == "UPGRADE_REQUIRED") else f"{code}, but it should stop: {stopped}"
+            yield f"log {seed} with an Upgrade, offset {entry[0]}: {wrong}" if wrong else ""
+        fast.apply_many(log)
+        fast.apply_many(log)
+        for name, world in (("apply", real), ("apply_many", fast)):
+            wrong = state_difference(world, oracle)
+            if (world.next_offset, world.required_level) != (oracle.next_offset, level):
+                wrong = f"it stands before {world.next_offset} and asks for level {world.required_level}"
+            yield f"log {seed} with an Upgrade, {name}: {wrong}" if wrong else ""
+
+
 def _oracle(seeds: int) -> Found | None:
     several = range(4 * seeds)
     wrong = next(
@@ -103,6 +124,7 @@ def _oracle(seeds: int) -> Found | None:
             chain(
                 _logs(seeds),
                 _odd_logs(5 * seeds),
+                _logs_that_stop(seeds),
                 map(progress_differs, several),
                 map(restore_differs, several),
                 map(parts_differ, several),

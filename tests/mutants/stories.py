@@ -124,6 +124,28 @@ def _restarts_without_a_release(delivery: str) -> Scenario:
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=2.0)
 
 
+def _restarts_with_another_interval() -> Scenario:
+    """As above, and what a member takes over from itself has another heartbeat interval than what it claims."""
+    clients = tuple(Client(f"c{i}", "terminates", paces=((1.0, 8.0), (8.0, 1.0))[i % 2]) for i in range(4))
+    faults = tuple(Fault(3 + 1.7 * i, "term", f"c{i % 4}", (0.1, 0.1, 1.2)[i // 4 % 3]) for i in range(28))
+    return Scenario(0, clients, faults, "at-least-once", HI, messages=20.0, handling_ms=2.0, intervals=55)
+
+
+def _an_admin_dies_and_the_log_falls_silent() -> Scenario:
+    """Nobody ends the pause, and nobody holds anything that would be beaten: it ends by the members' own clocks."""
+    clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2]) for i in range(4))
+    faults = tuple(Fault(5 + 15.0 * i, "pause", "", 0.4, 0.05) for i in range(2))  # while messages are in hand
+    return Scenario(0, clients, faults, "at-least-once", HI, messages=6.0, handling_ms=150.0, intervals=40)
+
+
+def _releases_get_lost() -> Scenario:
+    """Members leave again and again, and half of what they say then does not arrive."""
+    clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2]) for i in range(4))
+    ends = tuple(Fault(4 + 2.1 * i, "term", f"c{i % 4}", 1.5) for i in range(32))
+    lost = tuple(Fault(fault.at - 0.05, "lost", fault.client, 0.4, 0.6) for fault in ends)
+    return Scenario(0, clients, ends + lost, "at-least-once", HI, messages=MESSAGES, handling_ms=2.0)
+
+
 def _ends_while_more_is_claimed_ahead() -> Scenario:
     """At most once, more comes than is handled, so that the next batch is always claimed when a member ends."""
     clients = tuple(Client(f"c{i}", "terminates", claims_ahead=True) for i in range(4))
@@ -225,4 +247,7 @@ STORIES: tuple[Scenario, ...] = (
     _a_limit_while_the_log_is_paused_in_part(),
     _readers_of_different_topics(),
     _the_group_begins_at_the_end(Fault(20.0, "forget", "", 2.0)),
+    _restarts_with_another_interval(),
+    _an_admin_dies_and_the_log_falls_silent(),
+    _releases_get_lost(),
 )

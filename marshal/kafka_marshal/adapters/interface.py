@@ -252,6 +252,9 @@ class Cluster(Protocol):
         where the broker says no; some partitions may have been cut by then.
         """
 
+    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+        """A tail and an appender like that will be asked for soon: connect meanwhile. It may do nothing."""
+
     def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
         """A tail of the partitions named by positions, each from its offset."""
 

@@ -235,7 +235,9 @@ class LeaseBook:
         lease.proof_log_time = log_time
         lease.proof_due = now + hi
         self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
-        self._next_beat.setdefault(lease.cp, self._beat_time(hi, now))
+        due = self._beat_time(hi, now)
+        if self._next_beat.get(lease.cp, inf) > now + hi / BEATS_PER_INTERVAL:  # of leases with a longer interval (C7)
+            self._next_beat[lease.cp] = due
         self._due = 0.0
         lease.owner.granted(now)
 

@@ -19,7 +19,7 @@ from kafka_marshal.errors import ClosedError
 
 __all__ = ["KafkaAppender"]
 
-#: The longest an appender waits for its first connection while it is opened; see _warm_up().
+#: The longest that the first record waits for the first connection; see _warm_up().
 WARM_UP_S = 0.05
 
 #: The longest one wait of a flush lasts before its end is looked at.
@@ -45,7 +45,7 @@ class KafkaAppender:
         delivery_timeout_ms: int,
         producer: Callable[[dict[str, object]], Producer] = Producer,
     ) -> None:
-        """Open it; it connects in the background, and has a few milliseconds to do so before this returns."""
+        """Open it; it connects in the background. The first record has a few milliseconds' patience with that."""
         self._topic = topic
         self._troubles = troubles
         self._due: _Due = deque()
@@ -66,10 +66,12 @@ class KafkaAppender:
             self._producer = producer(settings)
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
-        self._warm_up()
+        #: Looks for the cluster; None once a record need not wait for it any more.
+        self._warming: threading.Thread | None = threading.Thread(target=self._warm_up, daemon=True)
+        self._warming.start()
 
     def _warm_up(self) -> None:
-        """Let librdkafka meet the cluster before it is given a record.
+        """Let librdkafka meet the cluster before it is given a record (a thread of its own: a start goes on meanwhile).
 
         A record that comes earlier makes it look up the topic before it has its producer id; it then asks for that
         only 500 ms later. With this wait of some milliseconds the first record is acknowledged after 15 ms.
@@ -77,8 +79,15 @@ class KafkaAppender:
         with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
             self._producer.cluster_id(WARM_UP_S)
 
+    def _await_warmth(self) -> None:
+        warming = self._warming
+        if warming is not None:
+            warming.join(WARM_UP_S)
+            self._warming = None
+
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
         self._check_open()
+        self._await_warmth()
         callback = partial(self._delivered, on_ack)
         try:
             self._produce(partition, value, callback)
@@ -174,6 +183,7 @@ class KafkaAppender:
             if self._closed:
                 return
             self._closed = True
+        self._await_warmth()
         if self._flush(timeout_s) > 0:
             self._producer.purge()
             self._flush(1.0)  # serves the callbacks of what was purged; nothing is sent any more

@@ -109,6 +109,9 @@ class KafkaCluster:
         self._forward = self._config.pop("error_cb", None)
         self._troubles = self._new_troubles(self._forward)
         self._addresses: AddressCheck | None = None
+        #: What connects, and nobody has asked for yet.
+        self._expected_tails: dict[str, KafkaTail] = {}
+        self._expected_appenders: dict[tuple[str, int], KafkaAppender] = {}
         admin = {**self._properties(Role.ADMIN), "logger": self._troubles, "error_cb": self._troubles}
         try:
             self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))
@@ -168,18 +171,19 @@ class KafkaCluster:
         return self._ask(f"looking up {_some(names)}", timeout_s, ask)
 
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
-        deadline = time.monotonic() + timeout_s
-        topic = self._describe([name], timeout_s).get(name)
-        if topic is None:
-            return None
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
 
-        def ask(admin: AdminClient, left_s: float) -> dict[ConfigResource, Any]:
-            resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-            return self._known(admin.describe_configs([resource], request_timeout=left_s), left_s)
+        def ask(admin: AdminClient, left_s: float) -> tuple[dict[str, TopicDescription], dict[ConfigResource, Any]]:
+            # Both questions are out before either answer is awaited.
+            described = admin.describe_topics(TopicCollection([name]), request_timeout=left_s)
+            configured = admin.describe_configs([resource], request_timeout=left_s)
+            topics = self._known(described, left_s)
+            return topics, self._known(configured, left_s) if topics else {}
 
-        found = self._ask(f"looking up the settings of {name}", deadline - time.monotonic(), ask)
-        if not found:  # deleted between the two questions
+        topics, found = self._ask(f"looking up {name} and its settings", timeout_s, ask)
+        if not found:  # not there, or deleted in between
             return None
+        topic = topics[name]
         (entries,) = found.values()
         info = TopicInfo(name, len(topic.partitions), str(topic.topic_id), topic.is_internal)
         values = {key: entry.value for key, entry in sorted(entries.items()) if entry.value is not None}
@@ -403,11 +407,28 @@ class KafkaCluster:
 
     # Factory.
 
+    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+        # What takes longest to be of use comes first: a producer has to ask for its id, too.
+        if (topic, delivery_timeout_ms) not in self._expected_appenders:
+            self._expected_appenders[topic, delivery_timeout_ms] = self._new_appender(topic, delivery_timeout_ms)
+        if topic not in self._expected_tails:
+            tail = self._expected_tails[topic] = self._new_tail(topic)
+            tail.meet()
+
     def tail(self, topic: str, positions: Mapping[int, int]) -> KafkaTail:
+        tail = self._expected_tails.pop(topic, None) or self._new_tail(topic)
+        tail.begin(positions)
+        return tail
+
+    def _new_tail(self, topic: str) -> KafkaTail:
         self._client()
-        return KafkaTail(topic, positions, self._properties(Role.TAIL), self._new_troubles(self._forward))
+        return KafkaTail(topic, self._properties(Role.TAIL), self._new_troubles(self._forward))
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> KafkaAppender:
+        expected = self._expected_appenders.pop((topic, delivery_timeout_ms), None)
+        return expected or self._new_appender(topic, delivery_timeout_ms)
+
+    def _new_appender(self, topic: str, delivery_timeout_ms: int) -> KafkaAppender:
         self._client()
         properties = self._properties(Role.APPENDER)
         troubles = self._new_troubles(self._forward)
@@ -418,10 +439,16 @@ class KafkaCluster:
         settings.check(config)
         more = dict(config)
         troubles = self._new_troubles(more.pop("error_cb", self._forward))
-        return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles)
+        # Others may connect as somebody else, to see other topics.
+        known = None if more else self._client().list_topics
+        return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
 
     def close(self) -> None:
         self._admin = None
+        while self._expected_tails:
+            self._expected_tails.popitem()[1].close()
+        while self._expected_appenders:
+            self._expected_appenders.popitem()[1].close()
 
 
 def _offsets(

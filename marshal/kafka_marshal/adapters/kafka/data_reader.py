@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from confluent_kafka import KafkaException
 from confluent_kafka import Message as KafkaMessage
@@ -29,11 +30,21 @@ MEET_AGAIN_S = 10.0
 LOOK_INTERVAL_S = 0.5
 
 
+#: ``list_topics`` of a consumer, or of an admin client.
+ListTopics = Callable[..., Any]
+
+
 class KafkaDataReader:
     """A data reader over one librdkafka consumer that never joins a group and never commits."""
 
-    def __init__(self, group_id: str, settings: dict[str, object], troubles: Troubles) -> None:
-        """Open it; nothing is fetched before assign()."""
+    def __init__(
+        self, group_id: str, settings: dict[str, object], troubles: Troubles, list_topics: ListTopics | None = None
+    ) -> None:
+        """Open it; nothing is fetched before assign().
+
+        list_topics: of a client that is connected already, and may see what this one may.
+        """
+        self._list_topics = list_topics
         settings = {**settings, "logger": troubles, "group.id": group_id, "error_cb": troubles}
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)
@@ -139,15 +150,27 @@ class KafkaDataReader:
         return [m for m in messages if (m.topic(), m.partition()) not in steered]
 
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        names = list(topics)
+        if self._list_topics is None:
+            return self._count(self._reading.consumer.list_topics, names, timeout_s)
+        # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
+        meet = partial(self._count, self._reading.consumer.list_topics, names, MEET_TIMEOUT_S)
+        threading.Thread(target=self._reading.use, args=(meet,), daemon=True).start()
+        return self._count(self._list_topics, names, timeout_s, of_ours=False)
+
+    def _count(
+        self, list_topics: ListTopics, names: list[str], timeout_s: float, *, of_ours: bool = True
+    ) -> dict[str, int]:
+        """of_ours: it is this reader's own consumer that looks, and knows the leaders then."""
         deadline = time.monotonic() + timeout_s
         found = {}
         with contextlib.suppress(KafkaException):  # who asks for the ids gets the error, too
-            for topic in topics:
-                listing = self._reading.consumer.list_topics(topic, timeout=max(0.001, deadline - time.monotonic()))
-                described = listing.topics[topic]
+            for topic in names:
+                described = list_topics(topic, timeout=max(0.001, deadline - time.monotonic())).topics[topic]
                 if described.error is None:
                     found[topic] = len(described.partitions)
-                    self._met[topic] = time.monotonic()
+                    if of_ours:
+                        self._met[topic] = time.monotonic()
         return found
 
     def high_watermark(self, topic: str, partition: int) -> int | None:

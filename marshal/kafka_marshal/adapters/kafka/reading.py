@@ -100,6 +100,13 @@ class Reading:
         self._bell.set()
         self._serve_if_free()
 
+    def use(self, work: Callable[[], object]) -> None:
+        """Call work with the consumer to itself (*blocking*: a read may have to leave first), then serve commands."""
+        with self._turn:
+            if not self._closing:
+                work()
+        self._serve_if_free()
+
     def _serve_if_free(self) -> None:
         while self._commands and self._turn.acquire(blocking=False):
             try:

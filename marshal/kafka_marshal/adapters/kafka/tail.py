@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
@@ -19,6 +20,9 @@ __all__ = ["KafkaTail"]
 BATCH = 500
 
 
+#: How long one look at the topic may take where no broker answers.
+MEET_TIMEOUT_S = 0.25
+
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
 PACE = Pace(LONGEST_WAIT_S)
 
@@ -26,16 +30,34 @@ PACE = Pace(LONGEST_WAIT_S)
 class KafkaTail:
     """A tail over a librdkafka consumer that is assigned once and never joins a group (L4)."""
 
-    def __init__(
-        self, topic: str, positions: Mapping[int, int], settings: dict[str, object], troubles: Troubles
-    ) -> None:
-        """Open it; reading begins at once, in librdkafka's own threads."""
+    def __init__(self, topic: str, settings: dict[str, object], troubles: Troubles) -> None:
+        """Nothing is sent before ``meet`` or ``begin``."""
         # librdkafka wants a group.id even though no group takes part.
         settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
         self._reading = Reading(f"tail of {topic!r}", settings, troubles, PACE)
-        self._positions = dict(positions)
+        self._topic = topic
+        self._positions: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._reading.consumer.assign([TopicPartition(topic, cp, offset) for cp, offset in positions.items()])
+        self._meeting: threading.Thread | None = None
+
+    def meet(self) -> None:
+        """Begin to connect, and to look up the leaders; returns at once.
+
+        A consumer that is connected, and then assigned a topic that it does not know, asks for its leaders only a
+        second later.
+        """
+        self._meeting = threading.Thread(target=self._meet, daemon=True)
+        self._meeting.start()
+
+    def _meet(self) -> None:
+        with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
+            self._reading.consumer.list_topics(self._topic, timeout=MEET_TIMEOUT_S)
+
+    def begin(self, positions: Mapping[int, int]) -> None:
+        """Read these partitions, each from its offset, in librdkafka's own threads. Once, before it is read from."""
+        self._await_meeting()
+        self._positions = dict(positions)
+        self._reading.consumer.assign([TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()])
 
     def read(self, timeout_s: float) -> TailBatch:
         records, others = _entries(self._reading.read(BATCH, timeout_s))
@@ -59,7 +81,13 @@ class KafkaTail:
         with self._lock:
             return self._positions[partition]
 
+    def _await_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.join()
+            self._meeting = None
+
     def close(self) -> None:
+        self._await_meeting()
         self._reading.close()
 
 

@@ -119,6 +119,9 @@ class MemoryCluster:
                 broker.delete_records(*key, before[key])
             return {key: log.start for key, log in logs.items()}
 
+    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+        pass
+
     def tail(self, topic: str, positions: Mapping[int, int]) -> MemoryTail:
         self._check_open()
         return MemoryTail(self.broker, self.client, topic, positions)

@@ -9,7 +9,8 @@ epochs grow            of each lease, with every new holder (C9)
 progress               never goes back, but where an admin sets it (C11)
 nothing lost           at least once: what the log calls done was handled (C14)
 little repeated        at least once: nothing is handed out that the log called done when the lease was granted, and
-                       of a worker that iterates, nothing that was handled before its last accepted beat was sent
+                       of a worker that iterates, nothing that was handled before its last accepted beat was sent, or
+                       before it was asked to end (where nothing else goes wrong)
 nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
 nothing ungranted      at most once: nor one that the log has not granted it (C12)
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
@@ -24,12 +25,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_marshal.adapters.interface import Message, TailBatch
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
-from kafka_marshal.engine.consumer import ConsumerEngine
+from kafka_marshal.engine.consumer import ConsumerEngine, Loss
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.replica import Applied
 from kafka_marshal.testing.simulation.left_out import LeftOut
@@ -134,7 +136,7 @@ class Checks:
         self.counts: dict[str, int] = dict.fromkeys(
             (
                 *("records", "replicas", "states", "messages", "repeats", "transactions"),
-                *("snapshots", "pruned", "forgotten"),
+                *("snapshots", "pruned", "forgotten", "takeovers"),
             ),
             0,
         )
@@ -145,6 +147,8 @@ class Checks:
         self._scenario = scenario
         self._scheduler = scheduler
         self._is_trusting = scenario.clocks_are_trusted
+        #: Nothing goes wrong but that processes are asked to end.
+        self._is_orderly = all(fault.kind == "term" for fault in scenario.faults)
         self._at_most_once = scenario.at_most_once
         self._second = judge
         self.manners = Manners(scenario, scheduler, self.fail)
@@ -223,6 +227,10 @@ class Checks:
         def note_lost(lease: OwnLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
             self.manners.lost(process, lease.key, reason)
+            if self._is_orderly and reason == Loss.UNPROVEN and process.asked_at == inf:
+                self.fail(
+                    "beats", f"{process.name} lost {_name(lease.key)} by its own clock, and nothing was wrong (T4)"
+                )
             lose(lease, reason, now)
 
         driver.listeners.append(applied)
@@ -294,6 +302,7 @@ class Checks:
         if outcome.accepted:
             record = outcome.record
             if record is not None:
+                self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
                 for key, code in _touched(record, outcome):
                     self._judge(world, key, code, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
@@ -333,7 +342,12 @@ class Checks:
         if now.stable < before.stable:
             self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
         # A release without an offset may be of an epoch that was over for its holder: what it knew, it has thrown away.
-        is_bare = isinstance(record, ReleasingPartition) and record.last_offset is None
+        # Of any other it says that all that is done was reported.
+        is_bare = (
+            isinstance(record, ReleasingPartition)
+            and record.last_offset is None
+            and (sender.is_admin or (sender.name, key) in self._lost)
+        )
         if not is_bare and not isinstance(record, ClaimingPartition):
             self._beaten[sender, key, now.epoch] = max(sent_at, self._beaten.get((sender, key, now.epoch), 0.0))
         if isinstance(record, ClaimingMessages):
@@ -397,7 +411,7 @@ class Checks:
             lost_at = self._lost.get((process.name, key))
             if lost_at is not None and not _holds(process, key):
                 late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
-                if late_ms > GRACE_INTERVALS * self._scenario.heartbeat_interval_ms:
+                if late_ms > GRACE_INTERVALS * self._scenario.longest_interval_ms:
                     self.fail(
                         "work without lease",
                         f"{process.name} begins {_name(key)} offset {offset}, {late_ms:.0f} ms after it was told that "
@@ -437,6 +451,8 @@ class Checks:
         former, handled_at, epoch = before
         if former is not process and former.is_iterating:
             beaten = self._beaten.get((former, key, epoch), 0.0)
+            if self._is_orderly and former.asked_at < inf:
+                beaten = max(beaten, former.asked_at)  # whoever ends tells the log first what is done
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
@@ -481,7 +497,7 @@ class Checks:
             if process.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
                 for key, _, first, last in consumer.delivery._given_up:
                     reported.setdefault((process.name, key), []).append((first, last))
-        fresh = self._scheduler.now - 5 * self._scenario.heartbeat_interval_ms - 1_000
+        fresh = self._scheduler.now - 5 * self._scenario.longest_interval_ms - 1_000
         for instance, key, first, last, granted_at in self.grants:
             name = instance.rpartition(".")[0]
             if name not in lived or granted_at > fresh:

@@ -149,6 +149,12 @@ class Manners:
         lease = book.leases.get(key)
         if lease is not None and lease.epoch == epoch:
             self._grants[process.name, key] = self._scheduler.now, epoch
+            logged = driver.replica.worlds[lease.cp].lease(self._scenario.group_id, *key)
+            own, said = lease.heartbeat_interval_ms, logged.heartbeat_interval_ms if logged is not None else -1
+            if logged is not None and logged.epoch == epoch and own != said:
+                self._fail(
+                    "trust", f"{process.name} takes the HI of {_name(key)} to be {own} ms, the log says {said} (C7)"
+                )
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
             if not any(
@@ -211,11 +217,10 @@ class Manners:
     def is_calm(self) -> bool:
         """Whether all has been well for a while."""
         since = self.calm_since
-        return since is not None and self._scheduler.now >= since + 2 * self._scenario.heartbeat_interval_ms
+        return since is not None and self._scheduler.now >= since + 2 * self._scenario.longest_interval_ms
 
     def check_beats(self, world: World, running: dict[str, Driver]) -> None:
         """When all is well: how old the last beats are."""
-        hi = self._scenario.heartbeat_interval_ms
         for lease in world.leases():
             name = (lease.instance_id or "").rpartition(".")[0]
             driver = running.get(name)
@@ -226,7 +231,9 @@ class Manners:
             # The first beat is due from when its member saw the grant, which it fetched some time after.
             seen = self._scheduler.now - self._grants.get((name, key), _NO_GRANT)[0]
             age = min(lease.age(world.log_time), seen)
-            if own is not None and own.held and own.epoch == lease.epoch and age > OLDEST_BEAT * hi:
+            if age <= OLDEST_BEAT * lease.heartbeat_interval_ms:
+                continue
+            if own is not None and own.held and own.epoch == lease.epoch:
                 self._fail(
                     "beats",
                     f"{lease.instance_id} has not beaten {_name(key)} for {age:.0f} ms of log time",
@@ -241,11 +248,11 @@ class Manners:
         for driver in process.drivers:
             if (lease := driver.engine.book.leases.get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
-        if process.is_iterating:
-            self._check_late(process, key, offset)
+                if process.is_iterating:
+                    self._check_late(process, key, offset, lease.heartbeat_interval_ms)
         if not process.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
-        hi = self._scenario.heartbeat_interval_ms
+        hi = self._scenario.longest_interval_ms
         for driver in process.drivers:
             lease = driver.engine.book.leases.get(key)
             if lease is None:
@@ -255,9 +262,8 @@ class Manners:
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
 
-    def _check_late(self, process: Process, key: Key, offset: int) -> None:
-        """Granted or not, nothing is handed out when the lease may be over (T4)."""
-        hi = self._scenario.heartbeat_interval_ms
+    def _check_late(self, process: Process, key: Key, offset: int, hi: int) -> None:
+        """Granted or not, nothing is handed out when the lease may be over (T4). hi: the lease's."""
         elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
         if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
             self._fail(

@@ -53,7 +53,9 @@ class Host:
 class Process:
     """A process of its own: its clock, its part of the network, its threads. It may be stopped, and it may die."""
 
-    def __init__(self, name: str, host: Host, network: Network, checks: Checks, seed: int) -> None:
+    def __init__(
+        self, name: str, host: Host, network: Network, checks: Checks, seed: int, heartbeat_interval_ms: int = 0
+    ) -> None:
         scheduler = network.scheduler
         #: Unique for ever.
         self.name = name
@@ -62,6 +64,8 @@ class Process:
         #: Its worker handles message after message, as `for message in consumer` does.
         self.is_iterating = host.is_iterating
         self.fetch_ms = host.fetch_ms
+        #: 0: the story's.
+        self.heartbeat_interval_ms = heartbeat_interval_ms
         self.dead = False
         self.stopped_until = 0.0
         self.trouble = host.trouble
@@ -83,6 +87,8 @@ class Process:
         #: Another process of the same client was started while this one was stopped.
         self.replaced = False
         self.error: BaseException | None = None
+        #: When (virtual ms) it was first asked to end, by SIGTERM.
+        self.asked_at = inf
 
     def travel_ms(self) -> float:
         """How long one message takes between this process and a broker."""
@@ -143,6 +149,7 @@ class Process:
 
     def send_sigterm(self) -> bool:
         """To the worker's handler, or else stop() of its Marshals. False: it has neither, and would die of it."""
+        self.asked_at = min(self.asked_at, self.scheduler.now)
         handler = self.handlers.get(signal.SIGTERM, signal.SIG_DFL)
         if callable(handler):
             self.scheduler.spawn(self, "SIGTERM", lambda: self._handle(handler))
@@ -181,7 +188,7 @@ class Job:
         #: All whose messages are.
         self.topics = scenario.topics_of(process.client_id)
         self.coordination_topic = scenario.topic
-        self.heartbeat_interval_ms = scenario.heartbeat_interval_ms
+        self.heartbeat_interval_ms = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
         #: A database that refuses older epochs (C9).

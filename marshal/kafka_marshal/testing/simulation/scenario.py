@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
+from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
+
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
 
 #: What can go wrong; the number is how often, relative to the others.
@@ -37,6 +39,10 @@ CLOCK_WEIGHT = 10.0
 
 #: The share of stories in which the group is forgotten.
 FORGOTTEN_SHARE = 0.1
+
+#: The share of stories in which heartbeat intervals differ, and what they may be, start by start, in HI.
+PACES_SHARE = 0.125
+PACES = ((), (0.7,), (1.5,), (1.0, 1.5), (1.5, 0.7), (0.7, 1.5))
 
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
@@ -83,6 +89,8 @@ class Client:
     joins: float = 0.0
     #: The one data topic that it reads; "": all there are.
     reads: str = ""
+    #: Its heartbeat interval at each start in turn, in HI; (): that of the story.
+    paces: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,16 @@ class Scenario:
         return [topic for topic in self.data_topics if reads in ("", topic)]
 
     @property
+    def longest_interval_ms(self) -> float:
+        """The longest heartbeat interval that anybody has."""
+        return self.heartbeat_interval_ms * max(1.0, *(pace for client in self.clients for pace in client.paces), 0.0)
+
+    def interval_of(self, client_id: str, start: int) -> int:
+        """The heartbeat interval of a client at its first, second … start (ms)."""
+        paces = next((client.paces for client in self.clients if client.name == client_id), ()) or (1.0,)
+        return max(MIN_HEARTBEAT_INTERVAL_MS, round(self.heartbeat_interval_ms * paces[(start - 1) % len(paces)]))
+
+    @property
     def at_most_once(self) -> bool:
         """Whether a message is handed out at most once (C13)."""
         return self.delivery == "at-most-once"
@@ -177,9 +195,10 @@ class Scenario:
             faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
         other = 0 if worker else _other_partitions(seed)
         faults = tuple(sorted((*faults, *_forgotten(seed, intervals)), key=lambda fault: fault.at))
+        clients = _with_topics(seed, clients) if other else clients
         return cls(
             seed=seed,
-            clients=_with_topics(seed, clients) if other else clients,
+            clients=clients if worker else _with_paces(seed, clients),
             faults=faults,
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
@@ -259,6 +278,14 @@ def _with_topics(seed: int, clients: Sequence[Client]) -> tuple[Client, ...]:
     rng, first = Random(f"kafka-marshal/{seed}/readers"), clients[0]
     topics = ("", "", Scenario.data_topic, Scenario.other_topic)
     return first, *(replace(client, reads=rng.choice(topics)) for client in clients[1:])
+
+
+def _with_paces(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """In every eighth story some have a heartbeat interval of their own, and another one when they start again."""
+    rng = Random(f"kafka-marshal/{seed}/paces")
+    if rng.random() > PACES_SHARE:
+        return clients
+    return tuple(replace(client, paces=rng.choice(PACES)) for client in clients)
 
 
 def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:

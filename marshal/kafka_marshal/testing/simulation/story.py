@@ -48,6 +48,8 @@ AT_START = 7
 CALM_AFTER = 1.14
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
+#: Who ends without a release and is back within this takes over what he had.
+SOON_INTERVALS = 0.2
 
 #: How long Kafka may be silent for somebody who prunes.
 PRUNE_TIMEOUT_S = 2.0
@@ -244,7 +246,8 @@ class _Story:
 
     def _new_process(self, host: Host) -> Process:
         number = self._started[host.name] = self._started.get(host.name, 0) + 1
-        process = Process(f"{host.name}#{number}", host, self.network, self.checks, self.scenario.seed)
+        interval_ms = self.scenario.interval_of(host.name, number)
+        process = Process(f"{host.name}#{number}", host, self.network, self.checks, self.scenario.seed, interval_ms)
         self._processes.append(process)
         return process
 
@@ -492,7 +495,7 @@ class _Story:
 
     def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
         shift = max((abs(x) for x in self.network.clock_shift.values()), default=0.0)
-        until = self.scheduler.now + intervals * self.hi + shift
+        until = self.scheduler.now + intervals * self.scenario.longest_interval_ms + shift
         while not condition() and self.checks.broken is None:
             self._come_as_far()
             if self.scheduler.now >= until:
@@ -560,6 +563,13 @@ class _Story:
 
     def _look_back(self) -> None:
         """What can be said when all is done."""
+        back = [x for x in self.scenario.faults if x.kind == "term" and x.intervals < SOON_INTERVALS]
+        if (
+            back
+            and all(x.worker == "terminates" for x in self.scenario.clients)
+            and not self.checks.counts["takeovers"]
+        ):
+            self.checks.fail("takeover", f"nobody took over from himself, in {len(back)} restarts within HI (C7)")
         if self.scenario.at_most_once:
             # One that was ended by an error may not have seen any more what it had been granted.
             alive = [p for p in self._processes if not p.dead and p.error is None]
