@@ -123,6 +123,41 @@ MEMBERS: tuple[Mutation, ...] = (
         "ends = now + (pause.expires - world.log_time)",
         "C10",
     ),
+    Mutation(
+        "log time may run ahead by a whole HI",
+        "marshal/kafka_marshal/engine/leases.py",
+        "if ahead > proof_margin_ms(lease.heartbeat_interval_ms):",
+        "if ahead > lease.heartbeat_interval_ms:",
+        "T5",
+    ),
+    Mutation(
+        "what is done beyond gaps is never told",
+        "marshal/kafka_marshal/engine/consumer.py",
+        "if self.at_most_once or not assignment.tracker.has_islands:",
+        "if assignment.tracker is not None:",
+        "P6",
+    ),
+    Mutation(
+        "a loop goes on through what it has while a lease is let go",
+        "marshal/kafka_marshal/engine/consumer.py",
+        "assignment.lease.stopped = True",
+        "pass",
+        "C10",
+    ),
+    Mutation(
+        "offsets that Kafka never delivers are never done",
+        "marshal/kafka_marshal/engine/tracker.py",
+        "start = self.covers_from if first == 0 else offset_of(self.messages[first - 1]) + 1",
+        "start = offset_of(self.messages[first])",
+        "P6",
+    ),
+    Mutation(
+        "offsets that Kafka leaves out between two fetches are never done",
+        "marshal/kafka_marshal/engine/assignment.py",
+        "self._buffer.append((messages, self._covered_to))",
+        "self._buffer.append((messages, offset_of(messages[0])))",
+        "P6",
+    ),
     # At least once.
     Mutation(
         "the message in hand is committed",

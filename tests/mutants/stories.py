@@ -135,7 +135,29 @@ def _an_admin_dies_and_the_log_falls_silent() -> Scenario:
     """Nobody ends the pause, and nobody holds anything that would be beaten: it ends by the members' own clocks."""
     clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2]) for i in range(4))
     faults = tuple(Fault(5 + 15.0 * i, "pause", "", 0.4, 0.05) for i in range(2))  # while messages are in hand
-    return Scenario(0, clients, faults, "at-least-once", HI, messages=6.0, handling_ms=150.0, intervals=40)
+    return Scenario(0, clients, faults, "at-least-once", HI, messages=10.0, handling_ms=150.0, intervals=40)
+
+
+def _done_beyond_gaps() -> Scenario:
+    """Members that set messages aside die, and nothing else is wrong: what they had done beyond gaps is known."""
+    clients = tuple(Client(f"c{i}", "defer") for i in range(4))
+    faults = tuple(Fault(4 + 2.3 * i, "crash", f"c{i % 4}", 3.0) for i in range(24))
+    return Scenario(0, clients, faults, "at-least-once", HI, messages=MESSAGES, handling_ms=1.0, intervals=65)
+
+
+def _offsets_without_messages(*workers: str) -> Scenario:
+    """Transactions end in the partitions all the time, and whoever holds them dies."""
+    clients = tuple(Client(f"c{i}", worker) for i, worker in enumerate(workers))
+    gaps = tuple(Fault(2 + 0.23 * i, "markers", "", 1.0, 0.5, i) for i in range(140))
+    ends = tuple(Fault(4 + 3.1 * i, ("crash", "term")[i % 2], f"c{i % 4}", 3.0) for i in range(12))
+    return Scenario(0, clients, gaps + ends, "at-least-once", HI, messages=MESSAGES, handling_ms=1.0, intervals=50)
+
+
+def _moved_back_while_it_waits() -> Scenario:
+    """Seed 8001209, made small: what consume() had collected waited in it while an admin moved the position back."""
+    clients = (Client("c0", "consume", rate=0.9757, fetches_every=0.2),)
+    faults = (Fault(4.1, "pause", "", 1.07, 0.532, 1),)
+    return Scenario(8001209, clients, faults, "at-most-once", 200, 1, 8, 13.9, 4.0, 7, recovers=False)
 
 
 def _releases_get_lost() -> Scenario:
@@ -153,12 +175,12 @@ def _ends_while_more_is_claimed_ahead() -> Scenario:
     return Scenario(0, clients, faults, "at-most-once", HI, messages=150.0, handling_ms=8.0, intervals=25)
 
 
-def _clocks_jump_while_members_come(seed: int) -> Scenario:
+def _clocks_jump_while_members_come(seed: int, by: float = 1.5) -> Scenario:
     """On a slow network, log time runs ahead again and again while members claim what others have let go."""
     clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2], fetches_every=(0.3, 0.0)[i % 2]) for i in range(4))
     slow = tuple(Fault(2.0, "slow network", client.name, 75.0, 0.1) for client in clients)
     ends = tuple(Fault(3 + 1.3 * i, "term", f"c{i % 4}", (0.6, 1.6)[i % 2], 0.45) for i in range(55))
-    jumps = tuple(Fault(4 + 2.3 * i, "clock", "", 0.5, 1.5) for i in range(30))
+    jumps = tuple(Fault(4 + 2.3 * i, "clock", "", 0.5, by) for i in range(30))
     faults = ends + jumps + slow
     return Scenario(seed, clients, faults, "at-most-once", HI, messages=20.0, handling_ms=2.0, intervals=80)
 
@@ -250,4 +272,8 @@ STORIES: tuple[Scenario, ...] = (
     _restarts_with_another_interval(),
     _an_admin_dies_and_the_log_falls_silent(),
     _releases_get_lost(),
+    _done_beyond_gaps(),
+    _offsets_without_messages("iterate", "defer", "poll", "batches"),
+    _moved_back_while_it_waits(),
+    _clocks_jump_while_members_come(0, 0.6),
 )

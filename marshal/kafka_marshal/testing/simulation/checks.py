@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +34,7 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, Loss
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.replica import Applied
+from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
 from kafka_marshal.testing.simulation.left_out import LeftOut
 from kafka_marshal.testing.simulation.manners import Manners
 from kafka_marshal.testing.simulation.states import state_of
@@ -65,6 +66,9 @@ Key = tuple[str, int]
 
 #: How much of an HI a process may go on with what it has, once it knows that a lease is lost.
 GRACE_INTERVALS = 1.0
+#: What is done beyond gaps is in the log after this many HI, where these are the only faults.
+RANGES_INTERVALS = 1.0
+HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
 #: Between the end of a message's handling and its being done, for a worker that iterates (ms).
 DONE_SLACK_MS = 2.0
 
@@ -93,36 +97,6 @@ class Judge(Protocol):
         """What is wrong with the outcome, or with the world after this record; "" where nothing is."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A lease as it was after the last record about it."""
-
-    epoch: int
-    stable: int
-    ranges: tuple[tuple[int, int], ...]
-    #: What was done when the epoch began.
-    granted_stable: int = -1
-    granted_ranges: tuple[tuple[int, int], ...] = ()
-
-    def was_done(self, offset: int) -> bool:
-        return offset <= self.granted_stable or any(first <= offset <= last for first, last in self.granted_ranges)
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """What was done with the messages of one partition."""
-
-    #: offset → who handled it last, when it was through, and the epoch under which it was handed out (-1: unknown).
-    handled: dict[int, tuple[Process, float, int]] = field(default_factory=dict)
-    #: Handled or begun (at most once), or passed over by an admin, ever.
-    ever: set[int] = field(default_factory=set)
-    #: Passed over by an admin before anybody had handled it. A sink that is ahead of it by now leaves it out for good,
-    #: also when the admin goes back behind it: to have it written, users rewind the sink, too (docs/sinks.md).
-    passed_over: set[int] = field(default_factory=set)
-    #: At most once: offset → who was handed it.
-    begun: dict[int, Process] = field(default_factory=dict)
-
-
 class Checks:
     """Keeps account, and stops the simulation where a promise is broken."""
 
@@ -149,6 +123,8 @@ class Checks:
         self._is_trusting = scenario.clocks_are_trusted
         #: Nothing goes wrong but that processes are asked to end.
         self._is_orderly = all(fault.kind == "term" for fault in scenario.faults)
+        #: Whatever a member says is heard, as long as it lives.
+        self._is_heard = all(fault.kind in HEARD for fault in scenario.faults)
         self._at_most_once = scenario.at_most_once
         self._second = judge
         self.manners = Manners(scenario, scheduler, self.fail)
@@ -159,8 +135,8 @@ class Checks:
         self._states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
         self._digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
         self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
-        self._ledgers: dict[Key, _Ledger] = {}
-        self._seen: dict[Key, _Seen] = {}
+        self._ledgers: dict[Key, Ledger] = {}
+        self._seen: dict[Key, Seen] = {}
         self._watched: list[tuple[Process, Driver]] = []
         #: (process, partition) → virtual time at which it knew that its lease was lost.
         self._lost: dict[tuple[str, Key], float] = {}
@@ -185,11 +161,11 @@ class Checks:
             self.broken = Violation(promise, message, self._scheduler.now)
             self._scheduler.halt()
 
-    def ledger(self, key: Key) -> _Ledger:
+    def ledger(self, key: Key) -> Ledger:
         """What was done with a partition's messages."""
         found = self._ledgers.get(key)
         if found is None:
-            found = self._ledgers[key] = _Ledger()
+            found = self._ledgers[key] = Ledger()
         return found
 
     # Members.
@@ -325,10 +301,10 @@ class Checks:
         if lease is None:
             self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
             return
-        before = self._seen.get(key) or _Seen(-1, -1, ())
+        before = self._seen.get(key) or Seen(-1, -1, ())
         progress = lease.progress
         self.left_out.granted(key, lease.epoch, self.end_of(key))
-        now = _Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
+        now = Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
         self._seen[key] = now
         if now.epoch != before.epoch:
             now.granted_stable, now.granted_ranges = before.stable, before.ranges
@@ -357,7 +333,7 @@ class Checks:
         elif not self._at_most_once:
             self._check_done(key, before, now, lease, sender)
 
-    def _check_done(self, key: Key, before: _Seen, now: _Seen, lease: Lease, sender: Process) -> None:
+    def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Process) -> None:
         """At least once: what is done from this record on was handled."""
         if now.stable == before.stable and now.ranges == before.ranges:
             return
@@ -372,6 +348,12 @@ class Checks:
                     self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
                     return
 
+    def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
+        """Nobody is given these; they are done with what lies around them (P6)."""
+        for offset in offsets:
+            self.ledger(key).handled[offset] = NOBODY
+            self.ledger(key).ever.add(offset)
+
     def _repositioned(self, key: Key, before: int, now: int) -> None:
         """From here on what lies at or above the position is handled anew, what lies below never."""
         ledger = self.ledger(key)
@@ -381,7 +363,7 @@ class Checks:
             del ledger.begun[offset]
         for offset in range(before + 1, now + 1):
             if offset not in ledger.handled:
-                ledger.handled[offset] = _NOBODY
+                ledger.handled[offset] = NOBODY
                 ledger.passed_over.add(offset)
             ledger.ever.add(offset)
         self._moved.add(key)
@@ -392,7 +374,7 @@ class Checks:
         for key, seen in self._seen.items():
             if route_lease(*key, self._scenario.coordination_partitions) == cp:
                 self._repositioned(key, seen.stable, -1)
-                self._seen[key] = _Seen(seen.epoch, -1, ())
+                self._seen[key] = Seen(seen.epoch, -1, ())
                 self.left_out.forgotten(key)
 
     # Work.
@@ -449,6 +431,14 @@ class Checks:
         if seen.was_done(offset):
             self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
         former, handled_at, epoch = before
+        if former is not process and former.defers and self._is_heard:
+            beaten = self._beaten.get((former, key, epoch), 0.0)
+            if beaten > handled_at + RANGES_INTERVALS * former.heartbeat_interval_ms:
+                self.fail(
+                    "repeated",
+                    f"{_name(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
+                    f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
+                )
         if former is not process and former.is_iterating:
             beaten = self._beaten.get((former, key, epoch), 0.0)
             if self._is_orderly and former.asked_at < inf:
@@ -586,11 +576,3 @@ def _holds(process: Process, key: Key) -> bool:
 
 def _name(key: Key) -> str:
     return f"{key[0]} [{key[1]}]"
-
-
-class _Nobody:
-    name = "an admin"
-    is_iterating = False
-
-
-_NOBODY: tuple[Process, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]

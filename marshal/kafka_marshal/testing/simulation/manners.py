@@ -182,7 +182,7 @@ class Manners:
 
     def read(self, process: Process, driver: Driver) -> None:
         """A member's replica has applied what came, and its engine was told."""
-        self.check_trust([(process, driver)])
+        self.check_trust([(process, driver)], has_compared=False)
         if not self.looks_closer:
             return
         for key, lease in driver.engine.book.leases.items():
@@ -274,14 +274,22 @@ class Manners:
 
     # What a member trusts.
 
-    def check_trust(self, members: Iterable[tuple[Process, Driver]]) -> None:
-        """Of everybody who may hand out messages now."""
+    def check_trust(self, members: Iterable[tuple[Process, Driver]], *, has_compared: bool = True) -> None:
+        """Of everybody who may hand out messages now. has_compared: the engine knows log time by now."""
         for process, driver in members:
             if process.is_running:
                 now = driver.now_ms()
                 for key, lease in driver.engine.book.leases.items():
                     if now < lease.hand_out_until:
                         self._check_trust(process, now, key, lease)
+                        if self.looks_closer and has_compared:
+                            self._check_ahead(process, now, lease, driver.replica.worlds[lease.cp].log_time)
+
+    def _check_ahead(self, process: Process, now: float, lease: OwnLease, log_time: int) -> None:
+        """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
+        ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
+        if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
+            self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
     def _check_trust(self, process: Process, now: float, key: Key, lease: OwnLease) -> None:
         """now: by the process's own clock."""

@@ -110,6 +110,12 @@ class Network:
             reader.written((topic, partition))
         return offset
 
+    def skip(self, topic: str, partition: int, offsets: int) -> None:
+        """Offsets without messages: markers of transactions, and what was aborted or compacted."""
+        self.broker.skip(topic, partition, offsets)
+        for reader in self.readers:
+            reader.written((topic, partition))
+
     def cut_below(self, topic: str, partition: int, offset: int) -> None:
         """Retention: a user's messages below an offset are gone."""
         self.broker.delete_records(topic, partition, offset)

@@ -45,6 +45,7 @@ class Host:
     rate: float = 1.0
     is_admin: bool = False
     is_iterating: bool = False
+    defers: bool = False
     #: What a broker sends reaches it every so many ms; 0: at once.
     fetch_ms: float = 0.0
     trouble: Trouble = field(default_factory=Trouble)
@@ -63,6 +64,8 @@ class Process:
         self.is_admin = host.is_admin
         #: Its worker handles message after message, as `for message in consumer` does.
         self.is_iterating = host.is_iterating
+        #: Its worker sets messages aside, and says that others are done as soon as they are handled.
+        self.defers = host.defers
         self.fetch_ms = host.fetch_ms
         #: 0: the story's.
         self.heartbeat_interval_ms = heartbeat_interval_ms

@@ -29,6 +29,7 @@ FAULTS: dict[str, float] = {
     "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
     "forget": 0,  # an admin pauses the group and has it forgotten; only in some seeds, see _forgotten
     "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
+    "markers": 0,  # three offsets of a partition hold no message, as transactions leave them; only in written stories
     "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
 }

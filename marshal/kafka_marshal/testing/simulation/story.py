@@ -48,6 +48,8 @@ AT_START = 7
 CALM_AFTER = 1.14
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
+#: Offsets without a message, one after the other.
+MARKERS = 3
 #: Who ends without a release and is back within this takes over what he had.
 SOON_INTERVALS = 0.2
 
@@ -185,7 +187,13 @@ class _Story:
         self._store = Store()
         self._clients = {client.name: client for client in scenario.clients}
         self._hosts = {
-            c.name: Host(c.name, c.rate, is_iterating=c.worker in ONE_BY_ONE, fetch_ms=c.fetches_every * self.hi)
+            c.name: Host(
+                c.name,
+                c.rate,
+                is_iterating=c.worker in ONE_BY_ONE,
+                defers=c.worker == "defer",
+                fetch_ms=c.fetches_every * self.hi,
+            )
             for c in scenario.clients
         }
         self._admin_host = Host("admin", is_admin=True)
@@ -307,6 +315,10 @@ class _Story:
                 self._prune(fault)
             case "retention":
                 self._cut(fault)
+            case "markers":
+                key = self._keys()[fault.partition % len(self._keys())]
+                self.checks.no_messages(key, range(self._end(key), self._end(key) + MARKERS))
+                self.network.skip(*key, MARKERS)
             case "clock":
                 cp = fault.partition % self.scenario.coordination_partitions
                 shift = self.network.clock_shift

@@ -1,0 +1,92 @@
+"""Logs written down, not drawn: beats that are nearly right, names that are odd, lengths at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from msgpack import packb
+
+from rationalizer import World, encode
+from rationalizer.records import ClaimingPartition, CommitRanges, ReleasingPartition, Tick
+from tests.mutants.oracle import difference, state_difference
+from tests.rationalizer.oracle import OracleWorld
+
+__all__ = ["edges_differ"]
+
+Log = list[tuple[int, int, bytes]]
+
+WHO = ("1", "a", "g")
+#: Of P5, and of E2.
+RANGES, BYTES = 10_000, 1_048_576
+#: Names that a format string would take for something else, and partitions of each.
+TOPICS, PARTITIONS = ("a%d", "100%", "%s%%", "t"), 6
+CPS = 3
+
+
+def _beats_that_are_nearly_right() -> Iterator[Log]:
+    """Of a lease that is held, and of one that is free: true is 1 to Python, and 1.0 is, too."""
+    head: Log = [(0, 1_000, encode(Tick(*WHO))), (1, 1_000, encode(ClaimingPartition(*WHO, "t", 1, 1_000)))]
+    free = (2, 1_000, encode(ReleasingPartition(*WHO, "t", 1, 1, None)))
+    ids = [("1", "a"), (None, None)]
+    alike, done = (1, True, 1.0), (7, True, 7.0, 1.5, None)
+    for held, (instance, client), partition, epoch, last in product((True, False), ids, alike, alike, done):
+        beat = packb([1, 1, instance, client, "g", "t", partition, epoch, last])
+        yield [*head, *([] if held else [free]), (3, 1_500, beat), (4, 1_600, encode(Tick(*WHO)))]
+
+
+def _levels() -> Iterator[Log]:
+    for level in (0, 1, True, 1.0):
+        yield [(0, 1_000, packb([1, 33, *WHO, level])), (1, 1_000, encode(Tick(*WHO)))]
+
+
+def _limits() -> Iterator[Log]:
+    claim = (0, 1_000, encode(ClaimingPartition(*WHO, "t", 0, 1_000)))
+    for count in (RANGES, RANGES + 1):
+        ranges = [(2 * n, 2 * n) for n in range(count)]
+        yield [claim, (1, 1_000, packb([1, CommitRanges.TYPE, *WHO, "t", 0, 0, ranges]))]
+    bare = len(packb([1, 99, *WHO, "x" * 70_000])) - 70_000
+    for length in (4_200, BYTES, BYTES + 1):
+        yield [(0, 1_000, packb([1, 99, *WHO, "x" * (length - bare)]))]
+    # Letters whose first byte begins what E2 forbids, in strings of both long forms.
+    for letters in (3_000, 40_000):
+        yield [(0, 1_000, packb([1, 99, *WHO, "\u0120" * letters]))]
+
+
+def _batches() -> Iterator[tuple[int, Log]]:
+    """HeartbeatBatches of leases of one CP, and of one that is another's: by (CP, log)."""
+    for cp, topic in product(range(CPS), TOPICS):
+        mine = [p for p in range(64) if _is_routed(topic, p, cp)][:PARTITIONS]
+        other = next(p for p in range(64) if p not in mine and not _is_routed(topic, p, cp))
+        log: Log = [(n, 1_000, encode(ClaimingPartition(*WHO, topic, p, 1_000))) for n, p in enumerate(mine)]
+        entries = [[topic, p, n, None] for n, p in enumerate(mine)]
+        for wrong in ([], [[topic, other, 0, None]]):
+            log.append((len(log), 1_500, packb([1, 6, *WHO, [*entries, *wrong]])))
+        yield cp, log
+
+
+def _is_routed(topic: str, partition: int, cp: int) -> bool:
+    oracle = OracleWorld(cp, CPS)
+    return oracle.apply(0, 1_000, encode(ClaimingPartition(*WHO, topic, partition, 1_000))).code == "OK"
+
+
+def edges_differ() -> str:
+    """The first of these logs on which the rationalizer and the oracle differ, and how; "" where none does."""
+    alone = [(0, 1, log) for logs in (_beats_that_are_nearly_right(), _levels(), _limits()) for log in logs]
+    for cp, cps, log in [*alone, *((cp, CPS, log) for cp, log in _batches())]:
+        oracle, slow, fast = (kind(cp, cps) for kind in (OracleWorld, World, World))
+        assert isinstance(oracle, OracleWorld)
+        assert isinstance(slow, World)
+        assert isinstance(fast, World)
+        for entry in log:
+            if wrong := difference(slow.apply(*entry), oracle.apply(*entry)):
+                return f"{_short(entry[2])}: {wrong}"
+        fast.apply_many(log)
+        for name, world in (("apply", slow), ("apply_many", fast)):
+            if wrong := state_difference(world, oracle):
+                return f"{name}, after {_short(log[-2 % len(log)][2])}: {wrong}"
+    return ""
+
+
+def _short(value: bytes) -> str:
+    return value[:60].hex(" ", 4) + ("…" if len(value) > 60 else "")
