@@ -23,6 +23,7 @@ class Seen:
     granted_ranges: tuple[tuple[int, int], ...] = ()
 
     def was_done(self, offset: int) -> bool:
+        """Whether the log called it done when the epoch began."""
         return offset <= self.granted_stable or any(first <= offset <= last for first, last in self.granted_ranges)
 
 

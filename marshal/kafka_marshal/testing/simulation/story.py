@@ -23,7 +23,7 @@ from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Proce
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.surroundings import surroundings
-from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, ONE_BY_ONE, built_in
+from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in, host_of
 from rationalizer import Record, Tick, encode, outcome, snapshot_log, world
 from rationalizer.records import Kind
 from rationalizer.unpacking import Message
@@ -186,16 +186,7 @@ class _Story:
         self._worker = worker
         self._store = Store()
         self._clients = {client.name: client for client in scenario.clients}
-        self._hosts = {
-            c.name: Host(
-                c.name,
-                c.rate,
-                is_iterating=c.worker in ONE_BY_ONE,
-                defers=c.worker == "defer",
-                fetch_ms=c.fetches_every * self.hi,
-            )
-            for c in scenario.clients
-        }
+        self._hosts = {client.name: host_of(client, self.hi) for client in scenario.clients}
         self._admin_host = Host("admin", is_admin=True)
         self._processes: list[Process] = []
         #: Faults that last, by client.

@@ -15,10 +15,10 @@ from kafka_marshal.errors import GroupPausedError, HeldError, LeaseError, StaleE
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.ranges import RangeConsumer
-from kafka_marshal.testing.simulation.process import Job, Worker
+from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
 
-__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "ONE_BY_ONE", "built_in"]
+__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
 
 #: What the worker that claims by hand claims.
 HAND_TOPIC = "by-hand"
@@ -26,6 +26,12 @@ HAND_PARTITIONS = 2
 
 #: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
 ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
+
+
+def host_of(client: Client, hi_ms: float) -> Host:
+    """Where its processes run, and what the checks may ask of them."""
+    one_by_one, defers = client.worker in ONE_BY_ONE, client.worker == "defer"
+    return Host(client.name, client.rate, False, one_by_one, defers, client.fetches_every * hi_ms)
 
 
 def policy_of(client: Client) -> Policy:
