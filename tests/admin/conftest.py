@@ -68,6 +68,11 @@ class Member(threading.Thread):
             self.holding.set()
             assert self.let_go.wait(30)
 
+    def knows_of_pause(self) -> bool:
+        """Whether its own replica shows one everywhere; until then it works on, as it may (C10)."""
+        worlds = self.marshal._driver.replica.worlds.values()
+        return all(world.pause(self.marshal.group_id) is not None for world in worlds)
+
     def end(self) -> None:
         self.let_go.set()
         self.marshal.stop()

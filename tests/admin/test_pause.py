@@ -34,6 +34,7 @@ def test_positions_move_forward_in_the_middle_of_work(group: Group) -> None:
     assert member.holding.wait(10)
     held = member.seen[-1]
     with group.admin().pause(group.group) as pause:
+        wait_until(member.knows_of_pause)
         member.let_go.set()
         assert pause.wait_released(10) == []
         before = {m.partition: m.before for m in pause.reposition({(topic, 0): 30, (topic, 1): 30}, dry_run=True)}
