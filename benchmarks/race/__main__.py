@@ -120,13 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     kinds = QUICK if options.quick else EVENTS
     try:
-        before = earlier(options.json, kinds) if options.json else {}
+        before = earlier(options.json, EVENTS) if options.json else {}
     except ValueError as error:
         parser.error(str(error))
 
     def keep(found: list[Found]) -> None:
         by_name = {**before, **{x.event.name: x for x in found}}
-        everything = [by_name[name] for name in kinds if name in by_name]
+        everything = [by_name[name] for name in EVENTS if name in by_name]
         if options.json:
             write(options.json, to_json(everything, {"a broker's heap": " ".join(HEAP)}))
         if options.table:

@@ -12,7 +12,7 @@ from benchmarks.race.contestants import Contestant
 from benchmarks.race.events.base import Aim, Event, Samples
 from kafka_marshal.testing.origin import where_it_ran
 
-__all__ = ["Found", "Judged", "closing_line", "earlier", "table", "to_json", "write"]
+__all__ = ["Found", "Judged", "closing_line", "earlier", "measured_here", "table", "to_json", "write"]
 
 
 def p95(samples: Sequence[float]) -> float:
@@ -143,8 +143,10 @@ def earlier(path: str, kinds: Mapping[str, Callable[[], Event]]) -> dict[str, Fo
     found = {}
     for event in kept["events"]:
         if event["name"] in kinds:
+            kind = kinds[event["name"]]()
+            kind.conditions = event["conditions"]
             found[event["name"]] = Found(
-                kinds[event["name"]](),
+                kind,
                 {
                     metric: {name: list(figures["samples"]) for name, figures in by_name.items()}
                     for metric, by_name in event["metrics"].items()

@@ -59,6 +59,7 @@ def test_what_gave_no_figure_is_told(found: Found) -> None:
 
 def test_what_an_earlier_run_left_in_a_file_stays_as_it_was(found: Found, tmp_path: Path) -> None:
     found.measured = {"commit": "abc", "rounds": 3}
+    found.event.conditions = {"distance": "as it was then"}
     found.failures.append((CLASSIC.name, "it fell"))
     target = tmp_path / "race.json"
     assert earlier(str(target), {"sprint": Sprint}) == {}
@@ -67,6 +68,7 @@ def test_what_an_earlier_run_left_in_a_file_stays_as_it_was(found: Found, tmp_pa
     assert (kept.samples, kept.failures, kept.measured) == (found.samples, found.failures, found.measured)
     assert to_json([kept], {}) == to_json([found], {})
     assert "commit abc, rounds 3" in "".join(table(kept)).replace("measured: ", "")
+    assert kept.event.conditions == found.event.conditions
     target.write_text('{"benchmark": "claim"}', encoding="utf-8")
     with pytest.raises(ValueError, match="the file is as it was"):
         earlier(str(target), {"sprint": Sprint})

@@ -12,7 +12,7 @@ from rationalizer.records import ClaimingPartition, CommitRanges, ReleasingParti
 from tests.mutants.oracle import difference, state_difference
 from tests.rationalizer.oracle import OracleWorld
 
-__all__ = ["edges_differ"]
+__all__ = ["edges"]
 
 Log = list[tuple[int, int, bytes]]
 
@@ -70,22 +70,18 @@ def _is_routed(topic: str, partition: int, cp: int) -> bool:
     return oracle.apply(0, 1_000, encode(ClaimingPartition(*WHO, topic, partition, 1_000))).code == "OK"
 
 
-def edges_differ() -> str:
-    """The first of these logs on which the rationalizer and the oracle differ, and how; "" where none does."""
+def edges() -> Iterator[str]:
+    """What differs between the rationalizer and the oracle, log by log."""
     alone = [(0, 1, log) for logs in (_beats_that_are_nearly_right(), _levels(), _limits()) for log in logs]
     for cp, cps, log in [*alone, *((cp, CPS, log) for cp, log in _batches())]:
-        oracle, slow, fast = (kind(cp, cps) for kind in (OracleWorld, World, World))
-        assert isinstance(oracle, OracleWorld)
-        assert isinstance(slow, World)
-        assert isinstance(fast, World)
+        oracle, slow, fast = OracleWorld(cp, cps), World(cp, cps), World(cp, cps)
         for entry in log:
-            if wrong := difference(slow.apply(*entry), oracle.apply(*entry)):
-                return f"{_short(entry[2])}: {wrong}"
+            wrong = difference(slow.apply(*entry), oracle.apply(*entry))
+            yield f"{_short(entry[2])}: {wrong}" if wrong else ""
         fast.apply_many(log)
         for name, world in (("apply", slow), ("apply_many", fast)):
-            if wrong := state_difference(world, oracle):
-                return f"{name}, after {_short(log[-2 % len(log)][2])}: {wrong}"
-    return ""
+            wrong = state_difference(world, oracle)
+            yield f"{name}, after {_short(log[-2 % len(log)][2])}: {wrong}" if wrong else ""
 
 
 def _short(value: bytes) -> str:

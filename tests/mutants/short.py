@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from operator import call
 from pathlib import Path
 
 import kafka_marshal
@@ -21,7 +20,7 @@ import rationalizer
 from kafka_marshal.testing.exhaustive import BrokenError, explore
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import Upgrade, World, encode
-from tests.mutants.edges import edges_differ
+from tests.mutants.edges import edges
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
@@ -129,7 +128,7 @@ def _oracle(seeds: int) -> Found | None:
                 _logs(seeds),
                 _odd_logs(5 * seeds),
                 _logs_that_stop(seeds),
-                map(call, [edges_differ]),
+                edges(),
                 map(progress_differs, several),
                 map(restore_differs, several),
                 map(parts_differ, several),

@@ -27,7 +27,7 @@ from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process, Store
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.story import _decoded_once, _quiet
+from kafka_marshal.testing.simulation.story import decoded_once, quiet
 from rationalizer import Tick, World, encode
 
 HI, CPS = 3_000, 8
@@ -118,7 +118,7 @@ class Crowd:
 @contextmanager
 def crowd(seed: int, members: int, partitions: int) -> Iterator[Crowd]:
     made = Crowd(seed, members, partitions)
-    with _quiet(), _decoded_once(), announced(BOOTSTRAP, made.open_cluster):
+    with quiet(), decoded_once(), announced(BOOTSTRAP, made.open_cluster):
         try:
             yield made
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from math import inf
 
@@ -163,6 +164,30 @@ def test_q31_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
     story.snapshot()
     lie = story.lie(story.end + 5)
     check(story, first, lie)
+
+
+def test_q31_one_written_while_the_end_is_asked_for_is_none(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's end is asked for beside its snapshots: what they say of records that came since is no lie."""
+    story.beat(10)
+    second = story.snapshot()
+    asked, marks, info = threading.Event(), story.cluster.watermarks, story.cluster.topic_info
+
+    def ends(partitions: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], tuple[int, int]]:
+        keys = list(partitions)
+        found = marks(keys, timeout_s)
+        if keys == [(TOPIC, 0)] and not asked.is_set():
+            story.beat(10)
+            story.snapshot()
+            asked.set()
+        return found
+
+    def look(names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+        assert asked.wait(TIMEOUT_S)
+        return info(names, timeout_s)
+
+    monkeypatch.setattr(story.cluster, "watermarks", ends)
+    monkeypatch.setattr(story.cluster, "topic_info", look)
+    check(story, second)
 
 
 def test_s3_one_of_a_place_where_no_record_ends_is_a_lie(story: Story) -> None:

@@ -66,9 +66,10 @@ class KafkaAppender:
             self._producer = producer(settings)
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
-        #: Looks for the cluster; None once a record need not wait for it any more.
-        self._warming: threading.Thread | None = threading.Thread(target=self._warm_up, daemon=True)
+        self._warming = threading.Thread(target=self._warm_up, daemon=True)
         self._warming.start()
+        #: Whether a record need not wait for that any more.
+        self._is_warm = False
 
     def _warm_up(self) -> None:
         """Let librdkafka meet the cluster before it is given a record (a thread of its own: a start goes on meanwhile).
@@ -79,15 +80,11 @@ class KafkaAppender:
         with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
             self._producer.cluster_id(WARM_UP_S)
 
-    def _await_warmth(self) -> None:
-        warming = self._warming
-        if warming is not None:
-            warming.join(WARM_UP_S)
-            self._warming = None
-
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
         self._check_open()
-        self._await_warmth()
+        if not self._is_warm:
+            self._warming.join(WARM_UP_S)
+            self._is_warm = True
         callback = partial(self._delivered, on_ack)
         try:
             self._produce(partition, value, callback)
@@ -183,7 +180,7 @@ class KafkaAppender:
             if self._closed:
                 return
             self._closed = True
-        self._await_warmth()
+        self._warming.join()  # it is in librdkafka, of which nothing is left afterwards
         if self._flush(timeout_s) > 0:
             self._producer.purge()
             self._flush(1.0)  # serves the callbacks of what was purged; nothing is sent any more

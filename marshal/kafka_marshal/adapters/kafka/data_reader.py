@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,15 +14,14 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.interface import DataFault, Message, TopicPartition
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
-from kafka_marshal.adapters.kafka.reading import Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, Reading, partition_of
 
 __all__ = ["KafkaDataReader"]
 
 _ERROR = KafkaMessage.error
 
 
-#: How long one look at a topic may hold up the reading thread where no broker answers, and when it is due again.
-MEET_TIMEOUT_S = 0.25
+#: When a look at a topic that held up the reading thread is due again.
 MEET_AGAIN_S = 10.0
 
 #: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
@@ -152,25 +150,15 @@ class KafkaDataReader:
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         names = list(topics)
         if self._list_topics is None:
-            return self._count(self._reading.consumer.list_topics, names, timeout_s)
+            return self._meet(names, timeout_s)
         # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
-        meet = partial(self._count, self._reading.consumer.list_topics, names, MEET_TIMEOUT_S)
-        threading.Thread(target=self._reading.use, args=(meet,), daemon=True).start()
-        return self._count(self._list_topics, names, timeout_s, of_ours=False)
+        self._reading.meet(partial(self._meet, names, MEET_TIMEOUT_S))
+        return _counted(self._list_topics, names, timeout_s)
 
-    def _count(
-        self, list_topics: ListTopics, names: list[str], timeout_s: float, *, of_ours: bool = True
-    ) -> dict[str, int]:
-        """of_ours: it is this reader's own consumer that looks, and knows the leaders then."""
-        deadline = time.monotonic() + timeout_s
-        found = {}
-        with contextlib.suppress(KafkaException):  # who asks for the ids gets the error, too
-            for topic in names:
-                described = list_topics(topic, timeout=max(0.001, deadline - time.monotonic())).topics[topic]
-                if described.error is None:
-                    found[topic] = len(described.partitions)
-                    if of_ours:
-                        self._met[topic] = time.monotonic()
+    def _meet(self, names: list[str], timeout_s: float) -> dict[str, int]:
+        """Count with our own consumer, which knows the leaders then."""
+        found = _counted(self._reading.consumer.list_topics, names, timeout_s)
+        self._met.update(dict.fromkeys(found, time.monotonic()))
         return found
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
@@ -220,3 +208,15 @@ def _without_errors(messages: list[KafkaMessage], faults: list[DataFault]) -> li
 
 def _names(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(f"{topic} [{partition}]" for topic, partition in sorted(partitions))
+
+
+def _counted(list_topics: ListTopics, names: list[str], timeout_s: float) -> dict[str, int]:
+    """How many partitions those of these topics have that are there (*blocking*)."""
+    deadline = time.monotonic() + timeout_s
+    found = {}
+    with contextlib.suppress(KafkaException):  # who asks for the ids gets the error, too
+        for topic in names:
+            described = list_topics(topic, timeout=max(0.001, deadline - time.monotonic())).topics[topic]
+            if described.error is None:
+                found[topic] = len(described.partitions)
+    return found

@@ -24,7 +24,7 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["LONGEST_WAIT_S", "Pace", "Reading", "partition_of"]
+__all__ = ["LONGEST_WAIT_S", "MEET_TIMEOUT_S", "Pace", "Reading", "partition_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ LONGEST_WAIT_S = 0.2
 #: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms,
 #: and in a member all of whose partitions have been silent for long, for up to 200 ms.
 STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
+
+#: How long one look at a topic may hold up those who read where no broker answers.
+MEET_TIMEOUT_S = 0.25
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1
@@ -100,12 +103,26 @@ class Reading:
         self._bell.set()
         self._serve_if_free()
 
-    def use(self, work: Callable[[], object]) -> None:
-        """Call work with the consumer to itself (*blocking*: a read may have to leave first), then serve commands."""
-        with self._turn:
-            if not self._closing:
-                work()
+    def meet(self, look: Callable[[], object]) -> None:
+        """Have look() make the consumer connect and learn leaders, in a thread of its own.
+
+        Nobody else gets at the consumer before it is done: reads, commands and a close wait for it.
+        """
+        self._turn.acquire()
+        threading.Thread(target=self._meet, args=(look,), daemon=True).start()
+
+    def _meet(self, look: Callable[[], object]) -> None:
+        try:
+            look()
+        finally:
+            self._turn.release()
         self._serve_if_free()
+
+    def use(self, work: Callable[[], object]) -> None:
+        """Call work with the consumer free (*blocking*: a look or a read has to leave first)."""
+        self.check_open()
+        with self._turn:
+            work()
 
     def _serve_if_free(self) -> None:
         while self._commands and self._turn.acquire(blocking=False):

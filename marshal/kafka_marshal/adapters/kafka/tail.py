@@ -11,7 +11,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
-from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, Pace, Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, MEET_TIMEOUT_S, Pace, Reading, partition_of
 
 __all__ = ["KafkaTail"]
 
@@ -19,9 +19,6 @@ __all__ = ["KafkaTail"]
 #: garbage collector, too, meets fewer objects that still live.
 BATCH = 500
 
-
-#: How long one look at the topic may take where no broker answers.
-MEET_TIMEOUT_S = 0.25
 
 #: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
 PACE = Pace(LONGEST_WAIT_S)
@@ -38,7 +35,6 @@ class KafkaTail:
         self._topic = topic
         self._positions: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._meeting: threading.Thread | None = None
 
     def meet(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
@@ -46,8 +42,7 @@ class KafkaTail:
         A consumer that is connected, and then assigned a topic that it does not know, asks for its leaders only a
         second later.
         """
-        self._meeting = threading.Thread(target=self._meet, daemon=True)
-        self._meeting.start()
+        self._reading.meet(self._meet)
 
     def _meet(self) -> None:
         with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
@@ -55,9 +50,9 @@ class KafkaTail:
 
     def begin(self, positions: Mapping[int, int]) -> None:
         """Read these partitions, each from its offset, in librdkafka's own threads. Once, before it is read from."""
-        self._await_meeting()
         self._positions = dict(positions)
-        self._reading.consumer.assign([TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()])
+        places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]
+        self._reading.use(lambda: self._reading.consumer.assign(places))
 
     def read(self, timeout_s: float) -> TailBatch:
         records, others = _entries(self._reading.read(BATCH, timeout_s))
@@ -81,13 +76,7 @@ class KafkaTail:
         with self._lock:
             return self._positions[partition]
 
-    def _await_meeting(self) -> None:
-        if self._meeting is not None:
-            self._meeting.join()
-            self._meeting = None
-
     def close(self) -> None:
-        self._await_meeting()
         self._reading.close()
 
 

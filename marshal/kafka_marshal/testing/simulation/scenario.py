@@ -157,7 +157,7 @@ class Scenario:
     @property
     def longest_interval_ms(self) -> float:
         """The longest heartbeat interval that anybody has."""
-        return self.heartbeat_interval_ms * max(1.0, *(pace for client in self.clients for pace in client.paces), 0.0)
+        return self.heartbeat_interval_ms * max([1.0, *(pace for client in self.clients for pace in client.paces)])
 
     def interval_of(self, client_id: str, start: int) -> int:
         """The heartbeat interval of a client at its first, second … start (ms)."""

@@ -103,7 +103,7 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 
     Raises nothing for a broken promise: see the result.
     """
-    with _quiet(), _decoded_once(), _snapshots_every(scenario.snapshots):
+    with quiet(), decoded_once(), _snapshots_every(scenario.snapshots):
         story = _Story(scenario, worker, judge)
         try:
             cluster = announced(BOOTSTRAP, story.open_cluster)
@@ -116,7 +116,7 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 
 
 @contextmanager
-def _decoded_once() -> Iterator[None]:
+def decoded_once() -> Iterator[None]:
     """Every replica decodes the same values. Decoding has no state (E6): one of them does it for all."""
     with ExitStack() as stack:
         for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
@@ -154,7 +154,7 @@ def _snapshots_every(records: int) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Warnings of simulated trouble are nobody's business, and garbage is collected between runs, not in them."""
     logger = logging.getLogger("kafka_marshal")
     level = logger.level

@@ -30,8 +30,13 @@ ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
 def host_of(client: Client, hi_ms: float) -> Host:
     """Where its processes run, and what the checks may ask of them."""
-    one_by_one, defers = client.worker in ONE_BY_ONE, client.worker == "defer"
-    return Host(client.name, client.rate, False, one_by_one, defers, client.fetches_every * hi_ms)
+    return Host(
+        client.name,
+        client.rate,
+        is_iterating=client.worker in ONE_BY_ONE,
+        defers=client.worker == "defer",
+        fetch_ms=client.fetches_every * hi_ms,
+    )
 
 
 def policy_of(client: Client) -> Policy:
