@@ -38,13 +38,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
     With pytest-xdist (as CI runs them: -n 2 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
-    one test after another as ever, those of Spark first; the other process takes what only computes meanwhile.
+    one test after another as ever; the other process takes those of Spark meanwhile, with a broker of their own. What
+    only computes comes last and goes to whichever process is free, so that both end together.
     """
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not _uses_spark(item))  # stable: else as they were
         for item in items:
             if not _only_computes(item):
-                item.add_marker(pytest.mark.xdist_group("kafka"))
+                item.add_marker(pytest.mark.xdist_group("spark" if _uses_spark(item) else "kafka"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "spark" in fixtures:
