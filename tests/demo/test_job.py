@@ -163,6 +163,7 @@ def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> 
         (["--workers", "12"], "--workers"),
         (["--seed", "x"], "--seed"),
         (["--colour"], "--colour"),
+        (["--topic", "mine"], "topics of its own"),
     ],
 )
 def test_wrong_use(tmp_path: Path, arguments: list[str], says: str) -> None:

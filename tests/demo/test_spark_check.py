@@ -232,6 +232,11 @@ def test_the_story_of_drivers_is_told() -> None:
     assert found.summary()["dead_letters"] == 3
 
 
+def test_one_dead_letter_is_told_in_the_singular() -> None:
+    found = spark_findings(letters=replace(LETTERS, found=dict([*LETTERS.found.items()][:1])))
+    assert " 1 more message was no flight: a dead letter, each accounted for." in found.verdict_text()
+
+
 def test_successors_are_told_of_and_marked() -> None:
     found = spark_findings()
     found.story.successors.append(("driver-3", 6_000, "driver-1"))

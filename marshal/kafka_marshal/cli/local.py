@@ -9,9 +9,10 @@ import click
 from click.shell_completion import get_completion_class
 
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
-from kafka_marshal.cli.failures import DONE, CommandError
+from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import is_terminal, print_json_line, say
+from kafka_marshal.coordination import DEFAULT_TOPIC
 
 __all__ = ["broker", "completion", "demo"]
 
@@ -98,13 +99,19 @@ def demo(
 
     Exit status: 0 equal, nothing lost, nothing double, no violation; 1 not.
     """
+    if options.topic != DEFAULT_TOPIC:
+        raise CommandError(
+            "the demo makes topics of its own, the one that coordinates among them, so that it meddles with nobody's "
+            "work. Nothing was done. Leave --topic out.",
+            WRONG_USE,
+        )
     try:
         from kafka_marshal.demo import DemoOptions, run
     except ModuleNotFoundError as error:
         raise CommandError(
             f"the demo needs the package {error.name!r}, which is not installed. Nothing was done. "
             "Install it with: pip install 'kafka-marshal[demo]'",
-            status=2,
+            WRONG_USE,
         ) from None
     options.if_interrupted = f"The demo is not complete, and {directory / 'delays.sqlite'} says so. Nothing runs on."
     bootstrap, properties = options.connection() if options.bootstrap or options.config_file else (None, {})

@@ -47,9 +47,12 @@ class SparkFindings(Findings):
         text = Findings.verdict_text(self)
         dead = len(self.letters.found)
         if dead and self.verdict.equal:
-            text += (
-                f" {dead:,} more message{'s' if dead > 1 else ''} were no flights: dead letters, each accounted for."
+            are = (
+                "more messages were no flights: dead letters"
+                if dead > 1
+                else "more message was no flight: a dead letter"
             )
+            text += f" {dead:,} {are}, each accounted for."
         return f"{text} Audit: {self.audit.verdict}."
 
     def _kill_sentences(self) -> list[str]:

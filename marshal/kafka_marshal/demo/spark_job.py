@@ -72,7 +72,7 @@ class SparkJob(Job):
     def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
         dead = planted.count(self.flights)
         flights = f"{self.flights:,} flight{'' if self.flights == 1 else 's'}"
-        more = f", and {dead:,} messages that are none" if dead else ""
+        more = f", and {dead:,} message{'s that are none' if dead > 1 else ' that is none'}" if dead else ""
         self._make_topics(stack, cluster, scene, dead_letters=True)
         total = self.flights + dead
         self.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers{more}", total)
