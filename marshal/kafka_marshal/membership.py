@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
@@ -28,6 +29,9 @@ logger = logging.getLogger("kafka_marshal")
 
 #: How long close() waits, once on_revoke has returned, for the releases to show in the log.
 CLOSE_TIMEOUT_S = 1.0
+
+#: The consumer whose callback this thread is in: it must not wait for itself.
+_calling: ContextVar[object] = ContextVar("_calling", default=None)
 
 S = TypeVar("S")
 
@@ -119,18 +123,26 @@ class Membership(Generic[S]):
         """Run the user's callback."""
         function = self._callbacks.get(callback)
         if function is not None:
-            function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+            _calling.set(self)
+            try:
+                function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+            finally:
+                _calling.set(None)
 
     # Ending.
 
     def close(self) -> None:
-        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing."""
+        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
+
+        All callbacks have returned by then, but for one that calls it.
+        """
         if self._closed:
             return
         with self._driver.locked():
             self._engine.close(self._driver.now_ms())
         with self._driver.condition:
-            self._driver.wait_for(lambda: not any(x.callbacks_running for x in self._engine.assignments.values()), None)
+            if _calling.get() is not self:
+                self._driver.wait_for(lambda: not self._engine.callbacks_running, None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
         self.free()
 

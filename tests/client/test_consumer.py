@@ -22,6 +22,7 @@ from kafka_marshal import (
     beginning,
     topic_watch,
 )
+from kafka_marshal.membership import CLOSE_TIMEOUT_S
 from tests.client.conftest import HI, Scene, take, wait_until
 
 
@@ -192,6 +193,45 @@ def test_handler_timeout_costs_the_lease(scene: Scene) -> None:
     consumer.done(message)
     assert consumer.ignored_done == 1
     assert [offset for _, offset in take(consumer, 5)] == [0, 1, 2, 3, 4]
+
+
+def test_close_returns_when_all_callbacks_have(scene: Scene) -> None:
+    """Also the one about a lease that was lost just before: what it uses may be gone after the block."""
+    lost, go = threading.Event(), threading.Event()
+
+    def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        lost.set()
+        go.wait(20)
+
+    consumer = scene.member("a").consumer([scene.topic(1, 5)], handler_timeout=0.3, on_lost=on_lost)
+    assert consumer.poll(10) is not None
+    assert lost.wait(10)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    closing.join(CLOSE_TIMEOUT_S + 0.5)
+    assert closing.is_alive()
+    go.set()
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("callback", ["on_assign", "on_revoke", "on_lost"])
+def test_a_callback_may_close_its_consumer(scene: Scene, callback: str) -> None:
+    """It does not wait for itself."""
+    closed = threading.Event()
+
+    def close(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.close()
+        closed.set()
+
+    topic = scene.topic(2, 5)
+    consumer = scene.member("a").consumer([topic], handler_timeout=1.0, **{callback: close})  # type: ignore[arg-type]
+    if callback == "on_revoke":
+        take(consumer, 1)
+        scene.member("b").consumer([topic])
+    elif callback == "on_lost":
+        assert consumer.poll(10) is not None
+    assert closed.wait(10)
 
 
 def test_beats_go_on_while_a_handler_takes_long(scene: Scene) -> None:

@@ -286,6 +286,32 @@ def test_handler_timeout_a_member_whose_handler_hangs_lets_everything_go_and_cla
     net.run_until(lambda: len(member.held()) == 2)
 
 
+def test_handler_timeout_counts_on_when_the_lease_is_lost_meanwhile() -> None:
+    """A network fails: the lease is lost, and the handler hangs on, on a connection of its own. Found by simulation.
+
+    What the member claims after that nobody would work on, and nothing of it is in hand: others shall have it.
+    """
+    net = Net(cps=1)
+    net.topic("t", 4, end=50)
+    member, other = net.member("a"), net.member("b")
+    member.consumer("t", handler_timeout_ms=8_000.0)
+    other.consumer("t")
+    net.run_until(lambda: len(member.held()) == len(other.held()) == 2)
+    member.fetch()
+    assert member.take(5) is not None
+    member.deaf = member.drop_appends = True
+    net.run(4 * HI)
+    assert Callback.LOST in [call for _, call in calls(member)]
+    member.deaf = member.drop_appends = False
+    net.run_until(lambda: len(member.held()) == 2)
+    net.run(8_000.0)
+    assert member.held() == []
+    assert len(other.held()) == 4
+    assert member.consumers[0].delivery.fullest(net.now) == 0  # a thread comes back after all, and asks for more
+    member.settle()
+    net.run_until(lambda: len(member.held()) == 2)
+
+
 def test_handler_timeout_costs_one_lease_only_while_other_threads_go_on() -> None:
     """One of several threads hangs: its lease is lost, the others' are not."""
     net, member = working(partitions=2, handler_timeout_ms=3_000.0)

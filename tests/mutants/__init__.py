@@ -7,6 +7,7 @@ question is whether those would find a bug that nobody has thought of.
 
 from __future__ import annotations
 
+from tests.mutants.callbacks import CALLBACKS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
@@ -14,7 +15,7 @@ from tests.mutants.rules import RULES
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + RULES
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + RULES
 
 #: The fixed eight of CI, each caught within seconds; between them they need every part of the short forms.
 QUICK = frozenset(

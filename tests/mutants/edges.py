@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 from msgpack import packb
+from xxhash import xxh64
 
 from rationalizer import World, encode
 from rationalizer.records import ClaimingPartition, CommitRanges, ReleasingPartition, Tick
+from rationalizer.routing import key_hash, key_range, route_group
 from tests.mutants.oracle import difference, state_difference
 from tests.rationalizer.oracle import OracleWorld
 
@@ -70,8 +72,24 @@ def _is_routed(topic: str, partition: int, cp: int) -> bool:
     return oracle.apply(0, 1_000, encode(ClaimingPartition(*WHO, topic, partition, 1_000))).code == "OK"
 
 
+def _places() -> Iterator[str]:
+    """P7 and L3, worked out here by the book: where keys lie, how their space is cut, and where groups are routed."""
+    for key, offset in product((None, b"", b"N14228", "clé".encode(), bytes(range(256))), (0, 1, 255, 256, 2**40)):
+        digest = int.from_bytes(xxh64(offset.to_bytes(8, "big") if key is None else key).digest(), "big")
+        wrong = key_hash(key, offset) != digest // 2
+        yield f"the key {key!r} at offset {offset} does not lie at {digest // 2}" if wrong else ""
+    for parts in (1, 2, 3, 7, 1_000):
+        cuts = [part * 2**63 // parts for part in range(parts + 1)]
+        wrong = [key_range(part, parts) for part in range(parts)] != [(a, b - 1) for a, b in pairwise(cuts)]
+        yield f"{parts} parts of the key space are not those of P7" if wrong else ""
+    for group, partitions in product(("g", "gé", ""), (1, 3, 8)):
+        place = int.from_bytes(xxh64(group.encode()).digest(), "big") % partitions
+        yield f"the group {group!r} is not routed to {place}" if route_group(group, partitions) != place else ""
+
+
 def edges() -> Iterator[str]:
     """What differs between the rationalizer and the oracle, log by log."""
+    yield from _places()
     alone = [(0, 1, log) for logs in (_beats_that_are_nearly_right(), _levels(), _limits()) for log in logs]
     for cp, cps, log in [*alone, *((cp, CPS, log) for cp, log in _batches())]:
         oracle, slow, fast = OracleWorld(cp, cps), World(cp, cps), World(cp, cps)

@@ -530,4 +530,25 @@ RULES: tuple[Mutation, ...] = (
         "_LONG_STRINGS: Final = {0xDA: 2}",
         "E2",
     ),
+    Mutation(
+        "keys lie elsewhere in the key space",
+        "rationalizer/routing.py",
+        'return xxh64_intdigest(offset.to_bytes(8, "big") if key is None else key) >> 1',
+        'return xxh64_intdigest(offset.to_bytes(8, "little") if key is None else key) >> 1',
+        "P7",
+    ),
+    Mutation(
+        "parts of the key space overlap by one",
+        "rationalizer/routing.py",
+        "return part * 2**63 // parts, (part + 1) * 2**63 // parts - 1",
+        "return part * 2**63 // parts, (part + 1) * 2**63 // parts",
+        "P7",
+    ),
+    Mutation(
+        "groups are routed elsewhere",
+        "rationalizer/routing.py",
+        "return xxh64_intdigest(group_id.encode()) % partitions",
+        "return xxh64_intdigest(group_id.encode(), 1) % partitions",
+        "L3",
+    ),
 )

@@ -87,6 +87,8 @@ class ConsumerEngine:
         self.gaps: list[tuple[Key, int, int]] = []
         #: Lost positions: left alone until somebody sets them (P11).
         self.blocked: set[Key] = set()
+        #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
+        self.callbacks_running = 0
         self.closing = False
         self._close_at = 0.0
         self._engine = engine
@@ -139,6 +141,7 @@ class ConsumerEngine:
     def _call(self, callback: Callback, assignment: Assignment) -> None:
         if callback in self.settings.callbacks:
             assignment.callbacks_running += 1
+            self.callbacks_running += 1
             self._engine.outbox.add(Call(self.number, callback, (assignment,)))
 
     # Claiming and its answers.
@@ -234,6 +237,7 @@ class ConsumerEngine:
     def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
         """A callback of the user has returned (or raised)."""
         assignment.callbacks_running -= 1
+        self.callbacks_running -= 1
         if assignment.stage is Stage.ASSIGNING and not assignment.callbacks_running:
             assignment.stage = Stage.ACTIVE
         elif assignment.stage is Stage.REVOKING:
@@ -359,6 +363,8 @@ class ConsumerEngine:
             return
         was_claiming = assignment.stage is Stage.CLAIMING
         assignment.tracker.follow()
+        if assignment.tracker.runs:
+            self.delivery.overdue()  # whoever had it in hand may hang: until a thread is back, it works on nothing else
         self._enter(assignment, Stage.LOST)
         assignment.drop_buffer()
         self._remove(assignment)

@@ -83,11 +83,11 @@ class Delivery:
             self._consumer.placement.dirty = True
 
     def overdue(self) -> None:
-        """A handler took too long."""
+        """A handler took too long, or what it has in hand was lost: from now on it has to show that it lives."""
         self._overdue = True
 
     def is_hung(self, now: float, handler_timeout_ms: float) -> bool:
-        """Has a handler taken too long, and was none of the user's threads heard of for as long, either?"""
+        """Does a handler hang (``overdue``), and was no thread of the user's heard of for as long as one may take?"""
         if not self._overdue or now < self._heard_at + handler_timeout_ms:
             return False
         seen = (x.tracker.last_moved for x in self._consumer.assignments.values())

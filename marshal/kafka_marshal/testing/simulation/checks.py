@@ -379,6 +379,11 @@ class Checks:
 
     # Work.
 
+    def received(self, process: Process, messages: Iterable[Message]) -> None:
+        """A worker was handed these, just now."""
+        for key in {_place(message)[0] for message in messages}:
+            self.manners.received(process, key)
+
     def begins(self, process: Process, message: Message) -> None:
         """A worker begins to handle a message."""
         key, offset = _place(message)

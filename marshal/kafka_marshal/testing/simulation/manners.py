@@ -249,7 +249,7 @@ class Manners:
             if (lease := driver.engine.book.leases.get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
                 if process.is_iterating:
-                    self._check_late(process, key, offset, lease.heartbeat_interval_ms)
+                    self._check_late(process, key, f"offset {offset}", lease.heartbeat_interval_ms)
         if not process.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.longest_interval_ms
@@ -262,13 +262,19 @@ class Manners:
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
 
-    def _check_late(self, process: Process, key: Key, offset: int, hi: int) -> None:
+    def received(self, process: Process, key: Key) -> None:
+        """A worker was handed messages, which may have been gathered for a while."""
+        for driver in process.drivers:
+            if (lease := driver.engine.book.leases.get(key)) is not None:
+                self._check_late(process, key, "messages", lease.heartbeat_interval_ms)
+
+    def _check_late(self, process: Process, key: Key, what: str, hi: int) -> None:
         """Granted or not, nothing is handed out when the lease may be over (T4). hi: the lease's."""
         elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
         if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
             self._fail(
                 "trust",
-                f"{process.name} begins {_name(key)} offset {offset}, {elapsed:.0f} ms of its own clock after it sent "
+                f"{process.name} is handed {_name(key)} {what}, {elapsed:.0f} ms of its own clock after it sent "
                 "its last beat that was accepted (T4)",
             )
 

@@ -224,6 +224,10 @@ class Job:
         options = {"topic": self.coordination_topic, "heartbeat_interval_ms": self.heartbeat_interval_ms, **options}
         return Admin(self.bootstrap_servers, **options)
 
+    def received(self, messages: Iterable[Message]) -> None:
+        """Say, at once, what ``consume`` or a batch has brought: that its leases hold is looked at now (T4)."""
+        self._process.checks.received(self._process, messages)
+
     def handle(self, message: Message) -> None:
         """Do what a message asks for, which takes a while and can't be undone."""
         checks, process = self._process.checks, self._process

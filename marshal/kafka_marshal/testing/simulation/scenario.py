@@ -45,6 +45,9 @@ FORGOTTEN_SHARE = 0.1
 PACES_SHARE = 0.125
 PACES = ((), (0.7,), (1.5,), (1.0, 1.5), (1.5, 0.7), (0.7, 1.5))
 
+#: The share of stories in which some look at what their callbacks say, and hang now and then.
+TOLD_SHARE = 0.125
+
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
     "at-least-once": ("iterate", "defer", "explicit", "poll", "consume", "batches"),
@@ -199,7 +202,7 @@ class Scenario:
         clients = _with_topics(seed, clients) if other else clients
         return cls(
             seed=seed,
-            clients=clients if worker else _with_paces(seed, clients),
+            clients=clients if worker else _with_callbacks(seed, _with_paces(seed, clients)),
             faults=faults,
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
@@ -287,6 +290,15 @@ def _with_paces(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
     if rng.random() > PACES_SHARE:
         return clients
     return tuple(replace(client, paces=rng.choice(PACES)) for client in clients)
+
+
+def _with_callbacks(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """In every eighth story some hold what they are told against what they get, and hang now and then."""
+    rng = Random(f"kafka-marshal/{seed}/hung")
+    if rng.random() > TOLD_SHARE:
+        return clients
+    may = [client.worker in WORKERS["at-least-once"] and rng.random() < 0.5 for client in clients]
+    return tuple(replace(x, worker="told") if told else x for x, told in zip(clients, may, strict=True))
 
 
 def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:

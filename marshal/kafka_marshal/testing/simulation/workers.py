@@ -24,6 +24,10 @@ __all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
 HAND_TOPIC = "by-hand"
 HAND_PARTITIONS = 2
 
+#: How long, in HI, a handler of the worker that hangs may take; and how often one of its processes hangs.
+HANDLER_INTERVALS = 2.0
+HANGS = 2
+
 #: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
 ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
@@ -126,6 +130,7 @@ def _consume(job: Job, client: Client) -> None:
         while not marshal.stopping:
             lost.clear()  # before, for some may be lost while others are waited for
             messages = consumer.consume(job.random.choice([3, 20]), 0.2)
+            job.received(messages)
             if job.delivery == "at-least-once":
                 job.random.shuffle(messages)
             for message in messages:
@@ -171,6 +176,7 @@ def _batches(job: Job, client: Client) -> None:
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
         for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
             lost.discard((batch.topic, batch.partition))
+            job.received(batch)
             for message in batch:
                 if job.delivery == "at-least-once" and (batch.topic, batch.partition) in lost:
                     break
@@ -265,6 +271,102 @@ def _has(consumer: Consumer, topic: str, partition: int, epoch: int) -> bool:
     return any((x.topic, x.partition, x.epoch) == (topic, partition, epoch) for x in consumer.assignment())
 
 
+class _Told:
+    """What a consumer's callbacks have said, held against what it does."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._hi = job.heartbeat_interval_ms / 1000
+        #: (topic, partition) → epoch: assigned, and not revoked nor lost.
+        self._open: dict[tuple[str, int], int] = {}
+        #: Revoked; until the release it may be lost all the same.
+        self._revoked: dict[tuple[str, int], int] = {}
+        #: Gone when on_revoke was through: that it was lost is told next.
+        self._owed: set[tuple[str, int]] = set()
+        self._hangs = 0
+        self.wrong = ""
+
+    def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for topic, partition, _, epoch in partitions:
+            if (topic, partition) in self._open:
+                self.wrong = f"{topic} [{partition}] was assigned again, and neither revoked nor lost before"
+            if (topic, partition) in self._owed:
+                self.wrong = f"{topic} [{partition}] was let go before on_revoke was through"
+            self._job.sleep(self._job.random.uniform(0.0, 0.1) * self._hi)
+            self._open[topic, partition] = epoch
+
+    def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for topic, partition, _, epoch in partitions:
+            self._ends(topic, partition, epoch, "revoked")
+            self._revoked[topic, partition] = epoch
+            self._job.sleep(self._job.random.uniform(0.0, 0.08) * self._hi)
+            if not _has(consumer, topic, partition, epoch):
+                self._owed.add((topic, partition))
+
+    def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for topic, partition, _, epoch in partitions:
+            self._owed.discard((topic, partition))
+            if self._revoked.pop((topic, partition), None) != epoch:
+                self._ends(topic, partition, epoch, "lost")
+
+    def _ends(self, topic: str, partition: int, epoch: int, how: str) -> None:
+        if self._open.pop((topic, partition), None) != epoch:
+            self.wrong = f"{topic} [{partition}], epoch {epoch}, was {how}, and was not assigned before"
+
+    def look(self, message: Message) -> None:
+        """A message was handed out: of what is assigned, or, at most once, the rest of what was granted meanwhile."""
+        key = (message.topic() or "", message.partition() or 0)
+        if key not in self._open and (self._job.delivery == "at-least-once" or key not in self._revoked):
+            self.wrong = f"{message.topic()} [{message.partition()}] was handed out, and is not assigned"
+
+    def hang(self, consumer: Consumer, message: Message) -> None:
+        """Now and then a handler hangs for longer than it may: then its lease is given up, and all others with it."""
+        topic, partition = message.topic() or "", message.partition() or 0
+        epoch = self._open.get((topic, partition), -1)
+        if self._hangs < HANGS and self._job.random.random() < 0.01:
+            self._hangs += 1
+            over = self._job.monotonic() + HANDLER_INTERVALS * self._hi
+            while self._job.monotonic() < over:
+                self._job.sleep(0.1 * self._hi)
+            for _ in range(15):  # in slices: however long the process is stopped, that is one of them
+                self._job.sleep(0.1 * self._hi)
+            if _has(consumer, topic, partition, epoch) or self._open:
+                self.wrong = f"{topic} [{partition}] or another is held still, an HI after its handler's time was over"
+
+    def end(self) -> None:
+        """The consumer is closed."""
+        if self._open and not self.wrong:
+            self.wrong = f"the consumer is closed, and of {sorted(self._open)} it was told no end"
+        self.check()
+
+    def check(self) -> None:
+        if self.wrong:
+            raise RuntimeError(self.wrong)
+
+
+def _told(job: Job, client: Client) -> None:
+    """Its callbacks take their time and tell what it has, each once and in order; some of its handlers hang."""
+    told, timeout = _Told(job), HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000
+    with job.marshal() as marshal:
+        with marshal.consumer(
+            job.topics,
+            delivery=job.delivery,
+            policy=policy_of(client),
+            handler_timeout=timeout,
+            claim_ahead=job.delivery == "at-most-once" and client.claims_ahead,
+            on_assign=told.on_assign,
+            on_revoke=told.on_revoke,
+            on_lost=told.on_lost,
+        ) as consumer:
+            for message in _polled(consumer, marshal):
+                told.look(message)
+                told.check()
+                job.handle(message)
+                told.hang(consumer, message)
+                consumer.done(message)
+        told.end()
+
+
 def _by_hand(job: Job, client: Client) -> None:
     with job.marshal() as marshal:
         while not marshal.stopping:
@@ -333,6 +435,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "fenced": _fenced,
     "ahead": _ahead,
     "holds-back": _holds_back,
+    "told": _told,
     "by-hand": _by_hand,
     "ranges": _ranges,
 }
