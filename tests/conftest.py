@@ -25,6 +25,10 @@ settings.register_profile("ci", parent=settings.get_profile("local"), derandomiz
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# Sessions of Spark in tests live for a minute, here or in programs of their own: what a JVM learns in that time costs
+# more than it brings (a third of a driver's processor time).
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # Started in the background by a shell, this process and all it starts would ignore Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,14 +41,15 @@ ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
-    With pytest-xdist (as CI runs them: -n 2 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
-    one test after another as ever; the other process takes those of Spark meanwhile, with a broker of their own. What
-    only computes comes last and goes to whichever process is free, so that both end together.
+    With pytest-xdist (as CI runs them: -n 3 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
+    one test after another as ever; another one takes those that share a Spark session meanwhile, with a broker of its
+    own, and then those that start Spark themselves. What only computes goes to whichever process is free, so that all
+    end together.
     """
     if hasattr(config, "workerinput"):
         for item in items:
             if not _only_computes(item):
-                item.add_marker(pytest.mark.xdist_group("spark" if _uses_spark(item) else "kafka"))
+                item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "spark" in fixtures:
@@ -55,8 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.broker)
 
 
-def _uses_spark(item: pytest.Item) -> bool:
-    return item.path.parent.name == "pipeline" or "spark" in item.path.name
+def _group_of(item: pytest.Item) -> str:
+    if "spark" in getattr(item, "fixturenames", ()):
+        return "spark"
+    return "drivers" if item.path.parent.name == "pipeline" or "spark" in item.path.name else "kafka"
 
 
 def _only_computes(item: pytest.Item) -> bool:

@@ -113,7 +113,11 @@ def alive(pid: int) -> bool:
 
 def descendants(pid: int) -> Iterator[int]:
     """All processes below one."""
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return  # it has ended
+    for thread in threads:
         try:
             children = (thread / "children").read_text().split()
         except OSError:

@@ -133,6 +133,7 @@ def test_an_interruption_leaves_neither_drivers_nor_jvms(
     assert "Traceback" not in run.said
 
 
+@pytest.mark.campaign
 def test_kill_9_of_the_demo_leaves_no_jvm(demo: Demo, kafka_bootstrap: str) -> None:
     run = spark_run(demo, bootstrap=kafka_bootstrap, rows=60_000, seed=1)
     eventually(lambda: rows_done(run.folder) > 0, 120, "the first round")

@@ -82,7 +82,7 @@ def test_a_stopped_driver_is_replaced_and_what_it_still_writes_is_refused(driver
     wait_until(lambda: drivers.written_by("first") > 0, 90, "the first driver works")
     first.send_signal(signal.SIGSTOP)  # Python only: its lease runs out while it holds a round
     second = drivers.start("second", available_now=True)
-    assert second.wait(120) == 0
+    assert second.wait(150) == 0
     drivers.check_all_once(PARTITIONS * MESSAGES)
     first.send_signal(signal.SIGCONT)
     watcher = drivers.scene.member("watcher").world
