@@ -161,7 +161,8 @@ class Marshal:
         ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
         reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
         log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
-        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease.
+        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease;
+        where none of your threads has come back for as long, all is let go, and nothing claimed until one does.
         ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what

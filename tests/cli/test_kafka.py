@@ -302,7 +302,7 @@ def test_log_and_who_from_kafka_and_from_a_dump_agree(kafka: Command, append: Ap
 
 def test_following_the_log(kafka: Command, append: Append, kafka_bootstrap: str, log_topic: str) -> None:
     for _ in range(15):
-        append(ClaimingPartition(*A, "t", 0, 1000))
+        append(ClaimingPartition(*A, "t", 0, 100_000))  # on a busy machine the command takes seconds to start
     reach = ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
     with start("log", "--follow", "--json", *reach) as running:
         assert running.stdout is not None
