@@ -164,24 +164,38 @@ class Consumer(Membership["Consumer"]):
         """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``).
 
         Fewer, and at once, where the lease of one that came is being let go, or is in doubt: it should not wait here.
+        What waited here until its lease was over (a process that was stopped) is not returned (T4): at least once it
+        comes again, here or elsewhere; at most once it is in ``unprocessed``.
         """
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
         deadline = None if timeout is None else self._driver.monotonic() + timeout
         if not self._options.at_most_once:
             return self._collect(num_messages, deadline)
-        runs: list[Run] = []
-        found: list[Message] = []
-        while len(found) < num_messages:
-            if found and deadline is not None and self._driver.monotonic() >= deadline:
-                break  # there may be more to claim, but each claim takes its time
-            granted = self._take_granted(num_messages - len(found), deadline, runs)
-            if granted is None:
-                break
-            run, messages = granted
-            runs.append(run)
-            found.extend(messages)
-        return found
+        while True:
+            taken: list[tuple[Run, list[Message]]] = []
+            wanted = num_messages
+            while wanted > 0:
+                if taken and deadline is not None and self._driver.monotonic() >= deadline:
+                    break  # there may be more to claim, but each claim takes its time
+                granted = self._take_granted(wanted, deadline, [run for run, _ in taken])
+                if granted is None:
+                    break
+                taken.append(granted)
+                wanted -= len(granted[1])
+            found = [message for messages in self._still_ours(taken) for message in messages]
+            if found or not taken:
+                return found
+
+    def _still_ours(self, taken: list[tuple[Run, list[Message]]]) -> list[list[Message]]:
+        """At most once: of what was taken before a wait, what may go out after it (T4); the rest is reported."""
+        now = self._driver.now_ms()
+        late = [(run, messages) for run, messages in taken if not run.assignment.lease.may_hand_over(now)]
+        if late:
+            with self._driver.locked(step=False):
+                for run, messages in late:
+                    self._delivery.waited_too_long(run.assignment.key, messages)
+        return [messages for run, messages in taken if (run, messages) not in late]
 
     def _collect(self, num_messages: int, deadline: float | None) -> list[Message]:
         """At least once: run after run, until there are so many messages, or the time is up."""

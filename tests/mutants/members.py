@@ -558,4 +558,11 @@ MEMBERS: tuple[Mutation, ...] = (
         "for assignment in ():",
         "C13",
     ),
+    Mutation(
+        "what consume gathered goes out when the lease is over",
+        "marshal/kafka_marshal/consumer.py",
+        "late = [(run, messages) for run, messages in taken if not run.assignment.lease.may_hand_over(now)]",
+        "late: list[tuple[Run, list[Message]]] = []",
+        "T4",
+    ),
 )

@@ -240,6 +240,13 @@ def _readers_of_different_topics() -> Scenario:
     return replace(scenario, other_partitions=4)
 
 
+def _stopped_within_consume() -> Scenario:
+    """What ``consume`` has gathered waits in it for others, until the lease is over (seed 12300008)."""
+    clients = (Client("c0", "consume"), Client("c1", "consume", claims_ahead=True))
+    stops = tuple(Fault(10.0 + 6.3 * i, "stop", f"c{i % 2}", 3.0) for i in range(8))
+    return Scenario(5, clients, stops, "at-most-once", messages=8.0, intervals=70, recovers=False)
+
+
 STORIES: tuple[Scenario, ...] = (
     _pauses_meet_claims("iterate", "poll", "consume", "batches"),
     *map(_stopped_with_a_batch_in_hand, range(2)),
@@ -278,4 +285,5 @@ STORIES: tuple[Scenario, ...] = (
     _clocks_jump_while_members_come(0, 0.6),
     _steered("told"),
     _steered("told", "at-most-once"),
+    _stopped_within_consume(),
 )

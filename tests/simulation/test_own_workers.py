@@ -138,6 +138,13 @@ def test_a_worker_that_delivers_otherwise_than_its_story_is_told_so(capsys: pyte
     assert said.err.startswith("broken: seed 0: worker: ")  # at once: the rest may take a while
 
 
+def test_a_worker_of_a_group_of_its_own_is_told_that_a_story_has_one() -> None:
+    [found] = simulate(workers.of_another_group, 1, jobs=1, small=False).broken
+    assert found.violation is not None
+    assert found.violation.promise == "worker"
+    assert "has a Marshal of the group 'mine'; a story has one group" in found.violation.message
+
+
 def test_a_handler_for_sigterm_does_not_keep_the_simulators_processes() -> None:
     script = [sys.executable, "-m", "kafka_marshal.testing.simulate", "--seeds", "4", "--worker"]
     done = subprocess.run([*script, f"{FILE}:with_a_handler"], capture_output=True, text=True, check=False)

@@ -166,6 +166,22 @@ def test_what_is_granted_again_after_an_admin_moved_the_position_back_may_begin_
     assert simulate_one(scenario).violation is None
 
 
+def test_what_consume_had_gathered_does_not_go_out_when_its_lease_was_over_meanwhile() -> None:
+    """At most once: whoever is stopped within ``consume`` would begin it an hour later (T4; seed 12300008)."""
+    stops = tuple(Fault(at=10 + 6.3 * i, kind="stop", client=f"c{i % 2}", intervals=3) for i in range(8))
+    scenario = Scenario(
+        seed=5,
+        clients=(Client("c0", "consume"), Client("c1", "consume", claims_ahead=True)),
+        faults=stops,
+        delivery="at-most-once",
+        messages=8.0,
+        intervals=70,
+        recovers=False,
+    )
+    result = simulate_one(scenario)
+    assert result.violation is None, result.tell()
+
+
 def test_a_worker_that_sets_messages_aside_forgets_all_of_a_lease_that_was_lost() -> None:
     scenario = Scenario(  # of seed 9007429: some were in the list that it was going through, with a slow one in front
         seed=9007429,

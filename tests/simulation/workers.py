@@ -119,6 +119,13 @@ def tries_again(job: Job) -> None:
                 job.handle(message)
 
 
+def of_another_group(job: Job) -> None:
+    """Reads by a group of its own, of which the story knows nothing."""
+    with job.marshal(group_id="mine") as marshal, marshal.consumer([job.topic]) as consumer:
+        for message in consumer:
+            job.handle(message)
+
+
 def in_a_transaction(job: Job) -> None:
     """The batches of api.md."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:

@@ -133,6 +133,10 @@ class OwnLease:
         """Whether nothing more is handed out: it is over, being let go, or in doubt."""
         return now >= self.hand_out_until
 
+    def may_hand_over(self, now: float) -> bool:
+        """Whether what was taken earlier, and granted (C12), may go out: not when the lease may be over (T4)."""
+        return self.in_doubt_since is None and now < self.valid_until
+
     def beat_entry(self) -> BeatEntry:
         """Its part of the next beat; the same as last time where there is nothing new to say."""
         entry, last_offset = self._beaten, self.owner.progress_to_report()

@@ -172,6 +172,10 @@ class Checks:
 
     def watch(self, process: Process, driver: Driver) -> None:
         """A member of this process reads the log from now on."""
+        group = driver.engine.settings.group_id
+        if group != self._scenario.group_id:
+            asked = f"a story has one group, whose promises are looked at: job.group_id, {self._scenario.group_id!r}"
+            self.fail("worker", f"{process.name} has a Marshal of the group {group!r}; {asked}")
         self._watched.append((process, driver))
         replica, outcomes = driver.replica, self._outcomes
         apply, lose = replica.apply, driver.engine.book.lose
