@@ -322,8 +322,8 @@ class Transaction:
         self.rows.extend(messages)
 
     def set_last(self, topic: str, partition: int, last_offset: int) -> None:
-        """Store the partition's last offset."""
-        self._last[topic, partition] = last_offset
+        """Store the partition's last offset, unless it is behind the stored one: what comes again was cut elsewhere."""
+        self._last[topic, partition] = max(last_offset, self._store.last_offsets.get((topic, partition), -1))
 
     def commit(self) -> None:
         """Everything, or nothing (StaleEpochError where a newer epoch came first)."""
