@@ -168,7 +168,8 @@ class Marshal:
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
         is left of the one in hand, reported as ever (C13).
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
-        finish and to call ``done``; the partitions are released when it has returned. ``config``: librdkafka
+        finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
+        done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
         properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(

@@ -42,6 +42,8 @@ FILE = str(Path(workers.__file__))
         workers.two_threads,
         workers.in_a_transaction,
         workers.looks_at_its_admin,
+        workers.leads,
+        workers.begins_at_the_end,
     ],
 )
 def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) -> None:
@@ -53,6 +55,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) ->
     [
         (workers.commits_first, "lost"),
         (workers.ignores_on_lost, "work without lease"),
+        (workers.reads_on, "work without lease"),
         (workers.forgets_the_stored_offset, "fenced sink"),
         (workers.falls_over, "worker"),
         (workers.whose_thread_falls_over, "worker"),
@@ -202,7 +205,28 @@ sys.exit(simulate.main(["--seeds", "100000", "--jobs", "{jobs}"]))
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize("name", ["worker", "json:", ":dumps", "json:nothing", "nowhere.py:worker"])
+@pytest.mark.parametrize(
+    "name", ["worker", "json:", ":dumps", "json:nothing", "nowhere.py:worker", "os:sep", "os:abort"]
+)
 def test_what_names_no_worker_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError):
         load_worker(name)
+
+
+def test_a_file_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def worker(job:\n")
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        load_worker(f"{tmp_path}/broken.py:worker")
+
+
+def test_the_script_finds_a_worker_and_what_lies_beside_it_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_mine.py").write_text("class Mine(Exception):\n    pass\n")
+    (tmp_path / "mine_own.py").write_text("import beside_mine\n\n\ndef worker(job):\n    raise beside_mine.Mine\n")
+    script, elsewhere = tmp_path / "shows_it.py", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["--seeds", "1", "--jobs", "1", "--worker", "mine_own.py:worker", "--out", str(script)]) == 1
+    shown = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=elsewhere)
+    assert "BROKEN worker: " in shown.stdout

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from time import monotonic_ns, perf_counter, sleep, time_ns
 
-from kafka_marshal import Admin, Marshal
+from kafka_marshal import Admin, Marshal, MarshalError, MaxClaims
+from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.testing.simulation import Job
 
 #: What happened in workers that ran in this process.
@@ -117,6 +118,40 @@ def tries_again(job: Job) -> None:
             job.handle(message)
             if job.random.random() < 0.01:
                 job.handle(message)
+
+
+def leads(job: Job) -> None:
+    """Works, and does a chore now and then while it holds a name that is no topic's."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        next_try, said = 0.0, 0
+        for message in consumer:
+            job.handle(message)
+            if job.monotonic() < next_try:
+                continue
+            next_try = job.monotonic() + 1.0
+            try:
+                with marshal.claim("leader-of-chores", 0, timeout=0) as lease:
+                    said = (lease.last_offset or 0) + 1
+                    lease.heartbeat(said)
+            except MarshalError:
+                continue
+
+
+def begins_at_the_end(job: Job) -> None:
+    """Wants nothing of what was there before it."""
+    with job.marshal() as marshal, marshal.consumer([job.topic], start="latest") as consumer:
+        for message in consumer:
+            job.handle(message)
+
+
+def reads_on(job: Job) -> None:
+    """Wrong: handles what it thinks is next, of a partition that is with somebody else."""
+    with job.marshal() as marshal, marshal.consumer([job.topic], policy=MaxClaims(1)) as consumer:
+        for message in consumer:
+            job.handle(message)
+            job.handle(
+                MemoryMessage(job.topic, 7 - (message.partition() or 0), message.offset() or 0, None, b"", (1, 0))
+            )
 
 
 def of_another_group(job: Job) -> None:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"the simulation needs the extra kafka-marshal[simulation] ({error})\n")
         return 2
 
-    progress = _Progress(options.seeds)
+    progress = _Progress(options.seeds, says_small=not options.as_found and not options.keep_going)
     try:
         if options.history:
             worker = load_worker(options.worker) if options.worker else None
@@ -116,10 +116,11 @@ def _conclude(report: Report | None, options: argparse.Namespace) -> int:
 class _Progress:
     """How far it is, on stderr: one line that changes on a terminal, a line a minute in a log."""
 
-    def __init__(self, seeds: int) -> None:
+    def __init__(self, seeds: int, *, says_small: bool) -> None:
         #: What was shown so far; None: nothing yet.
         self.report: Report | None = None
         self._seeds = seeds
+        self._says_small = says_small
         self._on_terminal = sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._line_is_open = False
@@ -131,6 +132,8 @@ class _Progress:
         for result in report.broken[self._told_of :]:
             self.end()
             sys.stderr.write(f"broken: seed {result.scenario.seed}: {result.violation}\n")
+            if self._says_small:
+                sys.stderr.write("looking for a smaller story that shows it; may take minutes (--as-found: not)\n")
         self._told_of = len(report.broken)
         if time.monotonic() - self._told_at < (_TELL_AFTER_S if self._on_terminal else _LOG_AFTER_S):
             return

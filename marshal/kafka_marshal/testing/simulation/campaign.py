@@ -15,7 +15,7 @@ from itertools import islice
 
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.loading import load_worker, name_of
+from kafka_marshal.testing.simulation.loading import lasting, load_worker, name_of
 from kafka_marshal.testing.simulation.process import Worker
 from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.testing.simulation.shrink import shrink
@@ -131,7 +131,7 @@ def simulate(
     """
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
-    report = Report(worker=worker if isinstance(worker, str) else "" if worker is None else name_of(worker))
+    report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
     run = partial(
         _run_one, partial(Scenario.from_seed, worker=function is not None, delivery=delivery), function, judge

@@ -130,7 +130,7 @@ class Checks:
         self.manners = Manners(scenario, scheduler, self.fail)
         self.left_out = LeftOut(scenario, self.fail)
         #: Where a partition's log ends.
-        self.end_of: Callable[[Key], int] = lambda _: 0
+        self.end_of: Callable[[Key], int | None] = lambda _: 0
         #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
         self._states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
         self._digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
@@ -219,6 +219,7 @@ class Checks:
 
     def _check_delivery(self, process: Process, consumer: ConsumerEngine) -> None:
         """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
+        self.left_out.may_begin_late |= consumer.settings.start != "earliest"
         if consumer.at_most_once != self._at_most_once:
             asked = "at-most-once" if consumer.at_most_once else "at-least-once"
             self.fail(
@@ -307,7 +308,8 @@ class Checks:
             return
         before = self._seen.get(key) or Seen(-1, -1, ())
         progress = lease.progress
-        self.left_out.granted(key, lease.epoch, self.end_of(key))
+        if (end := self.end_of(key)) is not None:
+            self.left_out.granted(key, lease.epoch, end)
         now = Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
         self._seen[key] = now
         if now.epoch != before.epoch:
@@ -334,7 +336,7 @@ class Checks:
             first, last = before.stable + 1, record.proposed_last_offset
             self.grants.append((record.instance_id, key, first, last, self._scheduler.now))
             self._granted.setdefault((sender.name, key), []).append((first, last))
-        elif not self._at_most_once:
+        elif not self._at_most_once and end is not None:
             self._check_done(key, before, now, lease, sender)
 
     def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Process) -> None:
@@ -400,6 +402,10 @@ class Checks:
             self.left_out.begins(key, assignment.epoch, offset)
         if assignment is None and not self._at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._lost.get((process.name, key))
+            if not self.manners.was_granted(process, key):
+                self.fail(
+                    "work without lease", f"{process.name} begins {_name(key)} offset {offset}, and never had its lease"
+                )
             if lost_at is not None and not _holds(process, key):
                 late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
                 if late_ms > GRACE_INTERVALS * self._scenario.longest_interval_ms:

@@ -30,6 +30,8 @@ class LeftOut:
         self._partitions = scenario.data_topics
         #: The group begins where the logs end.
         self._begins_late = any(client.worker == "latest" for client in scenario.clients)
+        #: Somebody's own worker may have it begin there, or at a time, if it comes before the others.
+        self.may_begin_late = self._begins_late
         #: Where each log begins, if retention took something.
         self._starts: dict[Key, int] = {}
         self._beginnings: dict[Key, _Beginning] = {}
@@ -59,7 +61,7 @@ class LeftOut:
             return True
         began = self._beginnings.get(key)
         return (
-            self._begins_late
+            self.may_begin_late
             and (self._is_anew or key[1] < self._partitions.get(key[0], 0))
             and stable < 0
             and began is not None

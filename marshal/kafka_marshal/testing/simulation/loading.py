@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import cast
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation.process import Worker
 
-__all__ = ["load_worker", "name_of"]
+__all__ = ["lasting", "load_worker", "name_of"]
 
 
 def load_worker(name: str) -> Worker:
@@ -22,9 +23,21 @@ def load_worker(name: str) -> Worker:
         raise ConfigurationError(f"{name!r} names no worker; write package.module:function or file.py:function")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-        return cast("Worker", getattr(module, function))
+        worker = getattr(module, function)
+        inspect.signature(worker).bind(None)
     except (ImportError, OSError, AttributeError) as error:
         raise ConfigurationError(f"the worker {name!r} was not found: {error}") from error
+    except SyntaxError as error:
+        raise ConfigurationError(f"the worker {name!r} can't be read: {error}") from error
+    except TypeError as error:
+        raise ConfigurationError(f"{name!r} is no function of one Job: {error}") from error
+    return cast("Worker", worker)
+
+
+def lasting(name: str) -> str:
+    """The same worker's name, from whatever folder it is asked for."""
+    where, _, function = name.rpartition(":")
+    return f"{Path(where).resolve()}:{function}" if where.endswith(".py") else name
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -33,6 +46,8 @@ def _load_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # what lies beside it can be imported, as by a script
     spec.loader.exec_module(module)
     return module
 

@@ -140,6 +140,10 @@ class Manners:
         if outcome.accepted and outcome.epoch == offset:
             self._granted(process, driver, offset, outcome)
 
+    def was_granted(self, process: Process, key: Key) -> bool:
+        """Whether a process has ever seen a lease granted to it."""
+        return (process.name, key) in self._grants
+
     def _granted(self, process: Process, driver: Driver, epoch: int, outcome: Outcome) -> None:
         record = outcome.record
         if not isinstance(record, ClaimingPartition | Heartbeat):

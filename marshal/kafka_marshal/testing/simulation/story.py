@@ -178,7 +178,7 @@ class _Story:
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
         self.network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record
-        self.checks.end_of = lambda key: self.broker.existing[key[0]].partitions[key[1]].end
+        self.checks.end_of = self._end_if_any
         self.network.on_snapshot = self.checks.snapshot
         self.scheduler.on_spin = lambda task: self.checks.fail(
             "busy waiting", f"a thread ({task.name}) of {getattr(task.process, 'name', '')} goes round and round"
@@ -504,7 +504,9 @@ class _Story:
             if self.scheduler.now >= until:
                 what = _AIMS[condition.__name__]
                 self.checks.fail(
-                    "liveness", f"not {what} within {intervals:.0f} HI after the last fault: {self._state()}"
+                    "liveness",
+                    f"not {what} within {intervals:.0f} HI after the last fault (partition: holder, "
+                    f"done/messages): {self._state()}",
                 )
                 return
             self.scheduler.run_until(self.scheduler.now + self.hi / 4)
@@ -523,6 +525,11 @@ class _Story:
 
     def _end(self, key: Key) -> int:
         return self.broker.existing[key[0]].partitions[key[1]].end
+
+    def _end_if_any(self, key: Key) -> int | None:
+        """None: it is a name that somebody claimed, and no topic has it."""
+        topic = self.broker.existing.get(key[0])
+        return topic.partitions[key[1]].end if topic is not None and key[1] < len(topic.partitions) else None
 
     def _is_owned(self) -> bool:
         owners = self.checks.owners()
