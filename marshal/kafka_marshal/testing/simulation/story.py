@@ -502,12 +502,8 @@ class _Story:
         while not condition() and self.checks.broken is None:
             self._come_as_far()
             if self.scheduler.now >= until:
-                what = _AIMS[condition.__name__]
-                self.checks.fail(
-                    "liveness",
-                    f"not {what} within {intervals:.0f} HI after the last fault (partition: holder, "
-                    f"done/messages): {self._state()}",
-                )
+                late = f"not {_AIMS[condition.__name__]} within {intervals:.0f} HI after the last fault"
+                self.checks.fail("liveness", f"{late} (partition: holder, done/messages): {self._state()}")
                 return
             self.scheduler.run_until(self.scheduler.now + self.hi / 4)
 
