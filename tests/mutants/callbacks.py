@@ -39,7 +39,13 @@ CALLBACKS: tuple[Mutation, ...] = (
         "if oldest is not None and now >= oldest + 2 * timeout:",
         "C14",
     ),
-    Mutation("who hangs keeps what else it has", _CONSUMER, "self.delivery.overdue()", "pass", "C14", "def _step_one"),
+    Mutation(
+        "who hangs keeps what else it has",
+        "marshal/kafka_marshal/engine/delivery.py",
+        "return now >= max(seen, default=0.0) + handler_timeout_ms",
+        "return False",
+        "C14",
+    ),
     Mutation(
         "who hangs with what it lost claims more",
         _CONSUMER,

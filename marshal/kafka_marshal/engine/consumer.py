@@ -480,7 +480,6 @@ class ConsumerEngine:
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now >= oldest + timeout:
-                self.delivery.overdue()
                 self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
