@@ -21,6 +21,7 @@ from kafka_marshal.testing.simulation import (
     Result,
     Scenario,
     Worker,
+    hanging,
     load_worker,
     simulate,
     simulate_one,
@@ -70,6 +71,20 @@ def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, pro
     whole = Scenario.from_seed(found.scenario.seed, True)
     assert len(found.scenario.faults) <= len(whole.faults) / 2
     assert found.intervals < whole.intervals
+
+
+@pytest.mark.parametrize(
+    ("worker", "line"), [(workers.waits_for_a_queue, "queue.Queue"), (workers.goes_round, "(while not|continue)")]
+)
+def test_a_worker_that_stops_the_simulation_is_told_where(
+    worker: Worker, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hanging, "LOOK_AFTER_S", 1.0)
+    report = simulate(worker, 1, jobs=2)  # in a process of its own: pytest-timeout has this one's SIGALRM
+    [found] = report.broken
+    assert found.violation is not None
+    assert found.violation.promise == "hangs"
+    assert re.search(rf"a thread \(main\) of c\d#1 .*{re.escape(FILE)}:\d+: .*{line}", str(found.violation))
 
 
 def _told_to_end(worker: Worker) -> Result:

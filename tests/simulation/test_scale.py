@@ -24,10 +24,11 @@ from kafka_marshal.engine.placement import FIRST_CLAIMS
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.testing.simulation import Job, Scenario
 from kafka_marshal.testing.simulation.checks import Checks
+from kafka_marshal.testing.simulation.decoding import decoded_once
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process, Store
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.story import decoded_once, quiet
+from kafka_marshal.testing.simulation.story import quiet
 from rationalizer import Tick, World, encode
 
 HI, CPS = 3_000, 8

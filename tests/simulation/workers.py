@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import sys
 import threading
@@ -221,3 +222,14 @@ def falls_over(job: Job) -> None:
         for message in consumer:
             job.handle(message)
             raise ZeroDivisionError
+
+
+def waits_for_a_queue(job: Job) -> None:
+    """Nobody will ever put anything into it, for all threads run one at a time."""
+    queue.Queue[int]().get()
+
+
+def goes_round(job: Job) -> None:
+    """It asks for nothing, so no time passes."""
+    while not SEEN.get("never"):
+        continue

@@ -132,7 +132,7 @@ class _Progress:
         for result in report.broken[self._told_of :]:
             self.end()
             sys.stderr.write(f"broken: seed {result.scenario.seed}: {result.violation}\n")
-            if self._says_small:
+            if self._says_small and getattr(result.violation, "promise", "") != "hangs":
                 sys.stderr.write("looking for a smaller story that shows it; may take minutes (--as-found: not)\n")
         self._told_of = len(report.broken)
         if time.monotonic() - self._told_at < (_TELL_AFTER_S if self._on_terminal else _LOG_AFTER_S):

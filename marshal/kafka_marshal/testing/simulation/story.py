@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from random import Random
 
@@ -17,6 +17,8 @@ from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
+from kafka_marshal.testing.simulation.decoding import decoded_once
+from kafka_marshal.testing.simulation.hanging import noticed_when_hanging
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
@@ -24,9 +26,7 @@ from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.surroundings import surroundings
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in, host_of
-from rationalizer import Record, Tick, encode, outcome, snapshot_log, world
-from rationalizer.records import Kind
-from rationalizer.unpacking import Message
+from rationalizer import Tick, encode, snapshot_log
 
 __all__ = ["Result", "simulate_one"]
 
@@ -38,8 +38,6 @@ RECOVERY_MS = 12_000
 DRAIN_INTERVALS = 60
 #: A worker that has ended is started again after so many HI.
 RESTART_INTERVALS = 0.5
-#: Values whose decoded form is kept.
-READ_CACHE = 512
 #: Messages that come together, on the average.
 BURST = 12
 #: How many HI's messages are there at the start.
@@ -106,39 +104,17 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
     with quiet(), decoded_once(), _snapshots_every(scenario.snapshots):
         story = _Story(scenario, worker, judge)
         try:
-            cluster = announced(BOOTSTRAP, story.open_cluster)
-            with cluster, surroundings(story.scheduler, worker), interrupted_between(story.scheduler.interrupt):
+            with (
+                announced(BOOTSTRAP, story.open_cluster),
+                surroundings(story.scheduler, worker),
+                interrupted_between(story.scheduler.interrupt),
+                noticed_when_hanging(story.scheduler, story.checks),
+            ):
                 story.run()
                 story.scheduler.close()
         finally:
             story.scheduler.close()
     return story.result()
-
-
-@contextmanager
-def decoded_once() -> Iterator[None]:
-    """Every replica decodes the same values. Decoding has no state (E6): one of them does it for all."""
-    with ExitStack() as stack:
-        for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
-            function = getattr(module, name)
-            setattr(module, name, keep(function))
-            stack.callback(setattr, module, name, function)
-        yield
-
-
-def _built_once(build: Callable[[Kind, Message], Record]) -> Callable[[Kind, Message], Record]:
-    """Kept by the message's identity, for all replicas get the same one: to work out its hash takes as long again."""
-    built: dict[int, tuple[Message, Record]] = {}
-
-    def keep(kind: Kind, message: Message) -> Record:
-        found = built.get(id(message))
-        if found is None:
-            if len(built) >= READ_CACHE:
-                built.clear()
-            found = built[id(message)] = (message, build(kind, message))
-        return found[1]
-
-    return keep
 
 
 @contextmanager

@@ -1,0 +1,42 @@
+"""All replicas of a story decode the same values: one of them does it for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+
+from rationalizer import Record, outcome, world
+from rationalizer.records import Kind
+from rationalizer.unpacking import Message
+
+__all__ = ["decoded_once"]
+
+#: Values whose decoded form is kept.
+READ_CACHE = 512
+
+
+@contextmanager
+def decoded_once() -> Iterator[None]:
+    """Every replica decodes the same values. Decoding has no state (E6): one of them does it for all."""
+    with ExitStack() as stack:
+        for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
+            function = getattr(module, name)
+            setattr(module, name, keep(function))
+            stack.callback(setattr, module, name, function)
+        yield
+
+
+def _built_once(build: Callable[[Kind, Message], Record]) -> Callable[[Kind, Message], Record]:
+    """Kept by the message's identity, for all replicas get the same one: to work out its hash takes as long again."""
+    built: dict[int, tuple[Message, Record]] = {}
+
+    def keep(kind: Kind, message: Message) -> Record:
+        found = built.get(id(message))
+        if found is None:
+            if len(built) >= READ_CACHE:
+                built.clear()
+            found = built[id(message)] = (message, build(kind, message))
+        return found[1]
+
+    return keep
