@@ -20,8 +20,8 @@ def first_seen(records: Iterable[tuple[int, int, float]]) -> Seen:
 
 
 def longest_ms(worker: Seen, partitions: Iterable[int], began: float, until: float) -> float:
-    """The longest time between two records of one of these partitions; of which there was none, the whole time."""
-    gaps = [until - began for partition in partitions if not worker.get(partition)]
+    """The longest time between two records of one of these partitions; where there were not two, the whole time."""
+    gaps = [until - began for partition in partitions if len(worker.get(partition, ())) < 2]
     for partition in partitions:
         gaps += [late - early for early, late in pairwise(sorted(worker.get(partition, {}).values()))]
     return 1000 * max(gaps)
@@ -31,7 +31,8 @@ def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], began: f
     """By how much a gap was longer than the bystander's between the same two records, at most.
 
     The bystander is in no group: where both waited, it was for the producer, the broker or the machine. What only the
-    bystander has seen is still to come at the worker, whose gap runs until the end then.
+    bystander has seen is still to come at the worker, whose gap runs until the end
+    then. Where the bystander has not seen two records there is nothing to compare: 0.
     """
     found = []
     for partition in partitions:
@@ -43,4 +44,4 @@ def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], began: f
         for early, late in pairwise(sorted(offset for offset in others if offset >= first)):
             usual = others[late] - others[early]
             found.append(mine.get(late, until) - mine.get(early, until) - usual)
-    return 1000 * max(found)
+    return 1000 * max(found, default=0.0)
