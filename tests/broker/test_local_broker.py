@@ -56,6 +56,16 @@ def make_topic(kafka: LocalBroker, name: str) -> str:
     return name
 
 
+def test_one_that_never_answers_is_ended_and_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_knows", lambda probe, wanted: False)
+    hanging = LocalBroker(start_timeout_s=8.0)
+    with pytest.raises(BrokerDiedError, match=r"did not answer on .* within 8 s") as found:
+        hanging.start()
+    assert "\tat kafka." in str(found.value)
+    with pytest.raises(LocalBrokerError):
+        hanging.pid_of(1)
+
+
 def test_data_survives_kill_9_and_an_orderly_restart_on_the_same_port(local: LocalBroker) -> None:
     topic, address, first_pid = make_topic(local, "survives"), local.bootstrap_servers, local.pid_of(1)
     produce(local, topic, b"before")

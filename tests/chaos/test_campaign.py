@@ -7,8 +7,9 @@ import pytest
 from kafka_marshal.testing.chaos import Options, run_campaign
 from kafka_marshal.testing.soak import STEADY, soak
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
-pytestmark = pytest.mark.flaky(reruns=0)
+# A violation is one though a second try has none: CI's --reruns is not for these. But a broker that did not start, on a
+# machine that is full, is no promise that was broken.
+pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 
 
 @pytest.mark.broker

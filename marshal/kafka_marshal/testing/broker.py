@@ -44,6 +44,9 @@ __all__ = ["LocalBroker", "LocalCluster"]
 #: Somebody else may take a port between our choosing it and the broker's listening on it.
 _ATTEMPTS = 5
 
+#: How long a JVM that hangs gets to print where its threads are.
+_THREAD_DUMP_S = 2.0
+
 
 class LocalCluster:
     """One to several brokers, each also a controller, on this machine.
@@ -322,11 +325,18 @@ class LocalCluster:
             if status is not None:
                 raise self._died(broker_id, status)
             if time.monotonic() >= until:
-                raise BrokerDiedError(
-                    f"Broker {broker_id} of the local Kafka did not answer on {LOOPBACK}:{self.port_of(broker_id)} "
-                    f"within {self._start_timeout_s:.0f} s. It is ended. It said last:\n{self.log_tail(broker_id)}"
-                )
+                raise self._hangs(processes, broker_id)
             time.sleep(0.02)
+
+    def _hangs(self, processes: Processes, broker_id: int) -> BrokerDiedError:
+        """Asked where its threads are (SIGQUIT), a JVM prints it: what it waits for is told nowhere else."""
+        processes.signal(str(broker_id), signal.SIGQUIT)
+        processes.exit_status(str(broker_id), _THREAD_DUMP_S)  # it does not end: this is the time to print
+        return BrokerDiedError(
+            f"Broker {broker_id} of the local Kafka did not answer on {LOOPBACK}:{self.port_of(broker_id)} "
+            f"within {self._start_timeout_s:.0f} s. It is ended. It said last:\n{self.log_tail(broker_id)}\n"
+            f"It was here:\n{self._layout(broker_id).start_waits_at()}"
+        )
 
     def _died(self, broker_id: int, status: int) -> BrokerDiedError:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"

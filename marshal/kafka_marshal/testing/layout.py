@@ -110,6 +110,13 @@ class BrokerLayout:
                     return "\n".join(f"  {line}" for line in said)
         return ""
 
+    def start_waits_at(self) -> str:
+        """Where the thread that starts a broker is, from what its JVM prints when it is asked (SIGQUIT)."""
+        said = self.console.read_text(encoding="utf-8", errors="replace") if self.console.exists() else ""
+        _, _, dump = said.rpartition("Full thread dump")
+        main = next((thread for thread in dump.split("\n\n") if thread.lstrip().startswith('"main"')), "(nowhere)")
+        return "\n".join(f"  {line}" for line in main.splitlines())
+
     def bind_failed(self) -> bool:
         """Whether the broker ended because somebody took one of its ports."""
         said = self.log_tail(200)
