@@ -6,8 +6,7 @@ CPs can't split the view of one lease.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from xxhash import xxh64_intdigest
 
@@ -20,21 +19,33 @@ def route_lease(topic: str, partition: int, partitions: int) -> int:
     return xxh64_intdigest(f"{topic}\0{partition}".encode()) % partitions
 
 
-def are_routed_to(cp: int, entries: Iterable[_Entry], partitions: int) -> bool:
+def are_routed_to(cp: int, entries: Sequence[_Entry], partitions: int) -> bool:
     """Whether ``route_lease`` names this CP for all of these entries (L3).
 
-    They may be a hundred thousand and of few topics: each lease is hashed once, and no more than that is done for it.
+    They may be a hundred thousand: each lease is hashed once, and of few topics, or of many with few partitions each,
+    no more than that is done for it by the interpreter.
     """
-    if partitions == 1:
+    if partitions == 1 or not entries:
         return True
-    of_topic = defaultdict[str, set[int]](set)
+    topic, partition, _, _ = entries[0]
+    if route_lease(topic, partition, partitions) != cp:
+        return False  # most of what does not belong here ends here
+    numbers = {partition}
+    of_topic, before = {topic: numbers}, topic
     for topic, partition, _, _ in entries:
-        of_topic[topic].add(partition)
+        if topic != before:
+            numbers, before = of_topic.setdefault(topic, set()), topic
+        numbers.add(partition)
+    alone: list[tuple[str, int]] = []
     for topic, numbers in of_topic.items():
+        if len(numbers) == 1:
+            alone.append((topic, numbers.pop()))
+            continue
         key = f"{topic}\0".encode().replace(b"%", b"%%") + b"%d"
         if {found % partitions for found in map(xxh64_intdigest, map(key.__mod__, numbers))} != {cp}:
             return False
-    return True
+    keys = map(str.encode, map("%s\0%d".__mod__, alone))
+    return {found % partitions for found in map(xxh64_intdigest, keys)} <= {cp}
 
 
 def route_group(group_id: str, partitions: int) -> int:

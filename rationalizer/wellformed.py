@@ -72,26 +72,32 @@ def _is_epoch_or_nil(value: object) -> bool:
 
 def are_beat_entries(value: object) -> bool:
     """The entries of a HeartbeatBatch: [topic, partition, epoch, last_offset], at least one."""
-    if type(value) is not tuple or not value:
+    if type(value) is not tuple or set(map(type, value)) != {tuple}:
         return False
-    good_topics = set()  # entries are many and topics few
+    # Entries may be a hundred thousand, and mostly of few topics.
+    max_partition, max_offset = MAX_PARTITION, MAX_OFFSET
+    good_topics, before = set(), object()
     try:
-        for entry in value:
-            if type(entry) is not tuple:
-                return False
-            topic, partition, epoch, last_offset = entry
-            if type(topic) is not str or type(partition) is not int or type(epoch) is not int:
-                return False
-            if not 0 <= partition <= MAX_PARTITION or not 0 <= epoch <= MAX_OFFSET:
-                return False
-            if last_offset is not None and (
-                type(last_offset) is not int or not NOTHING_DONE <= last_offset <= MAX_OFFSET
+        for topic, partition, epoch, last_offset in value:
+            if not (
+                type(partition) is int
+                and type(epoch) is int
+                and 0 <= partition <= max_partition
+                and 0 <= epoch <= max_offset
+                and (last_offset is None or (type(last_offset) is int and NOTHING_DONE <= last_offset <= max_offset))
             ):
                 return False
+            if topic == before:
+                continue
+            if type(topic) is not str:
+                return False
             if topic not in good_topics:
-                if not is_topic(topic):
+                # The common case of is_topic, without a call.
+                plain = topic.isascii() and topic.isprintable() and 0 < len(topic) <= MAX_TOPIC_BYTES
+                if not plain and not is_topic(topic):
                     return False
                 good_topics.add(topic)
+            before = topic
     except ValueError:  # not four
         return False
     return True

@@ -297,8 +297,9 @@ class World:
         moment.pausing = pausing
         answer = self._handlers[kind.type](message, moment)
         if type(answer) is tuple:
-            passed = sum(map(codes.ACCEPTED.__contains__, answer))
-            return codes.OK if passed == len(answer) else codes.PARTIAL, passed > 0, kind, message, answer
+            found = set(answer)
+            code = codes.OK if found <= codes.ACCEPTED else codes.PARTIAL
+            return code, not found.isdisjoint(codes.ACCEPTED), kind, message, answer
         assert isinstance(answer, str)
         return answer, answer in codes.ACCEPTED, kind, message, None
 
