@@ -107,13 +107,15 @@ class Consumer(Membership["Consumer"]):
         several would hand out the others while somebody else has the partition (T4).
         """
         runtime, stop = self._driver.runtime, self._marshal.stop_signal
-        clock, clock_id = runtime.clock_gettime, runtime.clock_id
+        # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
+        # all that is done here between two messages.
+        clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while (run := self._next_run(RUN_SIZE, True, None)) is not None:
             lease = run.assignment.lease
             message: Message | None = None
             try:
                 for message in run.walk:
-                    if clock(clock_id) >= lease.hand_out_until_s or stop:
+                    if clock(*clock_id) >= lease.hand_out_until_s or stop:
                         break
                     yield message
                 else:
