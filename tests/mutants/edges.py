@@ -55,6 +55,16 @@ def _limits() -> Iterator[Log]:
         yield [(0, 1_000, packb([1, 99, *WHO, "\u0120" * letters]))]
 
 
+def _names_in_batches() -> Iterator[Log]:
+    """Topics that are none (E2), in front of a good entry, behind it, and twice."""
+    claim = (0, 1_000, encode(ClaimingPartition(*WHO, "t", 0, 1_000)))
+    good = ["t", 0, 0, None]
+    for topic in ("", None, 0, True, [], "x" * 250, "a\x7f", "a\x85"):
+        bad = [topic, 0, 0, None]
+        for entries in ([bad], [bad, good], [good, bad], [bad, bad]):
+            yield [claim, (1, 1_500, packb([1, 6, *WHO, entries])), (2, 1_600, encode(Tick(*WHO)))]
+
+
 def _batches() -> Iterator[tuple[int, Log]]:
     """HeartbeatBatches of leases of one CP, and of one that is another's: by (CP, log)."""
     for cp, topic in product(range(CPS), TOPICS):
@@ -90,7 +100,8 @@ def _places() -> Iterator[str]:
 def edges() -> Iterator[str]:
     """What differs between the rationalizer and the oracle, log by log."""
     yield from _places()
-    alone = [(0, 1, log) for logs in (_beats_that_are_nearly_right(), _levels(), _limits()) for log in logs]
+    written = (_beats_that_are_nearly_right(), _levels(), _limits(), _names_in_batches())
+    alone = [(0, 1, log) for logs in written for log in logs]
     for cp, cps, log in [*alone, *((cp, CPS, log) for cp, log in _batches())]:
         oracle, slow, fast = OracleWorld(cp, cps), World(cp, cps), World(cp, cps)
         for entry in log:
