@@ -18,7 +18,7 @@ A record is judged in the order of E6: value, version, type, fields (codec.py); 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgpack import unpackb
@@ -50,6 +50,9 @@ _HEARTBEAT: Final = b"\x99\x01\x01"
 
 #: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
 _MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
+
+#: Of a batch of more entries, the leases are not looked up before they are hashed: above this that only costs.
+_FEW_ENTRIES: Final = 256
 
 #: (code, accepted, kind if known, fields if well formed, codes of entries)
 _Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
@@ -308,7 +311,7 @@ class World:
         if kind.belongs is Belongs.LEASE:
             return self._lease_belongs_here(message[4], message[5], message[6])
         if kind.belongs is Belongs.ENTRIES:
-            return are_routed_to(self.partition, message[HEAD_FIELDS], self.partitions)
+            return self._entries_belong_here(message[4], message[HEAD_FIELDS])
         if kind.belongs is Belongs.GROUP:
             return route_group(message[4], self.partitions) == self.partition
         return True
@@ -318,6 +321,13 @@ class World:
         return (group_id, topic, partition) in self._claims.leases or (
             route_lease(topic, partition, self.partitions) == self.partition
         )
+
+    def _entries_belong_here(self, group_id: str, entries: Sequence[tuple[str, int, int, int | None]]) -> bool:
+        # A member's batch has some dozen entries, of leases that exist (as above). Of a hundred thousand, most do not.
+        known = self._claims.leases
+        if len(entries) <= _FEW_ENTRIES and all((group_id, entry[0], entry[1]) in known for entry in entries):
+            return True
+        return are_routed_to(self.partition, entries, self.partitions)
 
     # -- what is about a group, or the log, as a whole ---------------------------------------------------
 

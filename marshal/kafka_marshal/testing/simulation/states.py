@@ -5,9 +5,16 @@ It holds all that the canonical state holds (S1), so two are equal exactly where
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from rationalizer import Lease, World
 
 __all__ = ["state_of"]
+
+#: What never changes but by being set anew.
+_plain = attrgetter(
+    "group_id", "topic", "partition", "client_id", "instance_id", "epoch", "heartbeat_interval_ms", "last_beat"
+)
 
 
 def state_of(world: World) -> tuple[object, ...]:
@@ -19,14 +26,7 @@ def _row(lease: Lease) -> tuple[object, ...]:
     progress = lease.progress
     intervals = progress.intervals
     return (
-        lease.group_id,
-        lease.topic,
-        lease.partition,
-        lease.client_id,
-        lease.instance_id,
-        lease.epoch,
-        lease.heartbeat_interval_ms,
-        lease.last_beat,
+        _plain(lease),
         progress.stable,
         progress.granted,
         None if progress.pieces is None else tuple(progress.pieces),
