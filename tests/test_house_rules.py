@@ -295,8 +295,13 @@ def calls(node: ast.AST) -> set[str]:
     return {ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
 
 
+#: One try; or another one where there was no broker to try it on, which is no promise that was broken.
+ONE_TRY = "pytest.mark.flaky(reruns=0)"
+ONE_TRY_WITH_A_BROKER = "pytest.mark.flaky(reruns=1, only_rerun=['BrokerDiedError'])"
+
+
 def has_one_try(marks: Iterable[ast.AST]) -> bool:
-    return any("pytest.mark.flaky(reruns=0)" in ast.unparse(each) for each in marks)
+    return any(mark in ast.unparse(each) for each in marks for mark in (ONE_TRY, ONE_TRY_WITH_A_BROKER))
 
 
 def test_what_looks_for_broken_promises_has_one_try() -> None:
@@ -316,13 +321,15 @@ def test_what_looks_for_broken_promises_has_one_try() -> None:
 
 def test_who_has_one_try_gets_no_other(tmp_path: Path) -> None:
     """The mark wins over the command line, as .ci/run has it."""
-    mark = "@pytest.mark.flaky(reruns=0)"
     (tmp_path / "test_it.py").write_text(
-        f"import pytest\n\n\n{mark}\ndef test_one():\n    assert 0\n\n\ndef test_three():\n    assert 0\n"
+        f"import pytest\n\n\n@{ONE_TRY}\ndef test_one():\n    assert 0\n\n\ndef test_three():\n    assert 0\n\n\n"
+        "class BrokerDiedError(Exception): ...\n\n\n"
+        f"@{ONE_TRY_WITH_A_BROKER}\ndef test_one_too():\n    assert 0\n\n\n"
+        f"@{ONE_TRY_WITH_A_BROKER}\ndef test_two():\n    raise BrokerDiedError\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--reruns", "2", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 failed, 2 rerun" in done.stdout, done.stdout
+    assert "4 failed, 3 rerun" in done.stdout, done.stdout
 
 
 # -- words --------------------------------------------------------------------------------------------------------
