@@ -59,7 +59,8 @@ def _names_in_batches() -> Iterator[Log]:
     """Topics that are none (E2), in front of a good entry, behind it, and twice."""
     claim = (0, 1_000, encode(ClaimingPartition(*WHO, "t", 0, 1_000)))
     good = ["t", 0, 0, None]
-    for topic in ("", None, 0, True, [], "x" * 250, "a\x7f", "a\x85"):
+    topics: tuple[object, ...] = ("", None, 0, True, [], "x" * 250, "a\x7f", "a\x85")
+    for topic in topics:
         bad = [topic, 0, 0, None]
         for entries in ([bad], [bad, good], [good, bad], [bad, bad]):
             yield [claim, (1, 1_500, packb([1, 6, *WHO, entries])), (2, 1_600, encode(Tick(*WHO)))]
