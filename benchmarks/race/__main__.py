@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", default=",".join(EVENTS), help="events, with commas (all: %(default)s)")
-    parser.add_argument("--contestants", default="", help="only those whose name begins with one of these, with commas")
+    parser.add_argument("--contestants", default="", help="only those whose name begins so; with semicolons")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that the race itself runs")
     parser.add_argument("--json", help="write everything to this file; events in it that are not run now stay")
     parser.add_argument("--table", help="write the tables to this file")
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in EVENTS]:
         parser.error(f"no such event: {', '.join(unknown)}")
     rounds = 1 if options.quick else options.rounds
-    beginnings = tuple(filter(None, options.contestants.split(",")))
+    beginnings = tuple(filter(None, options.contestants.split(";")))
 
     def wanted(contestant: Contestant) -> bool:
         if options.quick and not contestant.name.startswith(QUICK_NAMES):

@@ -557,6 +557,9 @@ class Driver:
             logger.warning("topics not looked up this time: %s", error)
         except MarshalError as error:
             self._fail(error)
+        except Exception:
+            # On a thread of its own, whose end nobody looks at: here or nowhere.
+            logger.exception("looking up topics failed; it is tried again")
         finally:
             self._metadata_running = False
             self._look_again_within(METADATA_INTERVAL_MS)

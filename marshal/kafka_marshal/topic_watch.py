@@ -3,7 +3,8 @@
 A thorough look describes each topic: it tells the ids, and makes Python objects of every partition, with the
 interpreter's lock in hand. For thousands of partitions that is too much to be done every few seconds. Between two
 thorough looks such a client lists the topics and counts their partitions, at a tenth of the price; only the
-coordination topic's id is looked at every time (L2).
+coordination topic's id is looked at every time (L2). What another member of the process was told a moment ago does, too
+(Q39).
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ IDS_MS_PER_PARTITION = 15.0
 #: But so often data topics are described, however many partitions they have: one made anew is noticed by then (P11).
 IDS_AT_LEAST_EVERY_MS = 30_000.0
 
+#: What another client of this process was told so long ago is as good as a look of one's own: so what is known is never
+#: older than 8.25 s (L2: 10 s). But never what was told before a consumer came, or before the last look of one's own.
+SHARED_MS = 2_000.0
+
+#: Of data topics, whose ids are looked at ever less often, this share of the time between two looks.
+SHARED_PART = 0.25
+
 #: Listing a partition costs so many times less than describing it, and lists all that the cluster has.
 LISTING_GAIN = 8
 
@@ -77,6 +85,8 @@ class TopicWatch:
         self._coordination = coordination
         #: When data topics are described again, and which of them were there when we looked last.
         self._ids_due = 0.0
+        #: When a consumer came last, or we looked: what others were told before that is of no use.
+        self._known_at = 0.0
         self._there: frozenset[str] = frozenset()
         #: How many partitions were described, and listed, last.
         self._described = 0
@@ -87,6 +97,7 @@ class TopicWatch:
         matches = subscription.matches if subscription.patterns else None
         self.interest = {**self.interest, number: _Waiter(subscription.names, matches)}
         self._ids_due = 0.0
+        self._known_at = self._cluster.runtime.now_ms()
 
     def remove(self, number: int) -> None:
         """A consumer has ended."""
@@ -110,20 +121,33 @@ class TopicWatch:
         """
         now = self._cluster.runtime.now_ms()
         names = {self._coordination}.union(*(waiter.names for waiter in interest.values()))
+        oldest_ms = now - self._known_at
+        age_ms = min(SHARED_MS, oldest_ms)
         patterns = [waiter.matches for waiter in interest.values() if waiter.matches is not None]
         is_cheap = now < self._ids_due and self._listed <= LISTING_GAIN * self._described
         listed: dict[str, TopicInfo] = {}
         if is_cheap or patterns:
-            listed = self._cluster.topics(LOOKUP_TIMEOUT_S)
+            listed = self._cluster.topics(LOOKUP_TIMEOUT_S, age_ms / 1000)
             self._listed = sum(info.partitions for info in listed.values())
             names.update(name for name, info in listed.items() if any(matches(info) for matches in patterns))
         if is_cheap and self._there <= listed.keys():
             found = {name: listed[name] for name in sorted(names & listed.keys())}
-            found |= self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S)
+            found |= self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S, age_ms / 1000)
         else:
-            found = self._cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S)
+            found = self._describe(names, age_ms, oldest_ms)
             self._described = sum(info.partitions for info in found.values())
-            share = self._described * IDS_MS_PER_PARTITION
-            self._ids_due = now + min(share, IDS_AT_LEAST_EVERY_MS) if share > METADATA_INTERVAL_MS else 0.0
+            interval_ms = self._ids_interval_ms()
+            self._ids_due = now + interval_ms if interval_ms > METADATA_INTERVAL_MS else 0.0
         self._there = frozenset(found)
+        self._known_at = max(now, self._known_at)
         return found
+
+    def _describe(self, names: set[str], age_ms: float, oldest_ms: float) -> dict[str, TopicInfo]:
+        ids_age_ms = min(oldest_ms, max(age_ms, self._ids_interval_ms() * SHARED_PART))
+        if ids_age_ms == age_ms:
+            return self._cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S, age_ms / 1000)
+        found = self._cluster.topic_info(sorted(names - {self._coordination}), LOOKUP_TIMEOUT_S, ids_age_ms / 1000)
+        return found | self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S, age_ms / 1000)
+
+    def _ids_interval_ms(self) -> float:
+        return min(self._described * IDS_MS_PER_PARTITION, IDS_AT_LEAST_EVERY_MS)

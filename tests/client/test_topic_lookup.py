@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from typing import Never
 
 import pytest
 
@@ -20,9 +21,11 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
     asked, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
     look_up = KafkaCluster.topic_info
 
-    def slow(self: KafkaCluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+    def slow(
+        self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0
+    ) -> dict[str, TopicInfo]:
         wanted = list(names)
-        found = look_up(self, wanted, timeout_s)
+        found = look_up(self, wanted, timeout_s, max_age_s)
         periodic = threading.current_thread() is not threading.main_thread() and scene.coordination in wanted
         if periodic and topic not in wanted:
             asked.set()
@@ -49,10 +52,12 @@ def test_the_first_look_only_counts_and_the_ids_come_soon(scene: Scene, monkeypa
     described: list[str] = []
     look_up = KafkaCluster.topic_info
 
-    def watched(self: KafkaCluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+    def watched(
+        self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0
+    ) -> dict[str, TopicInfo]:
         wanted = list(names)
         described.extend(wanted)
-        return look_up(self, wanted, timeout_s)
+        return look_up(self, wanted, timeout_s, max_age_s)
 
     monkeypatch.setattr(KafkaCluster, "topic_info", watched)
     with scene.member().consumer([topic]) as consumer:
@@ -77,3 +82,21 @@ def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_del
     with caplog.at_level(logging.WARNING), member.consumer([one]) as first, member.consumer([two]) as second:
         assert take(first, 2) == take(second, 2) == [(0, 0), (0, 1)]
         assert "deleted" not in caplog.text
+
+
+def test_a_look_that_fails_unforeseen_is_told_and_made_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kafka_marshal.driver.METADATA_INTERVAL_MS", 50.0)
+    member = scene.member()
+
+    def broken(self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> Never:
+        raise RuntimeError("nobody thought of this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaCluster, "topic_info", broken)
+        wait_until(lambda: "nobody thought of this" in caplog.text, what="the look that fails")
+    topic = scene.topic(messages=1)
+    with member.consumer([topic]) as consumer:
+        assert take(consumer, 1) == [(0, 0)]
+        wait_until(lambda: consumer._engine.subscription._ids[topic], what="the look after it")

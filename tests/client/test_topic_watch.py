@@ -11,7 +11,13 @@ from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.runtime import Threads
-from kafka_marshal.topic_watch import IDS_AT_LEAST_EVERY_MS, IDS_MS_PER_PARTITION, TopicWatch
+from kafka_marshal.topic_watch import (
+    IDS_AT_LEAST_EVERY_MS,
+    IDS_MS_PER_PARTITION,
+    SHARED_MS,
+    SHARED_PART,
+    TopicWatch,
+)
 
 LARGE = 400
 LOG = "__marshal"
@@ -36,13 +42,17 @@ class Asked(MemoryCluster):
         self.clock = Clock()
         self.runtime = self.clock
         self.described: list[list[str]] = []
+        #: How old an answer might have been, seconds, of each question.
+        self.ages: list[float] = []
 
-    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+    def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        self.ages.append(max_age_s)
         return {name: replace(info, topic_id="") for name, info in super().topics(timeout_s).items()}
 
-    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+    def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         wanted = sorted(names)
         self.described.append(wanted)
+        self.ages.append(max_age_s)
         return super().topic_info(wanted, timeout_s)
 
 
@@ -143,3 +153,29 @@ def test_a_topic_that_is_not_there_yet_does_not_make_every_look_a_thorough_one(c
     look(watching)
     assert look(watching).keys() == {LOG, "large"}
     assert cluster.described[1] == [LOG]
+
+
+def test_q39_what_others_were_told_must_be_younger_than_the_consumer_and_the_last_look(cluster: Asked) -> None:
+    watching = watch(cluster, "small")
+    look(watching)
+    cluster.clock.now += 500.0
+    look(watching)
+    cluster.clock.now += 60_000.0
+    look(watching)
+    cluster.clock.now += 60_000.0
+    watching.add(2, Subscription(["small"], LOG))
+    cluster.clock.now += 300.0
+    look(watching)
+    assert cluster.ages == [0.0, 0.5, SHARED_MS / 1000, 0.3], "(L2)"
+
+
+def test_q39_ids_of_many_partitions_may_be_older_but_not_that_of_the_log(cluster: Asked, broker: MemoryBroker) -> None:
+    broker.create_topic("huge", 20_000)
+    watching = watch(cluster, "huge")
+    look(watching)
+    cluster.clock.now += IDS_AT_LEAST_EVERY_MS
+    cluster.ages.clear()
+    cluster.described.clear()
+    assert look(watching).keys() == {LOG, "huge"}
+    aged = dict(zip(map(tuple, cluster.described), cluster.ages, strict=True))
+    assert aged == {("huge",): IDS_AT_LEAST_EVERY_MS * SHARED_PART / 1000, (LOG,): SHARED_MS / 1000}

@@ -293,7 +293,7 @@ def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None
 class Closed(MemoryCluster):
     """Nobody may look at the log of snapshots."""
 
-    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+    def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         names = list(names)
         if SNAPSHOTS in names:
             raise AuthorizationError(f"{SNAPSHOTS!r} must not be looked at")

@@ -213,11 +213,14 @@ class Cluster(Protocol):
         The first call begins to ask. Empty where there is one address only, and so nothing to compare.
         """
 
-    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
-        """All topics by name (*blocking*). Topic ids may be "" here."""
+    def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        """All topics by name (*blocking*). Topic ids may be "" here.
 
-    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
-        """Only those of names that exist, with topic ids (*blocking*)."""
+        max_age_s: what somebody else in this process was told so many seconds ago is as good, and nobody is asked.
+        """
+
+    def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        """Only those of names that exist, with topic ids (*blocking*); max_age_s as in :meth:`topics`."""
 
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         """Info and settings, None if there is no such topic (*blocking*)."""

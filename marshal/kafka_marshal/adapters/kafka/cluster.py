@@ -29,6 +29,7 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
+from kafka_marshal.adapters.kafka.looks import looks_with
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.errors import ClosedError, ConfigurationError, CoordinationTopicError
@@ -108,6 +109,7 @@ class KafkaCluster:
         self._logger = logger
         self._forward = self._config.pop("error_cb", None)
         self._troubles = self._new_troubles(self._forward)
+        self._looks = looks_with(bootstrap_servers, self._config)
         self._addresses: AddressCheck | None = None
         #: What connects, and nobody has asked for yet.
         self._expected_tails: dict[str, KafkaTail] = {}
@@ -142,7 +144,12 @@ class KafkaCluster:
             self._addresses = AddressCheck(addresses, self._properties(Role.ADMIN))
         return self._addresses.ids(wait_s)
 
-    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+    def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        self._client()
+        if (known := self._looks.topics(max_age_s)) is not None:
+            return known
+        asked_at = time.monotonic()
+
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicInfo]:
             listing = admin.list_topics(timeout=left_s)
             return {
@@ -151,14 +158,22 @@ class KafkaCluster:
                 if topic.error is None and topic.partitions
             }
 
-        return self._ask("listing the topics", timeout_s, ask)
+        found = self._ask("listing the topics", timeout_s, ask)
+        self._looks.told_topics(found, asked_at)
+        return found
 
-    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
-        descriptions = self._describe(sorted(set(names)), timeout_s)
-        return {
+    def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        self._client()
+        wanted = sorted(set(names))
+        if (known := self._looks.topic_info(wanted, max_age_s)) is not None:
+            return known
+        asked_at = time.monotonic()
+        found = {
             name: TopicInfo(name, len(topic.partitions), str(topic.topic_id), topic.is_internal)
-            for name, topic in descriptions.items()
+            for name, topic in self._describe(wanted, timeout_s).items()
         }
+        self._looks.told_topic_info(wanted, found, asked_at)
+        return found
 
     def _describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
         """The topics among names that exist."""

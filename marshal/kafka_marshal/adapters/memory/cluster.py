@@ -59,11 +59,11 @@ class MemoryCluster:
     def cluster_ids(self, wait_s: float) -> dict[str, str]:
         return {}
 
-    def topics(self, timeout_s: float) -> dict[str, TopicInfo]:
+    def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         with self._asking("listing the topics", timeout_s) as broker:
             return {name: topic.info for name, topic in sorted(broker.existing.items())}
 
-    def topic_info(self, names: Iterable[str], timeout_s: float) -> dict[str, TopicInfo]:
+    def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         with self._asking("looking up topics", timeout_s) as broker:
             return {name: broker.existing[name].info for name in sorted(set(names)) if name in broker.existing}
 
