@@ -89,6 +89,13 @@ def test_a_look_that_began_earlier_and_ended_later_does_not_count() -> None:
     assert looks.topics(6) == looks.topic_info(["a"], 6) == {"a": info("a", 2)}
 
 
+def test_a_topic_that_is_gone_by_the_newest_look_is_gone() -> None:
+    looks, now = Looks(), time.monotonic()
+    looks.told_topic_info(["a"], {"a": info("a")}, now - 2)
+    looks.told_topic_info(["a"], {}, now - 1)
+    assert looks.topic_info(["a"], LONG_S) == {}
+
+
 def test_topics_nobody_asks_for_any_more_are_forgotten() -> None:
     looks, now = Looks(), time.monotonic()
     looks.told_topic_info(["old"], {}, now - KEPT_S - 2)
