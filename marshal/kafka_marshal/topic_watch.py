@@ -51,7 +51,8 @@ IDS_MS_PER_PARTITION = 15.0
 IDS_AT_LEAST_EVERY_MS = 30_000.0
 
 #: What another client of this process was told so long ago is as good as a look of one's own: so what is known is never
-#: older than 8.25 s (L2: 10 s). But never what was told before a consumer came, or before the last look of one's own.
+#: older than 8.25 s (L2: 10 s). But never what was told before a member began, a consumer came,
+#: or before the last look of one's own.
 SHARED_MS = 2_000.0
 
 #: Of data topics, whose ids are looked at ever less often, this share of the time between two looks.
@@ -85,8 +86,9 @@ class TopicWatch:
         self._coordination = coordination
         #: When data topics are described again, and which of them were there when we looked last.
         self._ids_due = 0.0
-        #: When a consumer came last, or we looked: what others were told before that is of no use.
-        self._known_at = 0.0
+        #: When we began (on a coordination topic that was there), a consumer came, or we looked last: what others were
+        #: told before that is of no use.
+        self._known_at = cluster.runtime.now_ms()
         self._there: frozenset[str] = frozenset()
         #: How many partitions were described, and listed, last.
         self._described = 0

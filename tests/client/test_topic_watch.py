@@ -171,6 +171,14 @@ def test_q39_what_others_were_told_must_be_younger_than_the_consumer_and_the_las
     assert cluster.ages == [0.0, 0.5, SHARED_MS / 1000, 1.0, 0.3], "(L2)"
 
 
+def test_q39_a_log_made_anew_is_not_gone_for_a_member_that_began_on_it(cluster: Asked) -> None:
+    """It was, for another member of the process, which looked before."""
+    watching = TopicWatch(cluster, LOG)
+    cluster.clock.now += 300.0
+    assert look(watching).keys() == {LOG}
+    assert cluster.ages == [0.3]
+
+
 def test_q39_ids_of_many_partitions_may_be_older_but_not_that_of_the_log(cluster: Asked, broker: MemoryBroker) -> None:
     broker.create_topic("huge", 20_000)
     watching = watch(cluster, "huge")
