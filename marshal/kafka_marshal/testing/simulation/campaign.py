@@ -26,8 +26,6 @@ __all__ = ["Report", "simulate"]
 
 #: Seeds that one process gets at a time.
 CHUNK = 10
-#: Runs between two collections of garbage.
-COLLECT_AFTER = 5
 
 
 @dataclass(slots=True)
@@ -171,11 +169,10 @@ def _judged(scenario: Scenario, worker: Worker | None, judge: MakeJudge | None) 
 
 def _run_all(run: Run, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
     if jobs == 1:
-        for number, seed in enumerate(seeds):
+        for seed in seeds:
             yield run(seed)
-            if number % COLLECT_AFTER == 0:
-                with interrupted_between():
-                    gc.collect()
+            with interrupted_between():
+                gc.collect()
         return
     # Forked, so that the worker need not be pickled; nothing here has threads.
     context = multiprocessing.get_context("fork")
@@ -208,9 +205,12 @@ def _set_up(run: Run) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's timers are its own
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends its processes
     gc.freeze()
+    gc.disable()  # it would look through each run twice, and while it runs; once after each is less than once after ten
 
 
 def _run_chunk(seeds: list[int]) -> list[Result]:
-    found = [replace(_run(seed), events=()) for seed in seeds]  # too much to send
-    gc.collect()
+    found = []
+    for seed in seeds:
+        found.append(replace(_run(seed), events=()))  # too much to send
+        gc.collect()
     return found
