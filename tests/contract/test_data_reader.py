@@ -8,13 +8,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 
 from kafka_marshal.adapters.interface import FaultKind, Message
 from kafka_marshal.adapters.kafka import reading
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.errors import ClosedError
-from tests.contract.sides import TIMEOUT_S, DataLog, Side, closed_port, eventually, recreate
+from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, closed_port, eventually, recreate
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
@@ -236,6 +236,50 @@ def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> No
         log.until(lambda number=number: len(log.messages) > number, "its first message")  # type: ignore[misc]
         waits.append(time.monotonic() - began)
     assert sorted(waits)[3] < 0.2, waits
+    log.reader.close()
+
+
+@pytest.mark.broker
+def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
+    kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look waits behind a fetch, and so do partitions that do not move: 180 ms where the broker is busy."""
+    asked: list[str] = []
+
+    class Watched(Consumer):
+        def get_watermark_offsets(
+            self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+        ) -> tuple[int, int]:
+            if not cached:
+                asked.append(partition.topic)
+            return super().get_watermark_offsets(partition, timeout=timeout, cached=cached)
+
+        def list_topics(self, *args: Any, **options: Any) -> Any:
+            raise AssertionError("an object of each partition, with the interpreter's lock in hand")
+
+    monkeypatch.setattr(reading, "Consumer", Watched)
+    log, topic, missing = DataLog(kafka_side.cluster.data_reader("group", {})), kafka_side.topic(3), "not-there"
+
+    def assign(partition: int) -> list[str]:
+        """What is asked because of it, long after the last look."""
+        log.reader._met.clear()  # type: ignore[attr-defined]
+        asked.clear()
+        log.reader.assign({(topic, partition): 0})
+        log.read(timeout_s=0.3)
+        return list(asked)
+
+    assert log.reader.partition_counts([topic, missing], TIMEOUT_S) == {topic: 3}
+    eventually(lambda: asked == [topic, missing], "it connects, and learns the leaders")
+    log.read(timeout_s=0.3)  # that is over then
+    assert assign(1) == [topic]  # the first of its topic: librdkafka may have forgotten it
+    assert assign(2) == assign(0) == []
+    log.reader.unassign([(topic, number) for number in range(3)])
+    assert assign(2) == [topic]
+    log.reader.unassign([(topic, 2)])
+    asked.clear()
+    log.reader.assign({(topic, 0): 0})
+    log.read(timeout_s=0.3)
+    assert asked == []  # it was met just now
     log.reader.close()
 
 

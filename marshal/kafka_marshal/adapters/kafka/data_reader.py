@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.interface import DataFault, Message, TopicPartition
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
-from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, SHORTEST_WAIT_S, Reading, partition_of
 
 __all__ = ["KafkaDataReader"]
 
@@ -79,6 +79,7 @@ class KafkaDataReader:
 
     def _reassign(self, positions: dict[TopicPartition, int]) -> None:
         self._remove(list(positions))
+        strange = self._strange_of(positions)
         try:
             self._reading.consumer.incremental_assign(
                 [KafkaPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
@@ -88,23 +89,27 @@ class KafkaDataReader:
             return
         self._assigned.update(positions)
         self._steered.update(positions)
+        self._strange.update(strange)
+
+    def _strange_of(self, positions: Iterable[TopicPartition]) -> set[str]:
+        """The topics of these whose leaders librdkafka may not know: it does where it reads anything of them.
+
+        (Of a partition that such a topic has got since, it learns within a second, and no question makes it sooner.)
+        """
         due = time.monotonic() - MEET_AGAIN_S
-        self._strange.update(topic for topic, _ in positions if self._met.get(topic, due) <= due)
+        found = {topic for topic, _ in positions if self._met.get(topic, due) <= due}
+        return found.difference(topic for topic, _ in self._assigned) if found else found
 
     def _meet_topics(self) -> None:
-        """Have the leaders of newly assigned topics looked up now (on the reading thread: it may wait for the broker).
+        """Have the leaders of newly assigned topics looked up now, as in `_meet` (on the reading thread: it may wait).
 
         By itself librdkafka asks for a topic it does not know once a second: a first record would come a second late.
         """
         while self._strange:
             topic = self._strange.pop()
             self._met[topic] = time.monotonic()
-            at = next((KafkaPartition(*key) for key in self._assigned if key[0] == topic), None)
-            if at is not None:
-                # It looks up the leader of one partition, and learns those of all. (list_topics would, too, but make
-                # an object of each, with the interpreter's lock in hand.)
-                with contextlib.suppress(KafkaException):  # it goes on asking by itself
-                    self._reading.consumer.get_watermark_offsets(at, timeout=MEET_TIMEOUT_S)
+            with contextlib.suppress(KafkaException):  # it goes on asking by itself
+                self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=MEET_TIMEOUT_S)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
         known = [key for key in partitions if key in self._assigned]
@@ -150,16 +155,25 @@ class KafkaDataReader:
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         names = list(topics)
         if self._list_topics is None:
-            return self._meet(names, timeout_s)
+            found = _counted(self._reading.consumer.list_topics, names, timeout_s)
+            self._met.update(dict.fromkeys(found, time.monotonic()))
+            return found
         # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
-        self._reading.meet(partial(self._meet, names, MEET_TIMEOUT_S))
+        self._reading.meet(partial(self._meet, names))
         return _counted(self._list_topics, names, timeout_s)
 
-    def _meet(self, names: list[str], timeout_s: float) -> dict[str, int]:
-        """Count with our own consumer, which knows the leaders then."""
-        found = _counted(self._reading.consumer.list_topics, names, timeout_s)
-        self._met.update(dict.fromkeys(found, time.monotonic()))
-        return found
+    def _meet(self, names: list[str]) -> None:
+        """Connect, and learn the leaders of these topics.
+
+        By a question about one partition, whose leader is looked up with those of all. (list_topics would do, too, but
+        makes an object of each partition, with the interpreter's lock in hand: and 900 can set off the collector.)
+        """
+        deadline = time.monotonic() + MEET_TIMEOUT_S
+        for topic in names:
+            with contextlib.suppress(KafkaException):  # it goes on asking by itself
+                left_s = max(SHORTEST_WAIT_S, deadline - time.monotonic())
+                self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=left_s)
+                self._met[topic] = time.monotonic()
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         self._reading.check_open()
