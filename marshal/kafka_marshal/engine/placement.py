@@ -35,9 +35,9 @@ __all__ = ["Placement"]
 Key = tuple[str, int]
 
 #: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
-#: under way: who is alone has 5,000 within 13 round trips, who is not sees the others before it has too many.
+#: under way: who is alone has 5,000 within 20 round trips, who is not sees the others before it has too many.
 FIRST_CLAIMS = 16
-ANSWERS_PER_CLAIM = 2
+ANSWERS_PER_CLAIM = 4
 
 #: HI for which what was taken up idle is kept: who came second with it is seen waiting for two of them.
 TAKEN_UP_INTERVALS = 3
