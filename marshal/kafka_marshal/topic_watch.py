@@ -51,8 +51,8 @@ IDS_MS_PER_PARTITION = 15.0
 IDS_AT_LEAST_EVERY_MS = 30_000.0
 
 #: What another client of this process was told so long ago is as good as a look of one's own: so what is known is never
-#: older than 8.25 s (L2: 10 s). But never what was told before a member began, a consumer came,
-#: or before the last look of one's own.
+#: older than 8.25 s (L2: 10 s). But never what was told before a member began, before a consumer came, or before the
+#: last look of one's own.
 SHARED_MS = 2_000.0
 
 #: Of data topics, whose ids are looked at ever less often, this share of the time between two looks.

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kafka_marshal.adapters.interface import FaultKind, Message
-from kafka_marshal.adapters.kafka import reading
+from kafka_marshal.adapters.kafka import data_reader, reading
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.errors import ClosedError
 from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, closed_port, eventually, recreate
@@ -262,10 +262,11 @@ def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
 
     def assign(partition: int) -> list[str]:
         """What is asked because of it, long after the last look."""
-        log.reader._met.clear()  # type: ignore[attr-defined]
         asked.clear()
-        log.reader.assign({(topic, partition): 0})
-        log.read(timeout_s=0.3)
+        with monkeypatch.context() as later:
+            later.setattr(data_reader, "MEET_AGAIN_S", 0.0)
+            log.reader.assign({(topic, partition): 0})
+            log.read(timeout_s=0.3)
         return list(asked)
 
     assert log.reader.partition_counts([topic, missing], TIMEOUT_S) == {topic: 3}

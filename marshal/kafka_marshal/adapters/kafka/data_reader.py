@@ -101,15 +101,14 @@ class KafkaDataReader:
         return found.difference(topic for topic, _ in self._assigned) if found else found
 
     def _meet_topics(self) -> None:
-        """Have the leaders of newly assigned topics looked up now, as in `_meet` (on the reading thread: it may wait).
+        """Have the leaders of newly assigned topics looked up now (on the reading thread: it may wait for the broker).
 
         By itself librdkafka asks for a topic it does not know once a second: a first record would come a second late.
         """
-        while self._strange:
-            topic = self._strange.pop()
-            self._met[topic] = time.monotonic()
-            with contextlib.suppress(KafkaException):  # it goes on asking by itself
-                self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=MEET_TIMEOUT_S)
+        if self._strange:
+            names, self._strange = self._strange, set()
+            self._met.update(dict.fromkeys(names, time.monotonic()))  # where no broker answers, not over and over again
+            self._meet(names)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
         known = [key for key in partitions if key in self._assigned]
@@ -162,7 +161,7 @@ class KafkaDataReader:
         self._reading.meet(partial(self._meet, names))
         return _counted(self._list_topics, names, timeout_s)
 
-    def _meet(self, names: list[str]) -> None:
+    def _meet(self, names: Iterable[str]) -> None:
         """Connect, and learn the leaders of these topics.
 
         By a question about one partition, whose leader is looked up with those of all. (list_topics would do, too, but
