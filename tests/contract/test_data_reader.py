@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -239,49 +239,68 @@ def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> No
     log.reader.close()
 
 
+class Watched(Consumer):
+    """Notes which topics it is asked about, each time that means a question to a broker."""
+
+    asked: ClassVar[list[str]] = []
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        if not cached:
+            self.asked.append(partition.topic)
+        return super().get_watermark_offsets(partition, timeout=timeout, cached=cached)
+
+    def list_topics(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError("an object of each partition, with the interpreter's lock in hand")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What readers made from now on ask brokers about."""
+    monkeypatch.setattr(Watched, "asked", found := list[str]())
+    monkeypatch.setattr(reading, "Consumer", Watched)
+    return found
+
+
 @pytest.mark.broker
 def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
-    kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch
+    kafka_side: KafkaSide, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look waits behind a fetch, and so do partitions that do not move: 180 ms where the broker is busy."""
-    asked: list[str] = []
-
-    class Watched(Consumer):
-        def get_watermark_offsets(
-            self, partition: TopicPartition, timeout: float = -1, cached: bool = False
-        ) -> tuple[int, int]:
-            if not cached:
-                asked.append(partition.topic)
-            return super().get_watermark_offsets(partition, timeout=timeout, cached=cached)
-
-        def list_topics(self, *args: Any, **options: Any) -> Any:
-            raise AssertionError("an object of each partition, with the interpreter's lock in hand")
-
-    monkeypatch.setattr(reading, "Consumer", Watched)
     log, topic, missing = DataLog(kafka_side.cluster.data_reader("group", {})), kafka_side.topic(3), "not-there"
 
     def assign(partition: int) -> list[str]:
-        """What is asked because of it, long after the last look."""
+        """What is asked because of it."""
         asked.clear()
-        with monkeypatch.context() as later:
-            later.setattr(data_reader, "MEET_AGAIN_S", 0.0)
-            log.reader.assign({(topic, partition): 0})
-            log.read(timeout_s=0.3)
+        log.reader.assign({(topic, partition): 0})
+        log.read(timeout_s=0.3)
         return list(asked)
 
     assert log.reader.partition_counts([topic, missing], TIMEOUT_S) == {topic: 3}
     eventually(lambda: asked == [topic, missing], "it connects, and learns the leaders")
     log.read(timeout_s=0.3)  # that is over then
+    assert assign(1) == []  # it was met just now
+    log.reader.unassign([(topic, 1)])
+    monkeypatch.setattr(data_reader, "MEET_AGAIN_S", 0.0)  # from now on every look is long ago
     assert assign(1) == [topic]  # the first of its topic: librdkafka may have forgotten it
     assert assign(2) == assign(0) == []
     log.reader.unassign([(topic, number) for number in range(3)])
     assert assign(2) == [topic]
-    log.reader.unassign([(topic, 2)])
-    asked.clear()
-    log.reader.assign({(topic, 0): 0})
-    log.read(timeout_s=0.3)
-    assert asked == []  # it was met just now
     log.reader.close()
+
+
+def test_where_no_broker_answers_leaders_are_not_looked_up_over_and_over_again(asked: list[str]) -> None:
+    """Each look holds up who reads for a quarter of a second."""
+    cluster = KafkaCluster(f"127.0.0.1:{closed_port()}")
+    reader = cluster.data_reader("group", {})
+    for _ in range(3):
+        reader.assign({("t", 0): 0})
+        reader.read(1, 0.01)
+        reader.unassign([("t", 0)])
+    assert asked == ["t"]
+    reader.close()
+    cluster.close()
 
 
 def test_offsets_without_messages_are_stepped_over(side: Side, log: DataLog) -> None:
