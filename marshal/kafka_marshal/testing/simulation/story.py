@@ -44,6 +44,8 @@ BURST = 12
 AT_START = 7
 #: How long a story goes on, in shares of the faulty time, if it is well again by then: a hundred HI, usually.
 CALM_AFTER = 1.14
+#: How much longer it goes on where the log has not got its records yet, in the same: one slow member may hold all.
+FILLED_AFTER = 4.0
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
 #: Offsets without a message, one after the other.
@@ -485,7 +487,7 @@ class _Story:
 
     def _fill(self) -> None:
         """Go on, calmly, until the log has its records; a worker that has ended all it does may leave it short."""
-        until = self.scheduler.now + self.scenario.intervals * self.hi
+        until = self.scheduler.now + FILLED_AFTER * self.scenario.intervals * self.hi
         while self.checks.counts["records"] < self.scenario.records and self.scheduler.now < until:
             if self.checks.broken is not None:
                 return  # time stands still
