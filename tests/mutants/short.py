@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.mutants.edges import edges
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
+from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
 from tests.rationalizer.forged_states import restore_differs
 from tests.rationalizer.oracle import OracleWorld
@@ -68,10 +70,11 @@ def _logs(seeds: int) -> Iterator[str]:
             log, after = write_log_of_ranges(by_seed(seed), LOG_LENGTH)
         else:
             log, after = write_log(by_seed(seed), LOG_LENGTH, cp, cps)
-        oracle, real = OracleWorld(cp, cps), World(cp, cps)
+        oracle, real, codes = OracleWorld(cp, cps), World(cp, cps), Counter[str]()
         for offset, stamp, value in log:
-            wanted = oracle.apply(offset, stamp, value)
-            wrong = difference(real.apply(offset, stamp, value), wanted) or state_difference(real, oracle)
+            wanted, outcome = oracle.apply(offset, stamp, value), real.apply(offset, stamp, value)
+            codes[outcome.code] += 1
+            wrong = difference(outcome, wanted) or state_difference(real, oracle)
             yield f"log {seed}, offset {offset}: {wrong}" if wrong else ""
             real = World.restore(real.snapshot(), cps) if offset % 5 == 0 else real
         at_once, half = World(cp, cps), World(cp, cps)
@@ -82,6 +85,8 @@ def _logs(seeds: int) -> Iterator[str]:
         for name, world in (("apply_many", at_once), ("restore and apply_many", resumed)):
             wrong = state_difference(world, after)
             yield f"log {seed}, {name}: {wrong}" if wrong else ""
+        counted = Counter(at_once.accepted) + Counter(at_once.rejected)
+        yield "" if counted == codes else f"log {seed}: it counts other outcomes"
 
 
 def _odd_logs(seeds: int) -> Iterator[str]:
@@ -132,6 +137,7 @@ def _oracle(seeds: int) -> Found | None:
                 map(progress_differs, several),
                 map(restore_differs, several),
                 map(parts_differ, several),
+                map(dump_differs, several),
             ),
         ),
         "",

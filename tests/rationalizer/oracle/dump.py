@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.rationalizer.oracle.layout import is_int
@@ -15,7 +15,7 @@ Outcome = dict[str, Any]
 
 
 def replay(
-    lines: Iterable[str], until: dict[int, int] | None = None
+    lines: Iterable[str], until: Mapping[int, int] | None = None
 ) -> tuple[list[Outcome], dict[str, Any], dict[int, int]]:
     """What `replay` and `replay --state` show of a sound dump, and the levels of CPs that stopped (D4)."""
     header, *records = [json.loads(line) for line in lines if line.strip()]
