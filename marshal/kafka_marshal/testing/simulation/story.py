@@ -547,7 +547,7 @@ class _Story:
 
     def _look_back(self) -> None:
         """What can be said when all is done."""
-        self.checks.check_in_hand()
+        self.checks.manners.check_in_hand(self.checks.consumers.values())
         back = [x for x in self.scenario.faults if x.kind == "term" and x.intervals < SOON_INTERVALS]
         if (
             back
