@@ -8,8 +8,15 @@ from itertools import pairwise, product
 from msgpack import packb
 from xxhash import xxh64
 
-from rationalizer import World, encode
-from rationalizer.records import ClaimingPartition, CommitRanges, ReleasingPartition, Tick
+from rationalizer import InvalidRecordError, World, encode
+from rationalizer.records import (
+    BeatEntry,
+    ClaimingPartition,
+    CommitRanges,
+    HeartbeatBatch,
+    ReleasingPartition,
+    Tick,
+)
 from rationalizer.routing import key_hash, key_range, route_group
 from tests.mutants.oracle import difference, state_difference
 from tests.rationalizer.oracle import OracleWorld
@@ -98,9 +105,25 @@ def _places() -> Iterator[str]:
         yield f"the group {group!r} is not routed to {place}" if route_group(group, partitions) != place else ""
 
 
+def _longest_written() -> Iterator[str]:
+    """E2: what readers accept is written, and a byte more is not."""
+    count = BYTES // 246  # an entry whose topic has 240 letters takes so many bytes
+    short = BYTES - len(encode(HeartbeatBatch(*WHO, (BeatEntry("t" * 240, 0, 0, None),) * count)))
+    for length in (BYTES, BYTES + 1):
+        longer, rest = divmod(short + length - BYTES, 9)
+        letters = [249] * longer + [240 + rest] + [240] * (count - longer - 1)
+        try:
+            written = len(encode(HeartbeatBatch(*WHO, tuple(BeatEntry("t" * n, 0, 0, None) for n in letters))))
+        except InvalidRecordError:
+            written = 0
+        wanted = length if length <= BYTES else 0
+        yield f"a record of {length} bytes is written as {written}, not as {wanted}" if written != wanted else ""
+
+
 def edges() -> Iterator[str]:
     """What differs between the rationalizer and the oracle, log by log."""
     yield from _places()
+    yield from _longest_written()
     written = (_beats_that_are_nearly_right(), _levels(), _limits(), _names_in_batches())
     alone = [(0, 1, log) for logs in written for log in logs]
     for cp, cps, log in [*alone, *((cp, CPS, log) for cp, log in _batches())]:
