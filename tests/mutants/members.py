@@ -565,4 +565,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "late: list[tuple[Run, list[Message]]] = []",
         "T4",
     ),
+    # What is counted.
+    Mutation("a message that is done stays in hand", _TRACKER, "self.in_hand -= 1", "pass", "C14"),
+    Mutation(
+        "what a loop has done stays in hand",
+        _TRACKER,
+        "self.in_hand -= cursor - run.done_count",
+        "pass",
+        "C14",
+    ),
 )
