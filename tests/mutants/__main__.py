@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kafka_marshal.testing.origin import where_it_ran
 from tests.mutants import MUTATIONS, Mutation
-from tests.mutants.runner import CONTROL, Row, as_json, run_all, table, write_report
+from tests.mutants.drawn import draw
+from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table, write_report
 
 #: What one mutation may take: seconds of a processor, so that what else runs on a machine makes no difference. The
 #: product itself has to pass within the same time: it takes 53 s at full speed, and machines that are shared were seen
@@ -35,6 +36,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="a bug of your own: the file from the top of the repository, the line without its indentation, and "
         "what stands there instead",
     )
+    parser.add_argument("--draw", type=int, metavar="N", help="N lines of rules and engine, by chance (--seed)")
+    parser.add_argument("--seed", type=int, default=0, help="for --draw (0)")
     parser.add_argument("short", nargs="*", help="for tests.mutants.short, after --: -- --seeds 200")
     return parser.parse_args(arguments)
 
@@ -43,6 +46,8 @@ def _chosen(options: argparse.Namespace) -> list[Mutation]:
     if options.own:
         file, old, new = options.own
         return [Mutation("your own", file, old, new, "?")]
+    if options.draw:
+        return draw(ROOT, options.draw, options.seed)
     parts = [part.strip() for part in options.only.split(",") if part.strip()]
     return [x for x in MUTATIONS if not parts or any(part in x.name for part in parts)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.mutants.mutation import Mutation, apply
 
-__all__ = ["CONTROL", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
+__all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,7 @@ from kafka_marshal.testing.simulation import Scenario, simulate
 from rationalizer import Outcome, World
 from tests.mutants import MUTATIONS, QUICK, Mutation, StaleMutationError, mutated
 from tests.mutants.__main__ import main
+from tests.mutants.drawn import draw
 from tests.mutants.oracle import OracleJudge
 from tests.mutants.runner import CONTROL, ROOT, run_all
 
@@ -50,6 +51,14 @@ def test_the_list_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "latest claim,stale at"]) == 0
     assert capsys.readouterr().out.count("       + ") == 2
     assert main(["--only", "no such bug"]) == 2
+
+
+def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
+    drawn = draw(ROOT, 40, seed=7)
+    assert drawn == draw(ROOT, 40, seed=7) != draw(ROOT, 40, seed=8)
+    assert len(drawn) == 40
+    for mutation in drawn:
+        test_each_still_applies_and_compiles_to_something_else(mutation)
 
 
 @pytest.mark.slow

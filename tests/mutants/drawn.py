@@ -1,0 +1,102 @@
+"""Bugs that nobody thought of: lines of rules and engine, drawn by chance, each changed in one place.
+
+A comparison is another one, a condition is turned round or loses a part, a sum loses a part or its sign, ``min`` is
+``max``, a statement is left out. Some of what comes out is no bug at all: who looks at what passed has to judge.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from tests.mutants.mutation import Mutation, StaleMutationError, mutated
+
+__all__ = ["draw"]
+
+#: What a line is drawn from.
+FOLDERS = ("rationalizer", "marshal/kafka_marshal/engine")
+#: It writes tables into PROTOCOL.md; no rule is in it.
+LEFT_OUT = "docs.py"
+
+_SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {
+    ast.Lt: ("<=", ">="),
+    ast.LtE: ("<", ">"),
+    ast.Gt: (">=", "<="),
+    ast.GtE: (">", "<"),
+    ast.Eq: ("!=",),
+    ast.NotEq: ("==",),
+    ast.Is: ("is not",),
+    ast.IsNot: ("is",),
+    ast.In: ("not in",),
+    ast.NotIn: ("in",),
+}
+
+
+def draw(root: Path, count: int, seed: int) -> list[Mutation]:
+    """So many, always the same ones for a seed and a commit."""
+    files = [path for folder in FOLDERS for path in sorted((root / folder).glob("*.py")) if path.name != LEFT_OUT]
+    found = [mutation for path in files for mutation in _of_file(root, path)]
+    Random(seed).shuffle(found)
+    return list(islice((mutation for mutation in found if _is_program(root, mutation)), count))
+
+
+def _of_file(root: Path, path: Path) -> Iterator[Mutation]:
+    text = path.read_text(encoding="utf-8")
+    lines, file = text.splitlines(), str(path.relative_to(root))
+    for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
+        if function.name == "__init__":
+            continue  # what is left out there is missed at once
+        within = lines[function.lineno - 1].strip()
+        for node in ast.walk(function):
+            if isinstance(node, (ast.expr, ast.stmt)) and node.lineno == node.end_lineno:
+                yield from (_planted(file, lines, node, new, within) for new in _changes(node, lines))
+
+
+def _planted(file: str, lines: list[str], node: ast.expr | ast.stmt, new: str, within: str) -> Mutation:
+    line = lines[node.lineno - 1]
+    raw = line.encode()  # columns are bytes
+    changed = (raw[: node.col_offset] + new.encode() + raw[node.end_col_offset :]).decode()
+    same = sum(other.strip() == line.strip() for other in lines)
+    name = f"{file.rpartition('/')[2]} {node.lineno}"
+    return Mutation(name, file, line.strip(), changed.strip(), "?", within if same > 1 else "")
+
+
+def _is_program(root: Path, mutation: Mutation) -> bool:
+    try:
+        ast.parse(mutated(mutation, (root / mutation.file).read_text(encoding="utf-8")))
+    except (SyntaxError, StaleMutationError):
+        return False
+    return mutation.old != mutation.new
+
+
+def _changes(node: ast.AST, lines: list[str]) -> Iterator[str]:
+    """What could stand in the place of an expression, or a statement, that takes one line."""
+
+    def said(part: ast.expr) -> str:
+        return lines[part.lineno - 1].encode()[part.col_offset : part.end_col_offset].decode()
+
+    match node:
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            yield from (f"{said(left)} {other} {said(right)}" for other in _SIGNS[type(sign)])
+        case ast.BoolOp(op=op, values=values):
+            word = " and " if isinstance(op, ast.And) else " or "
+            for place in range(len(values)):
+                yield word.join(said(value) for value in [*values[:place], *values[place + 1 :]])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield said(operand)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            yield said(left)
+            yield f"{said(left)} {'-' if isinstance(op, ast.Add) else '+'} {said(right)}"
+        case ast.Call(func=ast.Name(id="min" | "max" as name)):
+            yield ("max" if name == "min" else "min") + said(node).removeprefix(name)
+        case ast.Return(value=ast.Constant(value=bool() as answer)):
+            yield f"return {not answer}"
+        case ast.Return(value=None) | ast.Continue() | ast.Break() | ast.Expr(value=ast.Call()) | ast.AugAssign():
+            yield "pass"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "pass"
+        case _:
+            return
