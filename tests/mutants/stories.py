@@ -25,7 +25,7 @@ def _pauses_meet_claims(*workers: str) -> Scenario:
 
 def _stopped_with_a_batch_in_hand(seed: int) -> Scenario:
     """At most once, each process is stopped for longer than its leases last, over and over, amid a batch."""
-    workers = ("iterate", "poll", "poll", "poll")
+    workers = ("iterate", "poll", "batches", "batches")
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i, worker in enumerate(workers))
     stops = tuple(Fault(3 + 1.7 * i, "stop", f"c{i % 4}", 3.0) for i in range(42))
     return Scenario(seed, clients, stops, "at-most-once", HI, messages=MESSAGES, handling_ms=8.0)
