@@ -1,8 +1,8 @@
 """Consumer: messages of the partitions that this member holds.
 
-The user's thread does the reading: it fetches, groups what came by partition, gives it to the engine and takes out
-what may be handed over. Between two messages of an iteration there is no lock, only two stores and a look at the
-clock (T4).
+Threads of our own do the reading, each for a call of a user's thread (:mod:`kafka_marshal.serving`): they fetch, group
+what came by partition, give it to the engine and take out a run that may be handed over. A user's thread takes
+message after message from the run's iterator: no lock, and a look at the clock (T4).
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kafka_marshal.adapters.interface import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.collector import collector_resting
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
-from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
-from kafka_marshal.engine.tracker import Run
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.engine.tracker import ALL, Run, Taken
+from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.membership import Membership, TopicPartition
+from kafka_marshal.serving import Answer
 
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
@@ -53,6 +54,14 @@ CLOCK_STRIDE_MS = 1.0
 #: twice: confluent-kafka cuts waits into pieces of this.)
 SLICE_S = 0.2
 
+#: Messages ``poll`` takes at a time from the engine.
+HAND_SIZE = 1_000
+
+#: What user threads have said to be done waits for the next beat or call; so many are told at once.
+SAID_AT_ONCE = 10_000
+
+T = TypeVar("T")
+
 PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
 
@@ -78,6 +87,14 @@ class Consumer(Membership["Consumer"]):
         self._assigns = 0
         #: A batch that was handed out (at most once), on its way out of memory; see _let_go.
         self._spent: list[Message] = []
+        #: A read is under way, or was parted from its note.
+        self._is_torn = False
+        #: How often messages were fetched again, as a read was not noted.
+        self.reread = 0
+        #: What threads take messages from, but for iterating and batches at least once.
+        self._hand: Run | None = None
+        #: An exception may have kept a message taken from the hand from leaving the library.
+        self._in_doubt = False
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._reader.partition_counts)
@@ -86,7 +103,7 @@ class Consumer(Membership["Consumer"]):
     def _delivery(self) -> Delivery:
         return self._engine.delivery
 
-    # Getting messages.
+    # Getting messages: user threads.
 
     def __iter__(self) -> Iterator[Message]:
         """Messages, one by one. Ends after ``stop()`` or ``close()``.
@@ -110,10 +127,14 @@ class Consumer(Membership["Consumer"]):
         # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
         # all that is done here between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
-        while (run := self._next_run(RUN_SIZE, True, None)) is not None:
-            lease = run.assignment.lease
-            message: Message | None = None
+        while True:
+            answer = self._ask(self._serve_run, undo=self._undo)
             try:
+                run = answer.wait()
+                if run is None:
+                    return
+                lease = run.assignment.lease
+                message: Message | None = None
                 for message in run.walk:
                     if clock(*clock_id) >= lease.hand_out_until_s or stop:
                         break
@@ -121,8 +142,9 @@ class Consumer(Membership["Consumer"]):
                 else:
                     run.walked(message)
             finally:
-                with self._driver.locked(step=False):
-                    self._delivery.leave_run(run, self._driver.now_ms())
+                # From here on, and where not even this is reached, ``undo`` sees to the rest of the run.
+                answer.receipt.left = True
+                self._nudge()
 
     def _iterate_granted(self) -> Iterator[Message]:
         """At most once: batch after granted batch, looked after as in _iterate.
@@ -132,26 +154,33 @@ class Consumer(Membership["Consumer"]):
         """
         runtime, stop = self._driver.runtime, self._marshal.stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
-        delivery = self._delivery
         now, pace = 0.0, _Pace()
-        while (run := self._next_granted(None)) is not None:
-            lease = run.assignment.lease
-            cursor = look_at = looked_at = delivery.granted_next
-            for message in islice(run.messages, cursor, None):
-                if cursor >= look_at:
-                    before, now = now, clock(clock_id) * 1000.0
-                    look_at = cursor + pace.stride(cursor - looked_at, now - before)
-                    looked_at = cursor
-                    run.since = now
-                if now >= lease.proven_until or stop:
-                    break
-                cursor += 1
-                delivery.granted_next = cursor
-                if delivery.granted is not run:  # ended in this very moment
-                    with self._driver.locked(step=False):
-                        delivery.not_handed_out(run, cursor - 1)
-                    break
-                yield message
+        run: Run | None = None
+        message: Message | None = None
+        messages: list[Message] = []
+        try:
+            while (run := self._hand_for(None)) is not None:
+                lease = run.assignment.lease
+                messages, out = [], [0]
+                run.taken.append(Taken(messages, out, run.since))
+                count = look_at = looked_at = 0
+                for message in run.walk:
+                    messages.append(message)
+                    if count >= look_at:
+                        before, now = now, clock(clock_id) * 1000.0
+                        look_at = count + pace.stride(count - looked_at, now - before)
+                        looked_at = count
+                        run.since = now
+                    if now >= lease.proven_until or stop:
+                        self._refuse(run, [message])
+                        break
+                    count += 1  # noqa: SIM113 - not of those that must not be handed out
+                    out[0] = count; yield message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            self._in_doubt = True
+            if message is not None and run is not None:
+                self._refuse(run, [message, *messages])  # but for those that have left
+            raise
 
     def _poll_on(self) -> Iterator[Message]:
         while (message := self.poll(None)) is not None:
@@ -159,8 +188,26 @@ class Consumer(Membership["Consumer"]):
 
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``)."""
-        found = self.consume(1, timeout)
-        return found[0] if found else None
+        message, out = None, [0]
+        try:
+            deadline = self._deadline(timeout)
+            while (hand := self._hand_for(deadline)) is not None:
+                message = next(hand.walk, None)
+                if message is None:
+                    continue
+                now = self._driver.now_ms()
+                if self._may_leave(hand, now):
+                    hand.since = now
+                    hand.taken.append(Taken([message], out, now))
+                    out[0] = 1; return message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+                self._refuse(hand, [message])
+                message = None
+            return None
+        except BaseException:
+            self._in_doubt = True
+            if message is not None and hand is not None:
+                self._refuse(hand, [message])  # unless it has left
+            raise
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``).
@@ -171,58 +218,38 @@ class Consumer(Membership["Consumer"]):
         """
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
-        deadline = None if timeout is None else self._driver.monotonic() + timeout
-        if not self._options.at_most_once:
-            return self._collect(num_messages, deadline)
-        while True:
-            taken: list[tuple[Run, list[Message]]] = []
-            wanted = num_messages
-            while wanted > 0:
-                if taken and deadline is not None and self._driver.monotonic() >= deadline:
-                    break  # there may be more to claim, but each claim takes its time
-                granted = self._take_granted(wanted, deadline, [run for run, _ in taken])
-                if granted is None:
-                    break
-                taken.append(granted)
-                wanted -= len(granted[1])
-            found = [message for messages in self._still_ours(taken) for message in messages]
-            if found or not taken:
-                return found
+        found: list[tuple[Run, list[Message]]] = []
+        try:
+            deadline = self._deadline(timeout)
+            while True:
+                found = []
+                self._collect(found, num_messages, deadline)
+                now, out, ours = self._driver.now_ms(), [0], []
+                for run, messages in found:
+                    if self._may_leave(run, now):
+                        run.since = now
+                        run.taken.append(Taken(messages, out, now))
+                        ours.extend(messages)
+                    else:
+                        self._refuse(run, messages)
+                if ours or not found:
+                    out[0] = ALL; return ours  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            self._in_doubt = True
+            for run, messages in found:
+                self._refuse(run, messages)  # but for those that have left
+            raise
 
-    def _still_ours(self, taken: list[tuple[Run, list[Message]]]) -> list[list[Message]]:
-        """At most once: of what was taken before a wait, what may go out after it (T4); the rest is reported."""
-        now = self._driver.now_ms()
-        late = [(run, messages) for run, messages in taken if not run.assignment.lease.may_hand_over(now)]
-        if late:
-            with self._driver.locked(step=False):
-                for run, messages in late:
-                    self._delivery.waited_too_long(run.assignment.key, messages)
-        return [messages for run, messages in taken if (run, messages) not in late]
-
-    def _collect(self, num_messages: int, deadline: float | None) -> list[Message]:
-        """At least once: run after run, until there are so many messages, or the time is up."""
-        while True:
-            runs: list[Run] = []
-            wanted = num_messages
-            while wanted > 0 and (run := self._next_run(wanted, False, deadline, collected=runs)) is not None:
-                runs.append(run)
-                wanted -= run.size
-            if wanted <= 0 and len(runs) == 1:
-                return list(runs[0].messages)  # no wait since
-            found = [message for run in self._still_open(runs) for message in run.messages]
-            if found or not runs:
-                return found
-
-    def _still_open(self, runs: list[Run]) -> list[Run]:
-        """Of what was got before a wait, what may be handed out after it: a lease may have ended meanwhile (T4)."""
-        if not runs:
-            return runs
-        with self._driver.locked(step=False):
-            now = self._driver.now_ms()
-            gone = [run for run in runs if run.assignment.lease.is_ending(now)]
-            for run in gone:
-                self._delivery.leave_run(run, now)
-        return [run for run in runs if run not in gone]
+    def _collect(self, found: list[tuple[Run, list[Message]]], num_messages: int, deadline: float | None) -> None:
+        """Run after run, until there are so many messages, or the time is up."""
+        wanted = num_messages
+        while wanted > 0 and (hand := self._hand_for(deadline, [run for run, _ in found])) is not None:
+            found.append((hand, list(islice(hand.walk, wanted))))
+            wanted -= len(found[-1][1])
+            if not found[-1][1]:
+                found.pop()
+            if self._options.at_most_once and deadline is not None and self._driver.monotonic() >= deadline:
+                break  # there may be more to claim, but each claim takes its time
 
     def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
         """Batches of one partition each, of at most max_messages, not done before ``batch.done()``.
@@ -232,24 +259,150 @@ class Consumer(Membership["Consumer"]):
         """
         if max_messages < 1:
             raise ConfigurationError(f"max_messages must be at least 1, not {max_messages}")
+        return (
+            self._batches_granted(max_messages) if self._options.at_most_once else self._batches(max_messages, timeout)
+        )
+
+    def _batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:
         while True:
-            if self._options.at_most_once:
-                granted = self._take_granted(max_messages, None)
-                if granted is None:
+            answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
+            try:
+                run = answer.wait()
+                if run is None:
                     return
-                run, messages = granted
+                batch = Batch(self, run, list(run.messages))
+                answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+                del batch
+            except BaseException:
+                answer.receipt.left = True
+                raise
+
+    def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
+        messages: list[Message] = []
+        hand: Run | None = None
+        try:
+            while (hand := self._hand_for(None)) is not None:
+                messages = list(islice(hand.walk, max_messages))
+                now = self._driver.now_ms()
+                if messages and self._may_leave(hand, now):
+                    hand.since = now
+                    out = [0]
+                    hand.taken.append(Taken(messages, out, now))
+                    batch = Batch(self, hand, list(messages))
+                    out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+                    del batch
+                elif messages:
+                    self._refuse(hand, messages)
+        except BaseException:
+            self._in_doubt = True
+            if hand is not None:
+                self._refuse(hand, messages)  # unless they have left
+            raise
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self._driver.monotonic() + timeout
+
+    def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
+        self._driver.refuse_fork()
+        if self._driver.is_over:
+            raise ClosedError("this Marshal is closed; make a new one")
+        return self._driver.servants.ask(function, *args, undo=undo)
+
+    def _may_leave(self, run: Run, now: float) -> bool:
+        """Whether a message that was taken from a run may be handed out now (T4, T5)."""
+        if self._closed or self._marshal.stop_signal:
+            return False
+        lease = run.assignment.lease
+        return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until
+
+    def _refuse(self, run: Run, messages: Sequence[Message]) -> None:
+        """What was taken must not be handed out any more: it goes back."""
+        run.refused.extend(messages)
+        self._in_doubt = True
+        self._nudge()
+
+    def _hand_for(self, deadline: float | None, collected: Sequence[Run] = ()) -> Run | None:
+        """The run that threads take messages from now; a new one where that has come to its end."""
+        hand = self._hand
+        is_good = hand is not None and not self._in_doubt and not self._engine.errors and not self._closed
+        if is_good and hand is not None and hand.has_left and self._may_leave(hand, self._driver.now_ms()):
+            return hand
+        if self._closed and self._driver.is_over:
+            return None
+        answer = self._ask(self._serve_hand, deadline, collected)
+        try:
+            return answer.wait()
+        finally:
+            answer.receipt.left = True
+
+    # Getting messages: threads of our own, for a call of a user's thread (serving.py).
+
+    def drain(self) -> None:
+        """Tell the engine what user threads have said; the lock is held."""
+        while self._inbox:
+            said = self._inbox.popleft()
+            now = self._driver.now_ms()
+            if isinstance(said, Run):
+                self._delivery.done_run(said, now)
             else:
-                found = self._next_run(max_messages, False, None, fill_s=timeout)
-                if found is None:
-                    return
-                run, messages = found, list(found.messages)
-            yield Batch(self, run, messages)
+                self._delivery.done(cast("Message", said), now)
+        if self._in_doubt:
+            self._regather()
+
+    def _undo(self, run: Run | None) -> None:
+        """A run did not reach the thread that had asked for it, or that thread has left it."""
+        if run is not None and not self._closed:
+            with self._driver.locked(step=False):
+                self._delivery.undo_run(run, self._driver.now_ms())
+
+    def _regather(self) -> None:
+        """Something that was taken from a run may not have left the library: it is the next again (lock held)."""
+        self._in_doubt = False
+        if self._options.at_most_once:
+            self._delivery.decide()
+            return
+        self._hand = None
+        now = self._driver.now_ms()
+        for assignment in [x for x in self._engine.assignments.values() if x.tracker.runs]:
+            if not self._delivery.recall(assignment, keep=assignment.stage is not Stage.REVOKING):
+                self._in_doubt = True  # a thread is about to hand something out, or a traceback still shows it
+            self._engine.try_finish(assignment, now)
+
+    def _serve_run(self, is_gone: Callable[[], bool]) -> Run | None:
+        self._recall_hand()
+        return self._next_run(is_gone, RUN_SIZE, None, iterating=True)
+
+    def _serve_batch(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
+        self._recall_hand()
+        return self._next_run(is_gone, max_messages, None, fill_s=timeout)
+
+    def _recall_hand(self) -> None:
+        """What ``poll`` has not taken from its hand yet comes first."""
+        if self._hand is not None or self._in_doubt:
+            with self._driver.locked(step=False):
+                self._regather()
+
+    def _serve_hand(self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run]) -> Run | None:
+        if self._options.at_most_once:
+            self._hand = run = self._next_granted(is_gone, deadline, collected)
+            return run
+        with self._driver.locked(step=False):
+            hand = self._hand
+            if hand is not None and not hand.has_left:
+                self._in_doubt = self._in_doubt or not (collected or hand.is_settled)
+                self._hand = None
+            if self._in_doubt:
+                self._regather()
+        return self._next_run(is_gone, HAND_SIZE, deadline, shared=True, collected=collected)
 
     def _next_run(
         self,
+        is_gone: Callable[[], bool],
         max_messages: int,
-        iterating: bool,
         deadline: float | None,
+        *,
+        iterating: bool = False,
+        shared: bool = False,
         fill_s: float = 0.0,
         collected: Sequence[Run] = (),
     ) -> Run | None:
@@ -257,9 +410,11 @@ class Consumer(Membership["Consumer"]):
         fill_until: float | None = None
         while True:
             with self._driver.locked(step=False):
-                if self._is_over():
+                if is_gone() or self._is_over():
                     return None
                 now = self._driver.now_ms()
+                if shared and (hand := self._hand) is not None and hand.has_left and self._may_leave(hand, now):
+                    return hand  # another thread has got one meanwhile
                 fullest = self._delivery.fullest(now)
                 if fullest and fill_until is None:
                     fill_until = self._driver.monotonic() + fill_s
@@ -268,7 +423,7 @@ class Consumer(Membership["Consumer"]):
                 if fullest and (
                     fullest >= max_messages or not fill_s or self._driver.monotonic() >= (fill_until or 0.0)
                 ):
-                    run = self._delivery.next_run(max_messages, iterating, now)
+                    run = self._take_run(max_messages, iterating, shared, now)
                     if run is not None:
                         return run
                 if any(run.assignment.lease.is_ending(now) for run in collected):
@@ -278,21 +433,21 @@ class Consumer(Membership["Consumer"]):
             if deadline is not None and self._driver.monotonic() >= deadline:
                 self._pump(0.0)
                 with self._driver.locked(step=False):
-                    return self._delivery.next_run(max_messages, iterating, self._driver.now_ms())
+                    return self._take_run(max_messages, iterating, shared, self._driver.now_ms())
             self._pump(max(0.0, min(left, SLICE_S)))
 
-    def _take_granted(
-        self, max_messages: int, deadline: float | None, collected: Sequence[Run] = ()
-    ) -> tuple[Run, list[Message]] | None:
-        """At most once: the next granted messages, in order, with their run."""
-        while (run := self._next_granted(deadline, collected)) is not None:
-            with self._driver.locked(step=False):
-                messages = self._delivery.next_granted(run, max_messages, self._driver.now_ms())
-            if messages:
-                return run, messages
-        return None
+    def _take_run(self, max_messages: int, iterating: bool, shared: bool, now: float) -> Run | None:
+        """The next run, if there is one; a shared one is the hand from here on (lock held)."""
+        if shared and self._hand is not None and self._hand.has_left:
+            self._regather()
+        run = self._delivery.next_run(max_messages, iterating, now, shared=shared)
+        if shared and run is not None:
+            self._hand = run
+        return run
 
-    def _next_granted(self, deadline: float | None, collected: Sequence[Run] = ()) -> Run | None:
+    def _next_granted(
+        self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run] = ()
+    ) -> Run | None:
         """At most once: the run being handed out, or the next one, granted by the log (C13).
 
         No further one while a lease of those collected ends: an admin may move the position back meanwhile, and what
@@ -300,14 +455,16 @@ class Consumer(Membership["Consumer"]):
         """
         while True:
             with self._driver.locked(step=False):
-                if self._is_over():
+                if is_gone() or self._is_over():
                     return None
+                if self._in_doubt:
+                    self._regather()
                 run = self._delivery.granted
                 if run is not None:
-                    if self._delivery.granted_next < len(run.messages) and self._is_proven(run):
+                    if self._delivery.has_granted() and self._is_proven(run):
                         return run
                     self._delivery.finish_granted(self._driver.now_ms())
-                    self._spent = run.messages
+                    self._spent = list(run.messages)
                 now = self._driver.now_ms()
                 if any(run.assignment.lease.is_ending(now) for run in collected):
                     return None
@@ -380,15 +537,26 @@ class Consumer(Membership["Consumer"]):
         return came
 
     def _pump(self, timeout_s: float) -> int:
-        """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came."""
+        """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
+
+        What is read is noted before anybody else reads. A read that was not, as something raised in between, would
+        leave a hole that looks like one of Kafka's (P6): the next one begins where the last noted one ended.
+        """
         with self._reading:
             if self._closed:
                 return 0
+            if self._is_torn:
+                self._go_back()
+            self._is_torn = True
             fetched = self._fetched
             messages, faults = self._reader.read(READ_SIZE, timeout_s)
-        self._let_go(len(messages))
-        if not messages and not faults:
-            return 0
+            self._let_go(len(messages))
+            if messages or faults:
+                self._note(fetched, messages, faults)
+            self._is_torn = False
+        return len(messages) + len(faults)
+
+    def _note(self, fetched: dict[Key, int], messages: list[Message], faults: list[DataFault]) -> None:
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         with self._driver.locked(step=False):
@@ -399,7 +567,18 @@ class Consumer(Membership["Consumer"]):
                     self._fetch_anew(key)
             for fault in faults:
                 self._judge(fault)
-        return len(messages) + len(faults)
+
+    def _go_back(self) -> None:
+        """Fetch again from where the last read that was noted has ended: a read since then was not."""
+        self._is_torn = False
+        self.reread += 1
+        logger.error(
+            "reading messages was interrupted before they were noted; they are fetched again, and nothing is lost. "
+            "This is a fault of a callback, or of kafka-marshal: please report it with the traceback before this line"
+        )
+        with self._driver.locked(step=False):
+            for key in list(self._fetched):
+                self._fetch_anew(key)
 
     def _let_go(self, count: int) -> None:
         """Free as many of the messages of the batch before as new ones came; all of them when none came.
@@ -431,16 +610,19 @@ class Consumer(Membership["Consumer"]):
 
         After its lease ended this commits nothing and is counted in ``ignored_done``.
         """
-        if self._options.at_most_once:
-            return
-        with self._driver.locked(step=False):
-            self._delivery.done(message, self._driver.now_ms())
+        self._say(message)
 
     def _batch_done(self, run: Run) -> None:
+        self._say(run)
+
+    def _say(self, what: Message | Run) -> None:
         if self._options.at_most_once:
             return
-        with self._driver.locked(step=False):
-            self._delivery.done_run(run, self._driver.now_ms())
+        self._driver.refuse_fork()
+        self._inbox.append(what)
+        self._nudge()
+        if len(self._inbox) == SAID_AT_ONCE:
+            self._driver.call(self._hear)
 
     # Looking, and steering.
 
@@ -460,6 +642,9 @@ class Consumer(Membership["Consumer"]):
         self._set_paused(partitions, False)
 
     def _set_paused(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
+        self._driver.call(self._carry_out_pause, partitions, paused)
+
+    def _carry_out_pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
         with self._driver.locked():
             wanted = None if partitions is None else {(topic, partition) for topic, partition, *_ in partitions}
             chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
@@ -477,6 +662,9 @@ class Consumer(Membership["Consumer"]):
 
         Raises ConfigurationError for a partition not assigned, and for going back (only an admin may: C11).
         """
+        self._driver.call(self._carry_out_seek, topic, partition, offset)
+
+    def _carry_out_seek(self, topic: str, partition: int, offset: int) -> None:
         with self._driver.locked():
             if not self._engine.seek((topic, partition), offset):
                 raise ConfigurationError(

@@ -1,9 +1,9 @@
 """The thin shell around the engine: one background thread, one lock.
 
 The thread tails the coordination topic, applies what comes, tells the engine, and carries out what the engine wants.
-User threads call the engine directly under the lock, and carry out the effects themselves, so that a claim leaves in
-the caller's thread and nobody has to be woken for it. Blocking look-ups and the user's callbacks run on threads of
-their own: neither may ever hold up a heartbeat.
+Calls of user threads are carried out by threads of our own (``servants``), under the lock, which no user's thread
+ever holds. Blocking look-ups and the user's callbacks run on threads of their own, too: neither may ever hold up a
+heartbeat.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -37,6 +38,7 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.replica import Applied, Begin, Replica
+from kafka_marshal.serving import Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
@@ -95,6 +97,12 @@ class ConsumerPort(Protocol):
 
     def log_end(self, key: Key) -> int | None: ...
 
+    def drain(self) -> None:
+        """Tell the engine what user threads have said since; the lock is held."""
+
+
+#: Whether this thread runs code of the user's with the lock held (a predicate of ``WorldView.wait_for``).
+_under_lock: ContextVar[bool] = ContextVar("_under_lock", default=False)
 
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
@@ -123,6 +131,11 @@ class Hold:
         driver = self._driver
         driver.refuse_fork()
         driver.condition.__enter__()
+        try:
+            driver.drain()
+        except BaseException:
+            driver.condition.__exit__(None, None, None)
+            raise
         return driver.engine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -196,6 +209,7 @@ class Driver:
         self._topics = TopicWatch(cluster, topic)
         self._next_metadata = 0.0
         self._rng = runtime.random()
+        self.servants = Servants(runtime, "kafka-marshal-call")
         self._failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
@@ -233,6 +247,7 @@ class Driver:
             self._fail(error)
 
     def _turn(self) -> None:
+        self.servants.undo_lost()
         if self._beats_sent:
             self._let_beats_gather()
         batch = self.replica.read(self._wait_s())
@@ -256,6 +271,7 @@ class Driver:
             is_news = bool(batch.records or batch.faults) or unanswered != self._unanswered
             if was_started and not is_news and self.now_ms() < self._settle_by:
                 return  # an acknowledgement was looked for, and is not there yet; or the log ends where it ended
+            self.drain()
             self._periodic()
             self.settle()
 
@@ -393,7 +409,46 @@ class Driver:
             self._carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
+    # User threads.
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Have ``function(*args)`` carried out by a thread of ours; it takes the lock itself, if it needs it.
+
+        Directly where that is the one way: under the lock already, or where this driver has ended.
+        """
+        self.refuse_fork()
+        if _under_lock.get() or self._ended:
+            return function(*args)
+        return self.servants.ask(lambda _: function(*args)).wait()
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have function called by a thread of ours, soon."""
+        if not self._ended:
+            self.servants.post(function)
+
     # Under the lock.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this driver has ended."""
+        return self._ended
+
+    def drain(self) -> None:
+        """Tell the engine what user threads have said since; the lock is held."""
+        for port in list(self.ports.values()):
+            port.drain()
+
+    def wait_with(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
+        """As ``wait_for``, for a predicate of the user's, which may call what takes the lock."""
+
+        def asked() -> T:
+            token = _under_lock.set(True)
+            try:
+                return predicate()
+            finally:
+                _under_lock.reset(token)
+
+        return self.wait_for(asked, timeout_s)
 
     def refuse_fork(self) -> None:
         """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""
@@ -503,7 +558,7 @@ class Driver:
         try:
             if port is not None:
                 port.call(callback, assignments)
-        except Exception:
+        except BaseException:
             logger.exception("the callback %s raised; going on as if it had returned", callback)
         finally:
             with self.condition:
@@ -584,6 +639,7 @@ class Driver:
             self._thread.join(END_TIMEOUT_S)
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._callbacks.shutdown(wait=False)
+        self.servants.end()
         for appender in (*self._retired, self._appender):
             appender.close()
         self.cluster.close()

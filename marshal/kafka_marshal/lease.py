@@ -36,6 +36,9 @@ class Lease:
     @property
     def last_offset(self) -> int | None:
         """Everything up to this offset is done, as far as the log knows; None: nothing is (P2)."""
+        return self._driver.call(self._last_offset)
+
+    def _last_offset(self) -> int | None:
         with self._driver.locked(step=False) as engine:
             lease = engine.observer.lease(self._manual.key)
             return None if lease is None or lease.progress.stable < 0 else lease.progress.stable
@@ -47,6 +50,9 @@ class Lease:
 
     def heartbeat(self, last_offset: int | None = None) -> None:
         """Report that everything up to last_offset is done, and wait until the log has it (C5, C14)."""
+        self._driver.call(self._heartbeat, last_offset)
+
+    def _heartbeat(self, last_offset: int | None) -> None:
         self.require()
         with self._driver.locked():
             answer = self._manual.beat(last_offset, self._driver.now_ms())
@@ -58,6 +64,9 @@ class Lease:
         Go on with them only when this has returned. Raises ConfigurationError where they, or some of them, were
         granted or done before, LeaseLostError where the lease is not ours any more.
         """
+        self._driver.call(self._grant, last_offset)
+
+    def _grant(self, last_offset: int) -> None:
         self.require()
         with self._driver.locked():
             answer = self._manual.grant(last_offset, self._driver.now_ms())
@@ -65,6 +74,9 @@ class Lease:
 
     def release(self, last_offset: int | None = None) -> None:
         """Let the lease go, with everything up to last_offset done (C8). Releasing what is over does nothing."""
+        self._driver.call(self._release, last_offset)
+
+    def _release(self, last_offset: int | None) -> None:
         if self._manual.loss or self._manual.is_released:
             return
         with self._driver.locked():

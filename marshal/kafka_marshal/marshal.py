@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +27,7 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
 )
 from kafka_marshal.lease import Lease
-from kafka_marshal.membership import Membership
+from kafka_marshal.membership import Membership, calling
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
@@ -102,6 +102,7 @@ class Marshal:
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False
+        self._ending = cluster.runtime.lock()
         #: The process that speaks for this one should it die; None: there is none.
         self.watchdog: Watchdog | None = None
         try:
@@ -227,12 +228,22 @@ class Marshal:
         where this Marshal holds it already.
         """
         self._check_open()
+        answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)
+        try:
+            lease = answer.wait()
+            answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
+
+    def _serve_claim(self, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+        """Carry out ``claim``, on a thread of our own."""
         key = (topic, partition)
         deadline = self._driver.monotonic() + timeout
         with self._driver.condition:
             # While our own release of before is under way, the lease is neither ours nor free.
             is_going = self._driver.engine.book.is_releasing
-            self._driver.wait_for(lambda: not is_going(key), max(0.0, timeout))
+            self._driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
         with self._driver.locked() as engine:
             self._driver.check()
             self._check_lease_name(topic, partition)
@@ -250,7 +261,8 @@ class Marshal:
             answer_s = 2 * self.heartbeat_interval_ms / 1000
             self._driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
             self._driver.wait_for(
-                lambda: manual.is_proven or bool(manual.loss), max(0.0, deadline - self._driver.monotonic())
+                lambda: is_gone() or manual.is_proven or bool(manual.loss),
+                max(0.0, deadline - self._driver.monotonic()),
             )
             self._driver.check()
         with self._driver.locked():
@@ -323,37 +335,42 @@ class Marshal:
         self._end(release=False)
 
     def _end(self, *, release: bool) -> None:
-        if self._closed:
-            return
+        if self._closed and calling.get() is not None:
+            return  # another thread ends it, and waits for this callback
         self._closed = True
         self.stop_signal.append(True)
-        if self._driver.forked:
-            return
-        try:
-            if release:
-                self._release_all()
-            else:
-                self._call_off_watchdog()  # what it would release is to be kept
+        if not self._driver.forked:
+            self._driver.call(self._carry_out_end, release, calling.get() is not None)
+
+    def _carry_out_end(self, release: bool, in_callback: bool) -> None:
+        with self._ending:
+            if self._driver.is_over:
+                return
+            try:
+                if release:
+                    self._release_all(in_callback)
+                else:
+                    self._call_off_watchdog()  # what it would release is to be kept
+                    for consumer in self._consumers:
+                        consumer.abandon()
+                    with self._driver.locked() as engine:
+                        engine.last_words(self._driver.now_ms())
+                self._driver.flush(CLOSE_TIMEOUT_S)
                 for consumer in self._consumers:
-                    consumer.abandon()
-                with self._driver.locked() as engine:
-                    engine.last_words(self._driver.now_ms())
-            self._driver.flush(CLOSE_TIMEOUT_S)
-            for consumer in self._consumers:
-                consumer.await_answers()
-        finally:
-            for consumer in self._consumers:
-                consumer.free()
-            self._driver.shut_down()
-            self._call_off_watchdog()
+                    consumer.await_answers()
+            finally:
+                for consumer in self._consumers:
+                    consumer.free()
+                self._driver.shut_down()
+                self._call_off_watchdog()
 
     def _call_off_watchdog(self) -> None:
         if self.watchdog is not None:
             self.watchdog.close()
 
-    def _release_all(self) -> None:
+    def _release_all(self, in_callback: bool) -> None:
         for consumer in list(self._consumers):
-            consumer.close()
+            consumer.end(in_callback)
         with self._driver.locked() as engine:
             manual = list(engine.manual.values())
             for lease in manual:
@@ -364,7 +381,10 @@ class Marshal:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this Marshal is closed; make a new one")
-        with self._driver.locked():
+        self._driver.call(self._check)
+
+    def _check(self) -> None:
+        with self._driver.locked(step=False):
             self._driver.check()
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ offsets. Which partitions, when, and from where, is the same engine's business f
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
-from kafka_marshal.engine.consumer import ConsumerSettings
+from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -23,7 +24,7 @@ from kafka_marshal.topic_watch import CountPartitions
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
-__all__ = ["Membership", "TopicPartition"]
+__all__ = ["Membership", "TopicPartition", "calling"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("kafka_marshal")
 CLOSE_TIMEOUT_S = 1.0
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
-_calling: ContextVar[object] = ContextVar("_calling", default=None)
+calling: ContextVar[object] = ContextVar("calling", default=None)
 
 S = TypeVar("S")
 
@@ -61,7 +62,25 @@ class Membership(Generic[S]):
         self._driver = driver
         self._callbacks = callbacks
         self._closed = False
+        self._engine: ConsumerEngine
+        self._entered = False
+        #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
+        self._inbox: deque[object] = deque()
+        self._nudged = False
         subscription = Subscription(topics, driver.replica.topic)
+        try:
+            driver.call(self._enter, subscription, settings, count_partitions)
+        except BaseException:
+            driver.post(self.free)
+            raise
+        known = {topic for topic, _ in subscription.partitions}
+        for topic in sorted(subscription.names - known):
+            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
+
+    def _enter(
+        self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
+    ) -> None:
+        driver = self._driver
         with driver.locked() as engine:
             taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
             if taken:
@@ -69,14 +88,12 @@ class Membership(Generic[S]):
             self._engine = engine.add_consumer(subscription, settings)
             self._engine.errors.extend(driver.upgrades_told())
             driver.ports[self._engine.number] = self
+            self._entered = True
         try:
             driver.watch_topics(self._engine.number, subscription, count_partitions)
         except BaseException:
             self.free()
             raise
-        known = {topic for topic, _ in subscription.partitions}
-        for topic in sorted(subscription.names - known):
-            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
 
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
@@ -91,6 +108,9 @@ class Membership(Generic[S]):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
+        return self._driver.call(self._assignment)
+
+    def _assignment(self) -> list[TopicPartition]:
         with self._driver.locked(step=False):
             found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
             return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
@@ -98,12 +118,21 @@ class Membership(Generic[S]):
     @property
     def ignored_done(self) -> int:
         """What was said to be done after its lease had ended (or when it was done before); it committed nothing."""
-        return sum(self._engine.delivery.ignored_done.values())
+        return self._driver.call(self._ignored_done)
+
+    def _ignored_done(self) -> int:
+        with self._driver.locked(step=False):
+            return sum(self._engine.delivery.ignored_done.values())
 
     @property
     def unprocessed(self) -> list[tuple[str, int, int, int]]:
         """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
-        return list(self._engine.delivery.unprocessed)
+        return self._driver.call(self._unprocessed)
+
+    def _unprocessed(self) -> list[tuple[str, int, int, int]]:
+        with self._driver.locked(step=False):
+            self._engine.delivery.decide()
+            return list(self._engine.delivery.unprocessed)
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
@@ -115,6 +144,20 @@ class Membership(Generic[S]):
     def fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Carry out StartFetch and StopFetch."""
 
+    def drain(self) -> None:
+        """Tell the engine what user threads have said; the lock is held."""
+
+    def _nudge(self) -> None:
+        """What was said is waited for, if an assignment moves: it ends a revocation."""
+        if self._engine.is_moving and not self._nudged:
+            self._nudged = True
+            self._driver.post(self._hear)
+
+    def _hear(self) -> None:
+        self._nudged = False
+        with self._driver.locked():
+            pass
+
     def log_end(self, key: Key) -> int | None:
         """The log end as of the last look, None if there was none."""
         raise NotImplementedError
@@ -123,11 +166,11 @@ class Membership(Generic[S]):
         """Run the user's callback."""
         function = self._callbacks.get(callback)
         if function is not None:
-            _calling.set(self)
+            calling.set(self)
             try:
                 function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
             finally:
-                _calling.set(None)
+                calling.set(None)
 
     # Ending.
 
@@ -136,12 +179,17 @@ class Membership(Generic[S]):
 
         All callbacks have returned by then, but for one that calls it.
         """
+        if not self._closed:
+            self._driver.call(self.end, calling.get() is not None)
+
+    def end(self, in_callback: bool) -> None:
+        """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
         with self._driver.locked():
             self._engine.close(self._driver.now_ms())
         with self._driver.condition:
-            if _calling.get() is not self:
+            if not in_callback:
                 self._driver.wait_for(lambda: not self._engine.callbacks_running, None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
         self.free()
@@ -162,8 +210,13 @@ class Membership(Generic[S]):
         if self._closed:
             return
         self._closed = True
+        if not self._entered:
+            self._freed()
+            return
         self._driver.forget_topics(self._engine.number)
         with self._driver.condition:
+            self.drain()
+            self._engine.delivery.decide(final=True)
             self._driver.engine.remove_consumer(self._engine)
             self._driver.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()

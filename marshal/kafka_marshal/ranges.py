@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
-from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.errors import ClosedError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.membership import Membership, TopicPartition
 
 if TYPE_CHECKING:
@@ -85,18 +85,34 @@ class RangeConsumer(Membership["RangeConsumer"]):
         """
         if max_records < 1:
             raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
+        self._driver.refuse_fork()
+        if self._driver.is_over:
+            raise ClosedError("this Marshal is closed; make a new one")
+        answer = self._driver.servants.ask(self._serve, max_records, ends, timeout, undo=self.give_back)
+        try:
+            found = answer.wait()
+            answer.receipt.out = True; return found  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
+
+    def _serve(
+        self, is_gone: Callable[[], bool], max_records: int, ends: Mapping[Key, int] | None, timeout: float | None
+    ) -> list[OffsetRange]:
+        """Carry out ``take``, on a thread of our own."""
         deadline = None if timeout is None else self._driver.monotonic() + timeout
-        while True:
+        while not is_gone():
             keys = self._open_keys(ends)
             if keys is None:
-                return []
+                break
             found = self._take_known(max_records, ends, keys) or self._take_fresh(max_records, ends, keys)
             if found:
                 return [run.offsets() for run in found]
             left = None if deadline is None else deadline - self._driver.monotonic()
             if left is not None and left <= 0:
-                return []
+                break
             self._pause(keys, ends, POLL_S if left is None else min(POLL_S, left))
+        return []
 
     def _open_keys(self, ends: Mapping[Key, int] | None) -> list[Key] | None:
         """Partitions to take from, None: it is over."""
@@ -179,6 +195,9 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def look_ahead(self) -> None:
         """Ask where the logs end in the background: the next ``take`` uses the answer if that makes a full round."""
+        self._driver.call(self._look_ahead)
+
+    def _look_ahead(self) -> None:
         with self._driver.locked(step=False):
             if self._closed:
                 return
@@ -193,7 +212,9 @@ class RangeConsumer(Membership["RangeConsumer"]):
         A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
         is done, nor counted, unless all of them are still in hand.
         """
-        ranges = list(ranges)
+        return self._driver.call(self._done, list(ranges), flush, together)
+
+    def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
         with self._driver.locked() as engine:
             now = self._driver.now_ms()
             if together and not all(map(self._delivery.find, ranges)):
@@ -211,12 +232,18 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         At most once they can't: they are reported in ``unprocessed``, and nobody gets them (C13).
         """
+        self._driver.call(self._give_back, list(ranges))
+
+    def _give_back(self, ranges: list[OffsetRange]) -> None:
         with self._driver.locked():
             for given in ranges:
                 self._delivery.give_back_range(given, self._driver.now_ms())
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
+        return self._driver.call(self._is_valid, given)
+
+    def _is_valid(self, given: OffsetRange) -> bool:
         with self._driver.locked(step=False):
             run = self._delivery.find(given)
             return run is not None and self._driver.now_ms() < run.assignment.lease.proven_until
@@ -225,8 +252,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def ends(self) -> dict[Key, int]:
         """Where the logs of all subscribed partitions end now, whoever holds them (*blocking*)."""
-        with self._driver.locked(step=False):
-            keys = self._engine.subscription.partitions
+        keys = self._driver.call(self._partitions)
         marks = self._look_up(keys)
         if missing := [key for key in keys if key not in marks]:
             topic, partition = missing[0]
@@ -236,12 +262,19 @@ class RangeConsumer(Membership["RangeConsumer"]):
             )
         return {key: marks[key][1] for key in keys}
 
+    def _partitions(self) -> Collection[Key]:
+        with self._driver.locked(step=False):
+            return self._engine.subscription.partitions
+
     def starts(self, keys: Iterable[Key]) -> dict[Key, int]:
         """Where these partitions' logs begin now (*blocking*); those without a leader are left out."""
         return {key: low for key, (low, _) in self._look_up(list(keys)).items()}
 
     def missing_topics(self) -> list[str]:
         """Topics asked for by name that do not exist (yet)."""
+        return self._driver.call(self._missing_topics)
+
+    def _missing_topics(self) -> list[str]:
         with self._driver.locked(step=False):
             known = {topic for topic, _ in self._engine.subscription.partitions}
             return sorted(self._engine.subscription.names - known)
@@ -253,31 +286,42 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def holds(self, given: OffsetRange) -> bool:
         """Whether the range is in hand still: its lease is not over, as far as we know."""
+        return self._driver.call(self._holds, given)
+
+    def _holds(self, given: OffsetRange) -> bool:
         with self._driver.locked(step=False):
             return self._delivery.find(given) is not None
 
     def wait_lost(self, ranges: Iterable[OffsetRange], timeout: float) -> bool:
         """Wait until one of the ranges is not in hand any more, at most timeout seconds; whether that came."""
-        ranges = list(ranges)
+        return self._driver.servants.ask(self._wait_lost, list(ranges), timeout).wait()
+
+    def _wait_lost(self, is_gone: Callable[[], bool], ranges: list[OffsetRange], timeout: float) -> bool:
         with self._driver.condition:
-            return self._driver.wait_for(lambda: not all(map(self._delivery.find, ranges)), timeout)
+            return self._driver.wait_for(lambda: is_gone() or not all(map(self._delivery.find, ranges)), timeout)
 
     def is_done(self, ends: Mapping[Key, int]) -> bool:
         """Whether the log says that the group has done everything below these offsets."""
+        return self._driver.call(self._is_done, ends)
+
+    def _is_done(self, ends: Mapping[Key, int]) -> bool:
         with self._driver.locked(step=False):
             return all(self._engine.known_stable(key) >= end - 1 for key, end in ends.items())
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
         """Wait for ``is_done``, or for a partition to take from, at most timeout seconds; whether all is done."""
+        return self._driver.servants.ask(self._wait_done, ends, timeout).wait()
+
+    def _wait_done(self, is_gone: Callable[[], bool], ends: Mapping[Key, int], timeout: float) -> bool:
         known = set(self._open_keys(ends) or ())
 
         def settled() -> bool:
             opened = any(key in ends and key not in known for key in self._delivery.open(self._driver.now_ms()))
-            return opened or self._closed or bool(self._engine.errors) or self.is_done(ends)
+            return opened or is_gone() or self._closed or bool(self._engine.errors) or self._is_done(ends)
 
         with self._driver.condition:
             self._driver.wait_for(settled, timeout)
-        return self.is_done(ends)
+        return self._is_done(ends)
 
     def log_end(self, key: Key) -> int | None:
         """The log end as of the last look."""

@@ -8,6 +8,7 @@ see a difference.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import uuid
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from kafka_marshal.clock import CLOCK_ID
 
-__all__ = ["THREADS", "Condition", "Executor", "Lock", "Runtime", "Thread", "Threads"]
+__all__ = ["EMPTY", "THREADS", "Condition", "Executor", "Lock", "Mailbox", "Runtime", "Thread", "Threads"]
 
 T = TypeVar("T")
 
@@ -43,6 +44,19 @@ class Condition(Lock, Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T: ...
     def notify_all(self) -> None: ...
+
+
+#: What a mailbox gives when nothing came in time.
+EMPTY: Any = object()
+
+
+class Mailbox(Protocol):
+    """Things from one thread to another. Both calls are one step, which no signal can part."""
+
+    def put(self, thing: Any, /) -> None: ...
+
+    def get(self, timeout: float | None, /) -> Any:
+        """The oldest thing; EMPTY after timeout seconds (None: wait until there is one)."""
 
 
 class Thread(Protocol):
@@ -88,6 +102,8 @@ class Runtime(Protocol):
 
     def lock(self) -> Lock: ...
 
+    def mailbox(self) -> Mailbox: ...
+
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """Run target in a thread of its own, one that does not keep the process alive."""
 
@@ -99,6 +115,23 @@ class Runtime(Protocol):
 
     def executor(self, threads: int, name: str) -> Executor:
         """Runs functions in up to so many threads."""
+
+
+class _Mailbox:
+    """A queue written in C."""
+
+    __slots__ = ("_get", "put")
+
+    def __init__(self) -> None:
+        things: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.put = things.put
+        self._get = things.get
+
+    def get(self, timeout: float | None) -> Any:
+        try:
+            return self._get(True, timeout)
+        except queue.Empty:
+            return EMPTY
 
 
 class Threads:
@@ -126,6 +159,9 @@ class Threads:
 
     def lock(self) -> threading.Lock:
         return threading.Lock()
+
+    def mailbox(self) -> _Mailbox:
+        return _Mailbox()
 
     def start(self, target: Callable[[], object], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)

@@ -66,6 +66,9 @@ class WorldView:
 
     def lease(self, topic: str, partition: int) -> LeaseInfo | None:
         """One lease; None: nobody of the group ever held it."""
+        return self._driver.call(self._lease, topic, partition)
+
+    def _lease(self, topic: str, partition: int) -> LeaseInfo | None:
         with self._driver.locked(step=False) as engine:
             worlds = self._driver.replica.worlds
             world = worlds[route_lease(topic, partition, len(worlds))]
@@ -74,6 +77,9 @@ class WorldView:
 
     def leases(self) -> list[LeaseInfo]:
         """All leases of the group, sorted by topic and partition."""
+        return self._driver.call(self._leases)
+
+    def _leases(self) -> list[LeaseInfo]:
         with self._driver.locked(step=False) as engine:
             found = [
                 lease_info(lease, world)
@@ -86,15 +92,23 @@ class WorldView:
     @property
     def log_time(self) -> int:
         """The latest log time (ms) of any partition of the coordination topic (T1)."""
-        self._driver.refuse_fork()
+        return self._driver.call(self._log_time)
+
+    def _log_time(self) -> int:
         with self._driver.condition:
             return max(world.log_time for world in self._driver.replica.worlds.values())
 
     def wait_for(self, predicate: Callable[[WorldView], object], timeout: float | None = None) -> bool:
         """Wait until predicate(this view) is true, at most timeout seconds; whether it became true.
 
-        The predicate is asked after every change. It must be quick: it runs under this Marshal's lock.
+        The predicate is asked after every change. It must be quick: it runs under this Marshal's lock, on a thread
+        of this Marshal's.
         """
         self._driver.refuse_fork()
+        return self._driver.servants.ask(self._wait_for, predicate, timeout).wait()
+
+    def _wait_for(
+        self, is_gone: Callable[[], bool], predicate: Callable[[WorldView], object], timeout: float | None
+    ) -> bool:
         with self._driver.condition:
-            return bool(self._driver.wait_for(lambda: bool(predicate(self)), timeout))
+            return bool(self._driver.wait_with(lambda: is_gone() or bool(predicate(self)), timeout))

@@ -426,8 +426,7 @@ class Member:
             if run is None:
                 self.propose(consumer)
             elif self.is_proven(run.assignment.lease):
-                part = run.messages[delivery.granted_next : delivery.granted_next + limit]
-                delivery.granted_next += len(part)
+                part = delivery.next_granted(run, limit, self.clock())
                 got.extend(part)  # type: ignore[arg-type]
                 if delivery.granted_next == len(run.messages):
                     delivery.finish_granted(self.clock())

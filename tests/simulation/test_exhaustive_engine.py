@@ -138,7 +138,9 @@ class Broken:
         finish = Delivery.finish_granted
 
         def from_the_first(self: Delivery, now: float) -> None:
-            self.granted_next = 0
+            assert self.granted is not None
+            self.granted.taken.clear()
+            self.granted.recalled = list(self.granted.messages)
             finish(self, now)
 
         patch(Delivery, "finish_granted", from_the_first)

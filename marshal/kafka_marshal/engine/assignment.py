@@ -236,7 +236,8 @@ class Assignment:
     @property
     def position(self) -> int:
         """The offset of the next message to be handed out."""
-        return offset_of(self._buffer[0][0][0]) if self._buffer else self.fetch_next
+        ahead = [offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
+        return min(ahead, default=offset_of(self._buffer[0][0][0]) if self._buffer else self.fetch_next)
 
     @property
     def over(self) -> bool:

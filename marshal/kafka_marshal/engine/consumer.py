@@ -128,6 +128,11 @@ class ConsumerEngine:
         """Does this Marshal hold or want the lease already?"""
         return self._engine.is_taken(key)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether an assignment begins or ends."""
+        return bool(self._restless)
+
     def look_after(self, assignment: Assignment) -> None:
         """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
         if self.assignments.get(assignment.key) is assignment:
@@ -314,6 +319,8 @@ class ConsumerEngine:
         ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
         self._enter(assignment, Stage.REVOKING)
+        if not self.at_most_once:
+            self.delivery.recall(assignment, keep=False)
         assignment.drop_buffer()
         if assignment.shown:
             self._engine.outbox.add(StopFetch(self.number, assignment.key))
@@ -415,6 +422,8 @@ class ConsumerEngine:
     def seek(self, key: Key, offset: int) -> bool:
         """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
         assignment = self.assignments.get(key)
+        if assignment is not None and not self.at_most_once:
+            self.delivery.recall(assignment)
         if assignment is None or not assignment.shown or assignment.releasing or offset < assignment.position:
             return False
         assignment.tracker.done.through(offset - 1)

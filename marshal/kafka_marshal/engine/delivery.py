@@ -33,11 +33,12 @@ class Delivery:
         self._batch_size = batch_size
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
-        #: The granted run being handed out (at most once), and where in it we are.
+        #: The granted run being handed out (at most once).
         self.granted: Run | None = None
-        self.granted_next = 0
-        #: Granted runs of partitions that the user holds back, in order, handed out as far as their cursors say.
+        #: Granted runs of partitions that the user holds back, in order; what is left of them is recalled.
         self._held_back: list[Run] = []
+        #: Granted runs that have ended while a thread had a message that it had not handed out yet.
+        self._undecided: list[tuple[Run, set[int]]] = []
         #: Whose ClaimingMessages is under way, or answered and not collected; one at a time.
         self.proposed: Assignment | None = None
         #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
@@ -103,14 +104,53 @@ class Delivery:
                 return assignment
         return None
 
-    def next_run(self, max_messages: int, iterating: bool, now: float) -> Run | None:
-        """At least once: the next messages of one partition, in hand from here on; None: nothing to hand out."""
+    def next_run(self, max_messages: int, iterating: bool, now: float, *, shared: bool = False) -> Run | None:
+        """At least once: the next messages of one partition, in hand from here on; None: nothing to hand out.
+
+        shared: threads take them from ``walk``, one by one; else, but for iterating, they are handed out together.
+        """
         assignment = self._next(now)
         if assignment is None:
             return None
         run = assignment.take(max_messages, iterating, now)
         assignment.tracker.hand_out(run)
+        if not (iterating or shared):
+            run.take(run.size)
         return run
+
+    def recall(self, assignment: Assignment, *, keep: bool = True) -> bool:
+        """At least once: what was to be taken by threads from explicit runs, and was not, is not in hand any more.
+
+        keep: it is handed out again, and so is what an exception kept from leaving the library. Whether nothing is
+        between a run and the library's door any more.
+        """
+        settled = True
+        for run in [run for run in assignment.tracker.runs.values() if run.is_marked]:
+            back = [*run.recall(), *run.astray()]
+            settled = settled and len(back) - len(run.recalled) >= run.handed_out - run.left
+            for messages, covers_from in assignment.tracker.split(run, back):
+                if keep:
+                    self._put_back(assignment, messages, covers_from)
+        return settled
+
+    def undo_run(self, run: Run, now: float) -> None:
+        """A run that was on its way to a thread, and that no thread got: it is handed out again."""
+        assignment = run.assignment
+        if self._consumer.at_most_once or assignment.tracker.runs.get(run.first) is not run:
+            return
+        if run.iterating:
+            self.leave_run(run, now)
+            return
+        for messages, covers_from in assignment.tracker.split(run, run.messages):
+            if not assignment.over and assignment.stage is not Stage.REVOKING:
+                self._put_back(assignment, messages, covers_from)
+        self._consumer.try_finish(assignment, now)
+
+    def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
+        assignment.put_back(messages, covers_from)
+        if assignment not in self._turns:
+            self._turns[assignment] = None
+            self._turns.move_to_end(assignment, last=False)
 
     def propose(self, now: float) -> Assignment | None:
         """At most once: claim the next batch of one partition (C12), unless one is claimed already.
@@ -199,7 +239,7 @@ class Delivery:
             self._put_aside(grant.run)
             return grant.run
         if grant.accepted:
-            self.granted, self.granted_next = grant.run, 0
+            self.granted = grant.run
             return grant.run
         assignment.tracker.throw_back(grant.run)
         self._remember(assignment, grant)
@@ -224,9 +264,12 @@ class Delivery:
         """The user wants nothing of this partition until ``resume``: what it has in hand ahead is handed out then."""
         assignment.user_paused = True
         for run in assignment.tracker.runs.values():
-            run.cut_short()
+            if run.iterating:
+                run.recall()
+        if not self._consumer.at_most_once:
+            self.recall(assignment)
         if self.granted is not None and self.granted.assignment is assignment:
-            self.granted.cursor = self.granted_next
+            self.granted.recall()
             self._put_aside(self.granted)
             self.granted = None
 
@@ -239,17 +282,31 @@ class Delivery:
         run = next((run for run in self._held_back if not run.assignment.user_paused), None)
         if run is not None and self.granted is None:
             self._held_back.remove(run)
-            self.granted, self.granted_next, run.since = run, run.cursor, now
+            run.resume(run.astray())
+            self.granted, run.since = run, now
+
+    @property
+    def granted_next(self) -> int:
+        """How many messages of the granted run were handed out."""
+        return 0 if self.granted is None else self.granted.handed_out
+
+    def has_granted(self) -> bool:
+        """Whether the granted run has messages left; what an exception kept from leaving the library is among them."""
+        run = self.granted
+        if run is None:
+            return False
+        if again := run.astray():
+            run.resume(again)
+        elif run.recalled:
+            run.resume()
+        return run.handed_out < len(run.messages)
 
     def next_granted(self, run: Run, max_messages: int, now: float) -> list[Message]:
         """The next messages of the granted run; none, if it has ended, or is held back, in this very moment."""
         if self.granted is not run:
             return []
-        start = self.granted_next
-        messages = run.messages[start : start + max_messages]
-        self.granted_next = start + len(messages)
         run.since = now
-        return messages
+        return run.take(max_messages)
 
     def finish_granted(self, now: float) -> None:
         """The granted run was handed out to its end, or as far as it ever will be."""
@@ -268,24 +325,33 @@ class Delivery:
 
     def _finish(self, run: Run, now: float) -> None:
         if run is self.granted:
-            run.cursor, self.granted = self.granted_next, None
+            self.granted = None
         else:
             self._held_back.remove(run)
-        rest = run.messages[run.cursor :]
-        if rest:
-            self._report(run.assignment.key, offset_of(rest[0]), offset_of(rest[-1]))
+        self._undecided.append((run, set()))
+        self.decide()
         run.assignment.tracker.mark_run(run)
         if self.proposed is not None and self.proposed.grant is not None:
             self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
         self._consumer.try_finish(run.assignment, now)
 
-    def not_handed_out(self, run: Run, index: int) -> None:
-        """A user's thread counted this message as handed out, and then saw that the run had ended, or is held back."""
-        if run in self._held_back:
-            run.cursor = min(run.cursor, index)
-        elif run.cursor > index:  # that was believed when the rest was reported
-            offset = offset_of(run.messages[index])
-            self._report(run.assignment.key, offset, offset)
+    def decide(self, *, final: bool = False) -> None:
+        """Of granted runs that have ended: report what no thread hands out any more (final: nor will; C13)."""
+        for entry in list(self._undecided):
+            run, told = entry
+            lost = [*run.recall(), *run.astray(final=final)]
+            offsets = sorted({offset_of(message) for message in lost} - told)
+            told.update(offsets)
+            at = 0
+            while at < len(offsets):  # runs of offsets that follow each other in the run
+                first, place = offsets[at], run.index(offsets[at]) or 0
+                while at + 1 < len(offsets) and run.index(offsets[at + 1]) == place + 1:
+                    at, place = at + 1, place + 1
+                self._report(run.assignment.key, first, offsets[at])
+                at += 1
+            out = sum(min(len(taken.messages), taken.out[0]) for taken in run.taken)
+            if final or out + len(told) >= len(run.messages):
+                self._undecided.remove(entry)
 
     def done(self, message: Message, now: float) -> None:
         """A message handed out by poll, consume or batches is done."""
@@ -320,10 +386,7 @@ class Delivery:
         elif assignment.stage is Stage.REVOKING:
             self._consumer.try_finish(assignment, now)
         elif rest:
-            assignment.put_back(rest, covers_from)
-            if assignment not in self._turns:
-                self._turns[assignment] = None
-                self._turns.move_to_end(assignment, last=False)
+            self._put_back(assignment, rest, covers_from)
 
     def in_hand(self, assignments: Iterable[Assignment]) -> int:
         """Messages handed out and not done."""

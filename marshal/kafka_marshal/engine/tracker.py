@@ -9,9 +9,13 @@ Offsets that Kafka never delivers (compaction, transaction markers) are done wit
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, islice
+from operator import length_hint
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.adapters.interface import Message
 from rationalizer import Progress
@@ -20,10 +24,13 @@ from rationalizer.limits import MAX_OFFSET
 if TYPE_CHECKING:
     from kafka_marshal.engine.assignment import Assignment
 
-__all__ = ["Run", "Tracker", "beyond", "offset_of"]
+__all__ = ["ALL", "Run", "Taken", "Tracker", "beyond", "offset_of"]
 
-#: What a list iterator that has not ended says of itself: how to make one, of what, and the index of its next thing.
-PLACE_FIELDS: Final = 3
+#: In ``Taken.out``: all of its messages.
+ALL = sys.maxsize
+
+#: What getrefcount says of a message that nobody but its run has: the run's list, and getrefcount's argument.
+OWN_REFERENCES = 2
 
 
 def offset_of(message: Message) -> int:
@@ -53,12 +60,27 @@ def beyond(islands: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]])
     return found
 
 
+class Taken(NamedTuple):
+    """Messages that one call of a user's thread took from a run."""
+
+    messages: list[Message]
+    #: One number: how many of them have left the library. Stored in the instruction before they leave it.
+    out: list[int]
+    #: When they were taken (ms, own clock).
+    at: float
+
+
 class Run:
-    """Consecutive messages of one assignment, handed out together."""
+    """Consecutive messages of one assignment, handed out together.
+
+    User threads take messages from ``walk`` and nothing else; one step of an iterator is one step of the
+    interpreter, which no signal and no other thread can part. ``recall`` takes the rest in one such step, too.
+    """
 
     __slots__ = (
         "_ahead",
         "_cursor",
+        "_is_piece",
         "assignment",
         "covers_from",
         "done_count",
@@ -67,18 +89,28 @@ class Run:
         "last",
         "marks",
         "messages",
+        "recalled",
+        "refused",
         "seen_cursor",
         "since",
         "size",
+        "taken",
         "walk",
     )
 
     def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
         self.messages = messages
-        self._ahead = messages.copy() if iterating else []
-        #: What an iterating thread goes through, and the only one that does; see ``cursor``.
-        self.walk: Iterator[Message] = iter(self._ahead)
+        #: What user threads take the messages from; see ``handed_out``.
+        self.walk: Iterator[Message] = iter(messages)
+        #: What says how many are left in it.
+        self._ahead: Iterator[object] = self.walk
+        #: The last messages, taken back from ``walk`` before any thread got them.
+        self.recalled: list[Message] = []
+        #: What a thread took from ``walk`` and must not hand out any more.
+        self.refused: list[Message] = []
+        #: What calls have taken (not while iterating at least once, which the cursor follows).
+        self.taken: deque[Taken] = deque()
         #: Offsets of the first and the last message.
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
         #: How many things are in hand: each may be done before its neighbours are.
@@ -88,6 +120,8 @@ class Run:
         #: Followed by its cursor (plain iteration); else explicitly.
         self.iterating = iterating
         self._cursor = 0
+        #: Split off a run that threads took messages from: what they note there is about this one, too.
+        self._is_piece = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
         self.since = now
         self.seen_cursor = 0
@@ -96,16 +130,29 @@ class Run:
         self.marks = bytearray(0 if iterating else len(messages))
 
     @property
-    def cursor(self) -> int:
-        """Messages before this index are done: those before the one that ``walk`` gave out last, at least.
+    def is_marked(self) -> bool:
+        """Whether threads say of each message that it is done."""
+        return not self.iterating and bool(self.messages) and not self.assignment.consumer.at_most_once
 
-        A list iterator tells where it stands (that is how it is pickled), unless it came to its end: then it is as
-        it was seen last, until ``walked`` is called.
-        """
-        place: Any = self.walk.__reduce__()
-        if len(place) == PLACE_FIELDS:
-            self._cursor = max(self._cursor, place[2] - 1)
-        return self._cursor
+    @property
+    def has_left(self) -> bool:
+        """Whether threads may take more from ``walk``."""
+        return length_hint(self._ahead) > 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether threads may take more of an explicit run from ``walk``."""
+        return self.is_marked and self.handed_out < len(self.messages)
+
+    @property
+    def handed_out(self) -> int:
+        """How many messages threads have taken from ``walk``."""
+        return len(self.messages) - len(self.recalled) - length_hint(self._ahead)
+
+    @property
+    def cursor(self) -> int:
+        """Messages before this index are done: those before the one that ``walk`` gave out last, at least."""
+        return max(self._cursor, self.handed_out - 1)
 
     @cursor.setter
     def cursor(self, cursor: int) -> None:
@@ -116,9 +163,86 @@ class Run:
         if last is not None:
             self._cursor = bisect_right(self.messages, offset_of(last), key=offset_of)
 
-    def cut_short(self) -> None:
-        """End ``walk`` before its next message."""
-        self._ahead.clear()
+    def recall(self) -> list[Message]:
+        """End ``walk`` before its next message; what no thread has taken."""
+        self.recalled = list(self.walk) + self.recalled
+        return self.recalled
+
+    def resume(self, again: Sequence[Message] = ()) -> None:
+        """Have ``walk`` go on with what was recalled, and with these, which no thread got."""
+        numbers = sorted(map(self._number, (*self.recall(), *again)))
+        self.recalled = []
+        self.refused.clear()
+        # By number: a list of messages would count as one that has them all (``astray``).
+        ahead: Iterator[int] = iter(numbers)
+        self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
+
+    def _number(self, message: Message) -> int:
+        return bisect_left(self.messages, offset_of(message), key=offset_of)
+
+    def take(self, count: int) -> list[Message]:
+        """The next messages of ``walk``, as handed out."""
+        messages = list(islice(self.walk, count))
+        self.taken.append(Taken(messages, [ALL], self.since))
+        return messages
+
+    def astray(self, *, final: bool = False) -> list[Message]:
+        """What a thread has taken from ``walk``, which is recalled by this, and will never leave the library.
+
+        An exception has ended the call in between, and with it the last reference but our own. What a thread is
+        about to hand out, or a traceback still shows, is not among them yet, but with final.
+        """
+        if self.is_settled:
+            return []
+        known = {id(message) for message in self.recall()}
+        known |= {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
+        noted = {id(message) for taken in self.taken for message in taken.messages[taken.out[0] :]}
+        lost = set(map(id, self.refused))
+        found = []
+        for index in range(len(self.messages)):
+            name = id(self.messages[index])
+            if name in known:
+                continue
+            if name in lost or final or sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + (name in noted):
+                found.append(self.messages[index])
+        return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that threads have taken has left the library."""
+        return self.handed_out == self.left
+
+    @property
+    def left(self) -> int:
+        """How many of the messages that threads have taken have left the library."""
+        if not self._is_piece:
+            return sum(min(len(taken.messages), taken.out[0]) for taken in self.taken)
+        left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
+        return sum(id(message) in left for message in self.messages)
+
+    def in_hand_since(self) -> float | None:
+        """Since when (ms, own clock) the first message that is not done was taken; None: all that were taken are."""
+        if self._is_piece:
+            undone = {id(message) for message, mark in zip(self.messages, self.marks, strict=True) if not mark}
+            return min((x.at for x in self.taken if any(id(m) in undone for m in x.messages)), default=self.since)
+        place = 0
+        for taken in self.taken:
+            end = place + len(taken.messages)
+            if self.marks.find(0, place, end) >= 0:
+                return taken.at
+            place = end
+        return None
+
+    def piece(self, first: int, last: int) -> Run:
+        """The messages at index first … last, all of which threads have taken, as a run of their own."""
+        covers_from, _ = self.covered(first, last)
+        piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.since)
+        piece._is_piece = True
+        piece.walk, piece._ahead = iter(()), iter(())
+        piece.marks = self.marks[first : last + 1]
+        piece.done_count = sum(piece.marks)
+        piece.taken, piece.refused = self.taken, self.refused
+        return piece
 
     def index(self, offset: int) -> int | None:
         """Where the message with this offset stands, None if it is not here."""
@@ -234,6 +358,26 @@ class Tracker:
         self.in_hand -= len(rest)
         return rest
 
+    def split(self, run: Run, back: Collection[Message]) -> list[tuple[list[Message], int]]:
+        """These messages of an explicit run are not in hand any more, nor done.
+
+        Returns them as (consecutive messages, first offset they cover). What stays in hand becomes runs of its own.
+        """
+        if not back or not self._take_back(run):
+            return []
+        returned: list[tuple[list[Message], int]] = []
+        ids = set(map(id, back))
+        for is_back, group in groupby(range(len(run.messages)), key=lambda index: id(run.messages[index]) in ids):
+            indices = list(group)
+            piece = run.piece(indices[0], indices[-1])
+            if is_back:
+                self.in_hand -= piece.size - piece.done_count
+                returned.append((piece.messages, piece.covers_from))
+            elif piece.done_count < piece.size:
+                self.runs[piece.first] = piece
+                insort(self._firsts, piece.first)
+        return returned
+
     def _commit(self, run: Run, first: int, last: int) -> None:
         self._commit_offsets(*run.covered(first, last))
 
@@ -264,9 +408,14 @@ class Tracker:
 
         For the message under a cursor: since it was first seen there, which is at most one look too late.
         """
-        if not self._iterating:
-            return next((run.since for run in self.runs.values()), None)
+        oldest: float | None = None
         for run in self.runs.values():
-            if run.iterating and run.cursor != run.seen_cursor:
-                run.seen_cursor, run.since, self.last_moved = run.cursor, now, now
-        return min(run.since for run in self.runs.values())
+            if run.is_marked:
+                since = run.in_hand_since()
+            else:
+                if run.iterating and run.cursor != run.seen_cursor:
+                    run.seen_cursor, run.since, self.last_moved = run.cursor, now, now
+                since = run.since
+            if since is not None and (oldest is None or since < oldest):
+                oldest = since
+        return oldest

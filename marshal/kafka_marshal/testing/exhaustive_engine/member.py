@@ -447,9 +447,8 @@ def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
         return None
     if run is not None:
         if delivery.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
-            message = MESSAGES[run.assignment.key[1], run.first + delivery.granted_next]
-            delivery.granted_next += 1
-            run.since = now
+            (message,) = delivery.next_granted(run, 1, now)
+            message = MESSAGES[message.partition() or 0, message.offset() or 0]
             return _handed_out(live, message, run.assignment.epoch, now)
         delivery.finish_granted(now)
     _carry_out(live, now)

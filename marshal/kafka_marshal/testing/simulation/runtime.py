@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kafka_marshal.driver import Driver
+from kafka_marshal.runtime import EMPTY
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
 if TYPE_CHECKING:
@@ -126,6 +127,39 @@ class _Condition(_Lock):
             if not notified:
                 self._waiting[task] = True
                 self._scheduler.wake(task, self._scheduler.now + WAKE_MS * self._chance())
+
+
+class _Mailbox:
+    """Things from one task to another."""
+
+    def __init__(self, scheduler: Scheduler, rng: Random, rate: float) -> None:
+        self._scheduler = scheduler
+        self._chance = rng.random
+        self._rate = rate
+        self._things: deque[Any] = deque()
+        self._waiting: list[Task] = []
+
+    def put(self, thing: Any) -> None:
+        self._things.append(thing)
+        if self._waiting:
+            self._scheduler.wake(self._waiting[0], self._scheduler.now + WAKE_MS * self._chance())
+
+    def get(self, timeout: float | None) -> Any:
+        scheduler, task = self._scheduler, self._scheduler.current
+        if scheduler.over or task is None:
+            raise Over
+        until = None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate)
+        while not self._things:
+            if until is not None and scheduler.now >= until:
+                return EMPTY
+            self._waiting.append(task)
+            try:
+                scheduler.park(until)
+            finally:
+                self._waiting.remove(task)
+                if self._things and self._waiting and not scheduler.over:  # it was woken for two
+                    scheduler.wake(self._waiting[0], scheduler.now)
+        return self._things.popleft()
 
 
 class _Future(Future[Any]):
@@ -247,6 +281,9 @@ class SimulatedRuntime:
 
     def lock(self) -> _Lock:
         return _Lock(self._scheduler, self._rng)
+
+    def mailbox(self) -> _Mailbox:
+        return _Mailbox(self._scheduler, self._rng, self.rate)
 
     def start(self, target: Callable[[], object], name: str) -> _Thread:
         owner = getattr(target, "__self__", None)

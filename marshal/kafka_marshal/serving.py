@@ -1,0 +1,173 @@
+"""Calls of user threads, carried out by threads of our own.
+
+A user's thread can be interrupted between any two instructions: a signal's handler, a soft time limit or a debugger
+raises there, and goes on with the same consumer. So it never runs the engine, never holds a lock of ours, and never
+reads from Kafka. It leaves a job and waits for the answer; both are one call into C. The job goes on whatever
+becomes of the caller, and an answer that did not reach it is undone.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.runtime import EMPTY, Mailbox, Runtime
+
+__all__ = ["Answer", "Servants"]
+
+logger = logging.getLogger("kafka_marshal")
+
+T = TypeVar("T")
+
+#: A caller that waits checks this often that there is still a thread to answer it (s).
+LOOK_S = 1.0
+
+
+class _Receipt:
+    """What became of an answer. Whole stores only, so that each can be read at any time."""
+
+    __slots__ = ("left", "out")
+
+    def __init__(self) -> None:
+        #: The value has left the library. Set in the instruction before it does.
+        self.out = False
+        #: The caller has gone, with or without the value.
+        self.left = False
+
+
+class Answer(Generic[T]):
+    """The answer to come for one call. Its end without ``receipt.out`` says that nobody got the value."""
+
+    __slots__ = ("__weakref__", "_box", "_servants", "receipt")
+
+    def __init__(self, servants: Servants) -> None:
+        self._servants = servants
+        self._box: Mailbox = servants.runtime.mailbox()
+        self.receipt = _Receipt()
+
+    def wait(self) -> T:
+        """The value; raises what the job raised (*blocking*)."""
+        while (found := self._box.get(LOOK_S)) is EMPTY:
+            if self._servants.over:
+                raise ClosedError("this Marshal was closed by another thread; make a new one")
+        value, error = found
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+
+class _Job:
+    """One call to be carried out."""
+
+    __slots__ = ("answer", "args", "box", "function", "receipt", "undo")
+
+    def __init__(
+        self,
+        answer: Answer[Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        undo: Callable[[Any], object] | None,
+    ) -> None:
+        self.answer = weakref.ref(answer)
+        self.box = answer._box
+        self.receipt = answer.receipt
+        self.function = function
+        self.args = args
+        self.undo = undo
+
+    def is_gone(self) -> bool:
+        """Whether the caller waits no longer: an exception has ended its call."""
+        return self.receipt.left or self.answer() is None
+
+
+class Servants:
+    """Threads that carry out calls: one that waits for the next, and one for each call that is being carried out."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime = runtime
+        self._name = name
+        self._jobs = runtime.mailbox()
+        self._lock = runtime.lock()
+        #: Held while something is undone: a call that follows finds it undone.
+        self._undoing = runtime.lock()
+        self._waiting = 0
+        self._delivered: list[tuple[_Job, Any]] = []
+        #: Nothing is carried out any more.
+        self.over = False
+        self._start()
+
+    def _start(self) -> None:
+        self._waiting += 1
+        self.runtime.start(self._serve, self._name)
+
+    # User threads.
+
+    def ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
+        """Have ``function(is_gone, *args)`` carried out; undo takes its value back where that reaches nobody."""
+        answer: Answer[T] = Answer(self)
+        self._jobs.put(_Job(answer, function, args, undo))
+        return answer
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have function called soon; nobody waits for it."""
+        self._jobs.put(function)
+
+    # Threads of our own.
+
+    def _serve(self) -> None:
+        while True:
+            job = self._jobs.get(None)
+            with self._lock:
+                self._waiting -= 1
+            if self.over:
+                self._jobs.put(None)  # for the next one
+                return
+            with self._lock:
+                if self._waiting == 0:
+                    self._start()
+            self._carry_out(job)
+            del job
+            with self._lock:
+                if self._waiting > 1:
+                    return
+                self._waiting += 1
+
+    def _carry_out(self, job: _Job | Callable[[], object]) -> None:
+        try:
+            self.undo_lost()
+            if not isinstance(job, _Job):
+                job()
+                return
+        except Exception:
+            logger.exception("a call that nobody waits for failed; what it was about is done by time")
+            if not isinstance(job, _Job):
+                return
+        value, error = None, None
+        try:
+            value = job.function(job.is_gone, *job.args)
+        except BaseException as raised:  # noqa: BLE001 - the caller gets it
+            error = raised
+        if job.undo is not None and error is None:
+            with self._lock:
+                self._delivered.append((job, value))
+        job.box.put((value, error))
+
+    def undo_lost(self) -> None:
+        """Take back the values that reached nobody."""
+        if not self._delivered:
+            return
+        with self._undoing:
+            with self._lock:
+                lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]
+                self._delivered = [x for x in self._delivered if not x[0].receipt.out and not any(x is y for y in lost)]
+            for job, value in lost:
+                if job.undo is not None:
+                    job.undo(value)
+
+    def end(self) -> None:
+        """No further call is carried out; those under way are."""
+        self.over = True
+        self._jobs.put(None)
