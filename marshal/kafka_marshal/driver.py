@@ -11,12 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
-from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
 from kafka_marshal.append_failures import AppendFailures
@@ -27,6 +25,7 @@ from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine_lock import ConsumerPort, Hold, under_lock
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -86,24 +85,6 @@ LOOKUP_THREADS = 4
 START_TIMEOUT_S = 15.0
 
 
-class ConsumerPort(Protocol):
-    """What the driver needs of a consumer of the shell."""
-
-    def fetch(self, changes: Mapping[Key, int | None]) -> None:
-        """Fetch these from an offset on, or (None) no more."""
-
-    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
-        """Run the user's callback; runs on the callback thread."""
-
-    def log_end(self, key: Key) -> int | None: ...
-
-    def drain(self) -> None:
-        """Tell the engine what user threads have said since; the lock is held."""
-
-
-#: Whether this thread runs code of the user's with the lock held (a predicate of ``WorldView.wait_for``).
-_under_lock: ContextVar[bool] = ContextVar("_under_lock", default=False)
-
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
@@ -113,38 +94,6 @@ def _mark_forked() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_forked)
-
-
-class Hold:
-    """The lock, as a context manager around a use of the engine; see ``Driver.locked``.
-
-    A class, and one made once: four of them come with each run of messages, and a generator takes five times as long.
-    """
-
-    __slots__ = ("_driver", "_step")
-
-    def __init__(self, driver: Driver, step: bool) -> None:
-        self._driver = driver
-        self._step = step
-
-    def __enter__(self) -> Engine:
-        driver = self._driver
-        driver.refuse_fork()
-        driver.condition.__enter__()
-        try:
-            driver.drain()
-        except BaseException:
-            driver.condition.__exit__(None, None, None)
-            raise
-        return driver.engine
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        driver = self._driver
-        try:
-            if kind is None:
-                (driver.settle if self._step else driver.empty_outbox)()
-        finally:
-            driver.condition.__exit__(kind, error, tb)
 
 
 class Driver:
@@ -209,7 +158,7 @@ class Driver:
         self._topics = TopicWatch(cluster, topic)
         self._next_metadata = 0.0
         self._rng = runtime.random()
-        self.servants = Servants(runtime, "kafka-marshal-call")
+        self.servants = Servants(runtime)
         self._failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
@@ -417,7 +366,7 @@ class Driver:
         Directly where that is the one way: under the lock already, or where this driver has ended.
         """
         self.refuse_fork()
-        if _under_lock.get() or self._ended:
+        if under_lock.get() or self._ended:
             return function(*args)
         return self.servants.ask(lambda _: function(*args)).wait()
 
@@ -437,18 +386,6 @@ class Driver:
         """Tell the engine what user threads have said since; the lock is held."""
         for port in list(self.ports.values()):
             port.drain()
-
-    def wait_with(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
-        """As ``wait_for``, for a predicate of the user's, which may call what takes the lock."""
-
-        def asked() -> T:
-            token = _under_lock.set(True)
-            try:
-                return predicate()
-            finally:
-                _under_lock.reset(token)
-
-        return self.wait_for(asked, timeout_s)
 
     def refuse_fork(self) -> None:
         """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""
@@ -495,7 +432,11 @@ class Driver:
         # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback, list[Assignment]]] = []
-        self._beats_sent = self._unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
+        self._beats_sent = (
+            self._unanswered == 0
+            and len(effects) > 1
+            and all(isinstance(x, Append) and isinstance(x.record, Heartbeat | HeartbeatBatch) for x in effects)
+        )
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):

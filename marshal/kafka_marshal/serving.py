@@ -86,9 +86,8 @@ class _Job:
 class Servants:
     """Threads that carry out calls: one that waits for the next, and one for each call that is being carried out."""
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._name = name
         self._jobs = runtime.mailbox()
         self._lock = runtime.lock()
         #: Held while something is undone: a call that follows finds it undone.
@@ -101,11 +100,16 @@ class Servants:
 
     def _start(self) -> None:
         self._waiting += 1
-        self.runtime.start(self._serve, self._name)
+        self.runtime.start(self._serve, "kafka-marshal-call")
 
     # User threads.
 
-    def ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
+    def ask(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        undo: Callable[[T], object] | None = None,
+    ) -> Answer[T]:
         """Have ``function(is_gone, *args)`` carried out; undo takes its value back where that reaches nobody."""
         answer: Answer[T] = Answer(self)
         self._jobs.put(_Job(answer, function, args, undo))

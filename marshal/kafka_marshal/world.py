@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka_marshal.driver import Driver
+from kafka_marshal.engine_lock import under_lock
 from rationalizer import Lease, World, route_lease
 
 __all__ = ["LeaseInfo", "WorldView", "lease_info"]
@@ -110,5 +111,12 @@ class WorldView:
     def _wait_for(
         self, is_gone: Callable[[], bool], predicate: Callable[[WorldView], object], timeout: float | None
     ) -> bool:
+        def is_met() -> bool:
+            token = under_lock.set(True)  # it may call what takes the lock
+            try:
+                return is_gone() or bool(predicate(self))
+            finally:
+                under_lock.reset(token)
+
         with self._driver.condition:
-            return bool(self._driver.wait_with(lambda: is_gone() or bool(predicate(self)), timeout))
+            return bool(self._driver.wait_for(is_met, timeout))

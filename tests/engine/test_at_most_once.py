@@ -6,7 +6,6 @@ import pytest
 
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.tracker import Taken
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net
@@ -276,27 +275,6 @@ def test_c13_nothing_of_a_granted_batch_is_handed_out_while_the_lease_is_in_doub
     assert not member.is_proven(member.lease(T0))
 
 
-@pytest.mark.parametrize("left", [True, False], ids=["handed out", "not handed out"])
-def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
-    """A thread has a message that has not left the library when the lease ends: it is reported unless it does."""
-    net, member, consumer = proposing()
-    net.tick()
-    run = consumer.delivery.collect(member.assignment(T0), net.now)
-    assert run is not None
-    consumer.delivery.next_granted(run, 2, net.now)
-    message = next(run.walk)
-    out = [0]
-    run.taken.append(Taken([message], out, net.now))
-    consumer.delivery.give_up(run.assignment, net.now)  # the engine, at the same time
-    assert reported(consumer) == [(3, 4)], "what becomes of the third is open"
-    out[0] = int(left)
-    del message
-    consumer.delivery.decide()
-    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
-    consumer.delivery.decide(final=True)
-    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
-
-
 # -- revocation, close --------------------------------------------------------------------------------------------
 
 
@@ -480,24 +458,6 @@ def test_c13_what_is_held_back_counts_for_no_handler() -> None:
     assert member.held() == [T0]
     member.assignment(T0).user_paused = False
     assert read(net, member, HI)[:4] == [1, 2, 3, 4]
-
-
-def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
-    """Another thread pauses between two messages of an iteration: the second one was taken, and not handed out."""
-    net, member, consumer = proposing()
-    net.run_until(lambda: bool(member.work_granted(1)))
-    run, delivery = consumer.delivery.granted, consumer.delivery
-    assert run is not None
-    taken = next(run.walk)  # the thread has taken message 1 …
-    held_back(member, consumer)
-    assert taken.offset() == 1
-    del taken  # … and sees that it must not hand it out
-    assert delivery.next_granted(run, 5, net.now) == []
-    member.assignment(T0).user_paused = False
-    delivery.take_up(net.now)
-    assert delivery.has_granted()
-    assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
-    assert reported(consumer) == []
 
 
 def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:

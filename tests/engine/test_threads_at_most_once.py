@@ -1,0 +1,47 @@
+"""C13, where a user's thread has taken a message while something else happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.engine.tracker import Taken
+from tests.engine.test_at_most_once import T0, held_back, proposing, reported
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["handed out", "not handed out"])
+def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
+    """A thread has a message that has not left the library when the lease ends: it is reported unless it does."""
+    net, member, consumer = proposing()
+    net.tick()
+    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    assert run is not None
+    consumer.delivery.next_granted(run, 2, net.now)
+    message = next(run.walk)
+    out = [0]
+    run.taken.append(Taken([message], out, net.now))
+    consumer.delivery.give_up(run.assignment, net.now)  # the engine, at the same time
+    assert reported(consumer) == [(3, 4)], "what becomes of the third is open"
+    out[0] = int(left)
+    del message
+    consumer.delivery.decide()
+    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
+    consumer.delivery.decide(final=True)
+    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
+
+
+def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
+    """Another thread pauses between two messages of an iteration: the second one was taken, and not handed out."""
+    net, member, consumer = proposing()
+    net.run_until(lambda: bool(member.work_granted(1)))
+    run, delivery = consumer.delivery.granted, consumer.delivery
+    assert run is not None
+    taken = next(run.walk)  # the thread has taken message 1 …
+    held_back(member, consumer)
+    assert taken.offset() == 1
+    del taken  # … and sees that it must not hand it out
+    assert delivery.next_granted(run, 5, net.now) == []
+    member.assignment(T0).user_paused = False
+    delivery.take_up(net.now)
+    assert delivery.has_granted()
+    assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
+    assert reported(consumer) == []
