@@ -432,11 +432,7 @@ class Driver:
         # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback, list[Assignment]]] = []
-        self._beats_sent = (
-            self._unanswered == 0
-            and len(effects) > 1
-            and all(isinstance(x, Append) and isinstance(x.record, Heartbeat | HeartbeatBatch) for x in effects)
-        )
+        self._beats_sent = self._unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
         for effect in effects:
             match effect:
                 case Append(cp=cp, record=record, token=token):
