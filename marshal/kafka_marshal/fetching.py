@@ -318,12 +318,15 @@ class FetchingConsumer(Membership["Consumer"]):
             self._let_go(len(messages))
             if messages:
                 self._message_bytes = len(messages[-1].value() or b"")
-            if messages or faults:
-                self._note(fetched, messages, faults)
+            ends = self._reader.take_ends()
+            if messages or faults or ends:
+                self._note(fetched, messages, faults, ends)
             self._is_torn = False
         return len(messages) + len(faults)
 
-    def _note(self, fetched: dict[Key, int], messages: list[Message], faults: list[DataFault]) -> None:
+    def _note(
+        self, fetched: dict[Key, int], messages: list[Message], faults: list[DataFault], ends: dict[Key, int]
+    ) -> None:
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         with self._driver.locked(step=False):
@@ -332,6 +335,10 @@ class FetchingConsumer(Membership["Consumer"]):
                     self._delivery.fetched(key, group)
                 elif key in self._fetched:
                     self._fetch_anew(key)
+            for key, end in ends.items():
+                assignment = self._engine.assignments.get(key)
+                if assignment is not None and fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    assignment.reached(end)
             for fault in faults:
                 self._judge(fault)
 

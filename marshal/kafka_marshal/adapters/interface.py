@@ -169,6 +169,9 @@ class DataReader(Protocol):
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         """Up to max_messages, ascending within a partition; waits up to timeout_s for the first one."""
 
+    def take_ends(self) -> dict[TopicPartition, int]:
+        """Ends that the last reads have reached: the offset after all that a reader is ever given below it (P6)."""
+
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         """How many partitions each topic has, of those that it learns at once (*blocking*); never raises.
 

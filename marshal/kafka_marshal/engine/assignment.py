@@ -24,6 +24,7 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.tracker import Run, Tracker, offset_of
+from rationalizer.limits import NOTHING_DONE
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.consumer import ConsumerEngine
@@ -139,11 +140,17 @@ class Assignment:
 
     def progress_to_report(self) -> int | None:
         """The last_offset for a beat: what is done without a gap, where the log does not know it yet (C14)."""
-        if self.consumer.at_most_once or self.stage not in (Stage.ACTIVE, Stage.REVOKING):
+        if self.stage not in (Stage.ACTIVE, Stage.REVOKING):
             return None
+        done = self.done_through()
+        return done if done > self.consumer.known_stable(self.key) else None
+
+    def done_through(self) -> int:
+        """What is done without a gap. (At most once the log knows it by its grants (C12), but for what has no message.)"""
+        if self.consumer.at_most_once and (self.tracker.runs or self.grant is not None):
+            return NOTHING_DONE
         self.tracker.follow()
-        stable = self.tracker.done.stable
-        return stable if stable > self.consumer.known_stable(self.key) else None
+        return self.tracker.done.stable
 
     # The buffer between the reader and the user.
 
@@ -177,6 +184,12 @@ class Assignment:
             self._buffer.append((messages, self._covered_to))
             self._covered_to = offset_of(messages[-1]) + 1
             self.buffered += len(messages)
+
+    def reached(self, end: int) -> None:
+        """The reader has passed everything below end; what it was not given, nobody is (P6)."""
+        if end > self.fetch_next and self.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            self.fetch_next = end
+            self.tracker.pass_over(self._covered_to, end - 1)
 
     def put_back(self, messages: list[Message], covers_from: int) -> None:
         """Messages that were taken and not handed out, or not done, come first next time."""

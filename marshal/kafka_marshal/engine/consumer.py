@@ -353,8 +353,7 @@ class ConsumerEngine:
 
     def _unreported(self, assignment: Assignment) -> int | None:
         """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
-        assignment.tracker.follow()
-        done = -1 if self.at_most_once else assignment.tracker.done.stable
+        done = assignment.done_through()
         if assignment.start_beat is not None:
             done = max(done, assignment.start_beat)
         return done if done > self.known_stable(assignment.key) else None

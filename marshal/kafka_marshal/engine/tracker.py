@@ -275,6 +275,8 @@ class Tracker:
         #: The same first offsets, ascending: runs do not overlap.
         self._firsts: list[int] = []
         self._iterating = 0
+        #: Offsets behind the last message, of which a reader is never given any (P6): done when all before is.
+        self._tail: tuple[int, int] | None = None
         #: When (ms, own clock) an iterating thread was last seen to go on.
         self.last_moved = 0.0
 
@@ -335,12 +337,20 @@ class Tracker:
         if self._take_back(run):
             self.in_hand -= run.size
 
+    def pass_over(self, first: int, last: int) -> None:
+        """The reader has passed these offsets, and will be given none of them (P6)."""
+        self._tail = (first, last)
+        self.follow()
+
     def follow(self) -> None:
         """Take over what iterating threads have got done since the last look."""
         if self._iterating:
             for run in self.runs.values():
                 if run.iterating:
                     self._follow(run)
+        if self._tail is not None and self.done.stable + 1 >= self._tail[0]:
+            self.done.through(max(self.done.stable, self._tail[1]))
+            self._tail = None
 
     def _follow(self, run: Run) -> None:
         cursor = run.cursor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -51,6 +51,8 @@ class KafkaDataReader:
         #: Partitions that the commands carried out last were about.
         self._steered: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
+        #: Ends that reads have reached and nobody has taken.
+        self._ends: dict[TopicPartition, int] = {}
         #: Partitions whose unknown log end a command that waits will look at.
         self._asked_for: set[TopicPartition] = set()
         #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
@@ -130,7 +132,7 @@ class KafkaDataReader:
         messages = self._reading.read(max_messages, timeout_s, self._settle)
         faults: list[DataFault] = []
         if any(map(_ERROR, messages)):
-            messages = _without_errors(messages, faults)
+            messages = _without_errors(messages, faults, self._ends)
         if self._reading.troubles.pending:
             faults.extend(DataFault(kind, None, None, text) for kind, text in self._reading.troubles.take_faults())
         if messages:
@@ -138,6 +140,10 @@ class KafkaDataReader:
         if self._look_owed and time.monotonic() >= self._next_look:
             self._reading.steer(self._look_at_log_ends)
         return cast("list[Message]", messages), faults
+
+    def take_ends(self) -> dict[TopicPartition, int]:
+        ends, self._ends = self._ends, {}
+        return ends
 
     def _settle(self, messages: list[KafkaMessage], serve: Callable[[], None]) -> list[KafkaMessage]:
         """Carry out commands that came in while these messages were taken; drop what may be of an older assignment."""
@@ -208,12 +214,16 @@ class KafkaDataReader:
         self._reading.close()
 
 
-def _without_errors(messages: list[KafkaMessage], faults: list[DataFault]) -> list[KafkaMessage]:
+def _without_errors(
+    messages: list[KafkaMessage], faults: list[DataFault], ends: dict[TopicPartition, int]
+) -> list[KafkaMessage]:
     real = []
     for message in messages:
         error = message.error()
         if error is None:
             real.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ends[cast("str", message.topic()), cast("int", message.partition())] = cast("int", message.offset())
         elif not is_of_groups(error):
             faults.append(DataFault(fault_kind(error), message.topic(), partition_of(message), error.str()))
     return real

@@ -121,7 +121,8 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
     Role.DATA: {
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
-        "enable.partition.eof": False,
+        # Tells what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
+        "enable.partition.eof": True,
         "allow.auto.create.topics": False,
     },
 }

@@ -171,6 +171,7 @@ class MemoryDataReader(_Reader):
         self._paused: set[TopicPartition] = set()
         self._resting: set[TopicPartition] = set()
         self._marks: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         #: The partition that comes first in the next read, so that none is starved.
         self._turn = 0
 
@@ -190,6 +191,7 @@ class MemoryDataReader(_Reader):
         for key in partitions:
             self._positions.pop(key, None)
             self._marks.pop(key, None)
+            self._ends.pop(key, None)
             self._paused.discard(key)
             self._resting.discard(key)
 
@@ -233,7 +235,14 @@ class MemoryDataReader(_Reader):
                     break
                 messages.append(message)
                 self._positions[key] = message.offset() + 1
-        return (messages, faults) if messages or faults else None
+            if log.index(self._positions[key]) == len(log.messages) and self._positions[key] < log.end:
+                self._positions[key] = self._ends[key] = log.end  # past offsets that nobody is given
+        return (messages, faults) if messages or faults or self._ends else None
+
+    def take_ends(self) -> dict[TopicPartition, int]:
+        with self._broker.changed:
+            ends, self._ends = self._ends, {}
+            return ends
 
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         with self._broker.changed:
