@@ -230,7 +230,9 @@ def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> No
     for number in range(7):
         topic = side.topic(1)
         side.produce(topic, 0, [b"v"])
-        log.read(timeout_s=0.3)  # connected, and at no particular moment of librdkafka's second
+        until = time.monotonic() + 0.2 + 0.03 * number
+        while (left_s := until - time.monotonic()) > 0:  # (a read ends where the end of a log is reached)
+            log.read(timeout_s=left_s)  # connected, and at no particular moment of librdkafka's second
         began = time.monotonic()
         log.reader.assign({(topic, 0): 0})
         log.until(lambda number=number: len(log.messages) > number, "its first message")  # type: ignore[misc]

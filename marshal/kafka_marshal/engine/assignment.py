@@ -146,7 +146,7 @@ class Assignment:
         return done if done > self.consumer.known_stable(self.key) else None
 
     def done_through(self) -> int:
-        """What is done without a gap. (At most once the log knows it by its grants (C12), but for what has no message.)"""
+        """What is done without a gap. (At most once the log knows it by grants (C12), but for a log's end (P6).)"""
         if self.consumer.at_most_once and (self.tracker.runs or self.grant is not None):
             return NOTHING_DONE
         self.tracker.follow()

@@ -1,0 +1,65 @@
+"""P6: what a reader is never given at the end of a partition is done when the reader has passed it."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.client.conftest import Scene, take, wait_until
+
+pytestmark = pytest.mark.broker
+
+
+def transactions(scene: Scene, topic: str, *, aborted: int) -> None:
+    """Three records committed, then so many aborted: the log ends with markers."""
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(20)
+    for count, end in ((3, producer.commit_transaction), (aborted, producer.abort_transaction)):
+        if count:
+            producer.begin_transaction()
+            for number in range(count):
+                producer.produce(topic, str(number).encode(), partition=0)
+            producer.flush(20)
+            end(20)
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize(("aborted", "end"), [(0, 4), (5, 10)], ids=["a marker", "aborted records and two markers"])
+def test_all_is_done_at_the_end_of_a_transactional_topic(scene: Scene, delivery: str, aborted: int, end: int) -> None:
+    topic = scene.topic()
+    transactions(scene, topic, aborted=aborted)
+    member = scene.member("a")
+    consumer = member.consumer([topic], delivery=delivery)
+    assert take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+    assert consumer.poll(0.3) is None
+
+    def done() -> bool:
+        consumer.poll(0.05)
+        lease = member.world.lease(topic, 0)
+        return lease is not None and lease.stable == end - 1
+
+    wait_until(done, what=f"done through {end - 1}")
+    assert [x.offset for x in consumer.position()] == [end]
+    scene.publish(topic, 1, 2)
+    assert take(consumer, 2) == [(0, end), (0, end + 1)], "what comes after it is handed out"
+
+
+def test_what_is_in_hand_before_the_end_is_not_done(scene: Scene) -> None:
+    topic = scene.topic()
+    transactions(scene, topic, aborted=5)
+    member = scene.member("a")
+    consumer = member.consumer([topic])
+    messages = consumer.consume(3, 20)
+    assert [m.offset() for m in messages] == [0, 1, 2]
+    consumer.done(messages[0])
+    consumer.done(messages[2])
+    assert consumer.poll(0.5) is None
+    wait_until(lambda: getattr(member.world.lease(topic, 0), "stable", None) == 0)
+    assert consumer.poll(0.5) is None
+    lease = member.world.lease(topic, 0)
+    assert lease is not None
+    assert lease.stable == 0, "message 1 is in hand"
+    consumer.done(messages[1])
+    wait_until(lambda: getattr(member.world.lease(topic, 0), "stable", None) == 9)
