@@ -19,6 +19,7 @@ _PLACEMENT = _ENGINE + "placement.py"
 _POLICIES = _ENGINE + "policies.py"
 _SUBSCRIPTION = _ENGINE + "subscription.py"
 _SHELL = "marshal/kafka_marshal/consumer.py"
+_FETCHING = "marshal/kafka_marshal/fetching.py"
 _KEEPER = "marshal/kafka_marshal/snapshots/keeper.py"
 _REPLICA = "marshal/kafka_marshal/replica.py"
 
@@ -169,29 +170,29 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a loop's message counts when it is given out",
         _TRACKER,
-        "self._cursor = max(self._cursor, place[2] - 1)",
-        "self._cursor = max(self._cursor, place[2])",
+        "return max(self._cursor, self.handed_out - 1)",
+        "return max(self._cursor, self.handed_out)",
         "C14",
     ),
     Mutation(
         "what is fetched is reported as done",
         _ASSIGNMENT,
-        "stable = self.tracker.done.stable",
-        "stable = self.fetch_next - 1",
+        "done = self.done_through()",
+        "done = self.fetch_next - 1",
         "C14",
     ),
     Mutation(
         "what is fetched is released as done",
         _CONSUMER,
-        "done = -1 if self.at_most_once else assignment.tracker.done.stable",
-        "done = -1 if self.at_most_once else assignment.fetch_next - 1",
+        "done = assignment.done_through()",
+        "done = assignment.fetch_next - 1",
         "C8",
     ),
     Mutation(
         "beats carry no progress",
         _ASSIGNMENT,
-        "return stable if stable > self.consumer.known_stable(self.key) else None",
-        "return stable if stable > self.consumer.known_stable(self.key) + 20 else None",
+        "return done if done > self.consumer.known_stable(self.key) else None",
+        "return done if done > self.consumer.known_stable(self.key) + 20 else None",
         "C14",
     ),
     Mutation(
@@ -242,8 +243,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what comes back after a break is lost",
         _DELIVERY,
-        "assignment.put_back(rest, covers_from)",
-        "assignment.put_back(rest[1:], covers_from)",
+        "self._put_back(assignment, rest, covers_from)",
+        "self._put_back(assignment, rest[1:], covers_from)",
         "C14",
     ),
     # At most once.
@@ -257,7 +258,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "nobody waits for the claim of messages",
-        _SHELL,
+        _FETCHING,
         "return assignment.over or assignment.grant is None or assignment.grant.accepted is not None",
         "return True",
         "C13",
@@ -272,10 +273,9 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "granted and not handed out: not reported",
         _DELIVERY,
-        "if rest:",
-        "if len(rest) > 1000:",
+        "lost = [*run.recall(), *run.astray(final=final)]",
+        "lost = [*run.recall(), *run.astray(final=final)][1000:]",
         "C13",
-        within="def _finish",
     ),
     Mutation(
         "granted and given up: not reported",
@@ -293,9 +293,9 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "granted messages go out when the lease is over",
-        _SHELL,
-        "return self._driver.now_ms() < run.assignment.lease.proven_until",
-        "return run.assignment.lease.epoch >= 0",
+        _FETCHING,
+        "return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until",
+        "return self._options.at_most_once or now < lease.hand_out_until",
         "T4",
     ),
     # Pauses.
@@ -442,7 +442,14 @@ MEMBERS: tuple[Mutation, ...] = (
         "and self.user_paused is not None",
         "C14",
     ),
-    Mutation("a loop goes on with what is held back", _DELIVERY, "run.cut_short()", "pass", "C14"),
+    Mutation(
+        "a loop goes on with what is held back",
+        _DELIVERY,
+        "if run.iterating:",
+        "if False:",
+        "C14",
+        within="def hold_back",
+    ),
     Mutation(
         "what is granted passes a user's pause",
         _DELIVERY,
@@ -539,7 +546,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a doubt begins the wait for a full batch anew",
-        _SHELL,
+        _FETCHING,
         "elif not fullest and not self._delivery.is_waiting:",
         "elif not fullest:",
         "T5",
@@ -561,9 +568,10 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what consume gathered goes out when the lease is over",
         "marshal/kafka_marshal/consumer.py",
-        "late = [(run, messages) for run, messages in taken if not run.assignment.lease.may_hand_over(now)]",
-        "late: list[tuple[Run, list[Message]]] = []",
+        "if self._may_leave(run, now):",
+        "if run.size:",
         "T4",
+        within="def consume",
     ),
     # What is counted.
     Mutation("a message that is done stays in hand", _TRACKER, "self.in_hand -= 1", "pass", "C14"),

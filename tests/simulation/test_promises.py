@@ -197,7 +197,7 @@ def test_consume_keeps_its_timeout_at_most_once() -> None:
 def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pump = Consumer._pump
     monkeypatch.setattr(Consumer, "_pump", lambda self, timeout_s: pump(self, 0.0))
-    violation = simulate_one(_scenario(worker="poll")).violation
+    violation = simulate_one(_scenario(worker="iterate")).violation
     assert violation is not None
     assert violation.promise == "busy waiting"
 
