@@ -12,7 +12,10 @@ from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["ConsumerOptions"]
+__all__ = ["DEFAULT_BYTES_IN_FLIGHT", "ConsumerOptions"]
+
+#: Enough for 20 ms of a fast backlog, and little beside what librdkafka itself stores (as much again).
+DEFAULT_BYTES_IN_FLIGHT = 64_000_000
 
 #: What a broker takes as a topic's name, but for "." and "..".
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -32,6 +35,8 @@ class ConsumerOptions:
     auto_done: bool
     #: At most once: claim a batch while the one before it is handled.
     claim_ahead: bool
+    #: Bytes of message values that are fetched, and in hand, at a time.
+    max_bytes_in_flight: int
 
     @classmethod
     def checked(
@@ -44,6 +49,7 @@ class ConsumerOptions:
         handler_timeout: float | None,
         auto_done: bool,
         claim_ahead: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         if isinstance(topics, str) or not topics or not all(topics):
@@ -66,9 +72,21 @@ class ConsumerOptions:
             raise ConfigurationError(
                 "claim_ahead=True is for delivery='at-most-once': at least once nothing is claimed before it is handled"
             )
+        if max_bytes_in_flight < 1:
+            raise ConfigurationError(f"max_bytes_in_flight must be at least 1 byte, not {max_bytes_in_flight!r}")
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
         at_most_once = delivery == "at-most-once"
-        return cls(tuple(topics), at_most_once, policy, start, batch_size, timeout_ms, auto_done, claim_ahead)
+        return cls(
+            tuple(topics),
+            at_most_once,
+            policy,
+            start,
+            batch_size,
+            timeout_ms,
+            auto_done,
+            claim_ahead,
+            max_bytes_in_flight,
+        )
 
     def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
         """What the engine is told; callbacks: those that are not None will be called. ranges: instead of messages."""

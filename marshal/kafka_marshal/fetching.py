@@ -34,11 +34,17 @@ Key = tuple[str, int]
 #: at them all: messages that are let go as fast as they come then never cost a collection, a fifth of all time.
 READ_SIZE = 500
 
+#: What a message takes besides its value (bytes): two objects, and librdkafka's part of it.
+MESSAGE_BYTES = 500
+
 #: Messages fetched in a row with the collector at rest: some 3 ms.
 BURST = 10_000
 
-#: Messages of more bytes than this, as far as the last of each read shows, are not fetched in a row.
-BURST_BYTES = 8_000_000
+#: Messages of the first read, which tells how large messages are.
+FIRST_READ = 16
+
+#: Of a read, every so many messages are measured; of a short one, all.
+MEASURED_ONE_IN = 8
 
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 10_000
@@ -74,8 +80,8 @@ class FetchingConsumer(Membership["Consumer"]):
         self._spent: list[Message] = []
         #: A read is under way, or was parted from its note.
         self._is_torn = False
-        #: Of the last message of the last read.
-        self._message_bytes = 0
+        #: How large a message is, as the last reads have shown; 0: nothing was read yet.
+        self._message_bytes = 0.0
         #: How often messages were fetched again, as a read was not noted.
         self.reread = 0
         #: What threads take messages from, but for iterating and batches at least once.
@@ -183,7 +189,10 @@ class FetchingConsumer(Membership["Consumer"]):
                 elif not fullest and not self._delivery.is_waiting:
                     fill_until = None  # what was there is not any more. (While a lease is in doubt, it waits on.)
                 if fullest and (
-                    fullest >= max_messages or not fill_s or self._driver.monotonic() >= (fill_until or 0.0)
+                    fullest >= max_messages
+                    or not fill_s
+                    or self._room() <= 0
+                    or self._driver.monotonic() >= (fill_until or 0.0)
                 ):
                     run = self._take_run(max_messages, iterating, shared, now)
                     if run is not None:
@@ -292,14 +301,27 @@ class FetchingConsumer(Membership["Consumer"]):
 
     def _fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
         """Fetch what is there, for room messages at most, until it is enough. How many messages and faults came."""
-        came, bytes_left = 0, BURST_BYTES
+        came = 0
         room = min(room, BURST)
         if room > 0:
             with collector_resting():
-                while came < room and bytes_left > 0 and not enough() and (more := self._pump(0.0)):
+                while came < room and not enough() and self._room() > 0 and (more := self._pump(0.0)):
                     came += more
-                    bytes_left -= more * self._message_bytes
         return came
+
+    def _room(self) -> int:
+        """How many messages more may be fetched: half of ``max_bytes_in_flight`` may wait here, half be in hand."""
+        if not self._message_bytes:
+            return FIRST_READ
+        with self._driver.locked(step=False):
+            waiting = self._delivery.buffered
+        return int(self._options.max_bytes_in_flight / 2 / self._message_bytes) - waiting
+
+    def _measure(self, messages: list[Message]) -> None:
+        """How large messages are; large ones are remembered for a while, as others of their kind may follow."""
+        some = messages if len(messages) <= FIRST_READ else messages[::MEASURED_ONE_IN]
+        mean = sum(len(message.value() or b"") + MESSAGE_BYTES for message in some) / len(some)
+        self._message_bytes = max(mean, self._message_bytes * 0.9)
 
     def _pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
@@ -314,10 +336,10 @@ class FetchingConsumer(Membership["Consumer"]):
                 self._go_back()
             self._is_torn = True
             fetched = self._fetched
-            messages, faults = self._reader.read(READ_SIZE, timeout_s)
+            messages, faults = self._reader.read(max(1, min(READ_SIZE, self._room())), timeout_s)
             self._let_go(len(messages))
             if messages:
-                self._message_bytes = len(messages[-1].value() or b"")
+                self._measure(messages)
             ends = self._reader.take_ends()
             if messages or faults or ends:
                 self._note(fetched, messages, faults, ends)

@@ -12,7 +12,7 @@ from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.config import check_ids, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
-from kafka_marshal.consumer_options import ConsumerOptions
+from kafka_marshal.consumer_options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease
@@ -152,6 +152,7 @@ class Marshal:
         handler_timeout: float | None = None,
         auto_done: bool = True,
         claim_ahead: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -168,6 +169,9 @@ class Marshal:
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
         is left of the one in hand, reported as ever (C13).
+        ``max_bytes_in_flight``: the bytes of message values that this consumer keeps, fetched or handed out with a run;
+        above it no more is fetched than needed to go on, and batches are smaller than asked for. (librdkafka stores up
+        to ``queued.max.messages.kbytes`` besides.)
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
         finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
         done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
@@ -182,6 +186,7 @@ class Marshal:
             handler_timeout,
             auto_done,
             claim_ahead,
+            max_bytes_in_flight,
         )
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         self._check_open()

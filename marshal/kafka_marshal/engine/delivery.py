@@ -72,6 +72,11 @@ class Delivery:
         return max((x.buffered for x in self._turns if x.can_hand_out(now)), default=0)
 
     @property
+    def buffered(self) -> int:
+        """Messages that were fetched and not handed out, of all partitions."""
+        return sum(x.buffered for x in self._turns)
+
+    @property
     def is_waiting(self) -> bool:
         """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
         return any(x.buffered and not x.over and not x.user_paused for x in self._turns)
