@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -13,7 +15,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-__all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "login", "password_of"]
+from kafka_marshal.testing.java import find_java
+
+__all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "certified", "key_store", "login", "password_of"]
 
 Config = dict[str, str | int | float]
 
@@ -63,3 +67,23 @@ def allow(bootstrap: str, root: Config, user: str, topics: Mapping[str, tuple[Ac
     ]
     for answer in admin.create_acls(wanted).values():
         answer.result(30)
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    """A key store for a broker on this machine, and its certificate as PEM; made with Java's own tool."""
+    keytool = find_java().path.with_name("keytool")
+    store, ca = folder / "broker.p12", folder / "ca.pem"
+    common = [str(keytool), "-keystore", str(store), "-storepass", "changeit", "-alias", "broker"]
+    make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-dname", "CN=localhost", "-validity", "2"]
+    subprocess.run([*common, *make, "-ext", "SAN=IP:127.0.0.1,DNS:localhost"], check=True, capture_output=True)
+    subprocess.run([*common, "-exportcert", "-rfc", "-file", str(ca)], check=True, capture_output=True)
+    return store, ca
+
+
+def key_store(store: Path) -> dict[str, str]:
+    """Settings with which a broker's CLIENT listener uses what :func:`certified` made."""
+    return {
+        "listener.name.client.ssl.keystore.type": "PKCS12",
+        "listener.name.client.ssl.keystore.location": str(store),
+        "listener.name.client.ssl.keystore.password": "changeit",
+    }

@@ -121,6 +121,12 @@ def test_the_clients_of_the_log_are_tuned_by_us() -> None:
     assert (appender["acks"], appender["enable.idempotence"], appender["linger.ms"]) == ("all", True, 0)
 
 
+@pytest.mark.parametrize("role", Role)
+def test_no_client_may_create_a_topic(role: Role) -> None:
+    """librdkafka's default is to ask for it, in producers and AdminClients; a user's own value does not count."""
+    assert properties(role, "h:1", {"allow.auto.create.topics": True})["allow.auto.create.topics"] is False
+
+
 @pytest.fixture
 def kafka(kafka_broker: Any) -> Iterator[KafkaSide]:
     side = KafkaSide(kafka_broker.bootstrap_servers, kafka_broker.client_config)

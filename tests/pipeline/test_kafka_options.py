@@ -13,8 +13,9 @@ KEY = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIC\n-----END CERTIFICATE-----\n"
 
 
-def test_brokers_and_committed_records_only() -> None:
+def test_brokers_and_committed_records_only_and_no_topic_is_created() -> None:
     assert kafka_options("a:1,b:2", {}) == {
+        "kafka.allow.auto.create.topics": "false",
         "kafka.bootstrap.servers": "a:1,b:2",
         "kafka.isolation.level": "read_committed",
     }

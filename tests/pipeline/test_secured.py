@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from kafka_marshal.coordination import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.source import register
 from kafka_marshal.testing import LocalBroker
-from kafka_marshal.testing.java import find_java
-from tests.secured import MEMBER, READER, Config, allow, broker_properties, login
+from tests.secured import MEMBER, READER, Config, allow, broker_properties, certified, key_store, login
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -37,25 +35,12 @@ class Secured:
         return {**login(user, protocol="SASL_SSL"), "ssl.ca.location": str(self.ca)}
 
 
-def certified(folder: Path) -> tuple[Path, Path]:
-    """A key store for a broker on this machine, and its certificate as PEM; made with Java's own tool."""
-    keytool = find_java().path.with_name("keytool")
-    store, ca = folder / "broker.p12", folder / "ca.pem"
-    common = [str(keytool), "-keystore", str(store), "-storepass", "changeit", "-alias", "broker"]
-    make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-dname", "CN=localhost", "-validity", "2"]
-    subprocess.run([*common, *make, "-ext", "SAN=IP:127.0.0.1,DNS:localhost"], check=True, capture_output=True)
-    subprocess.run([*common, "-exportcert", "-rfc", "-file", str(ca)], check=True, capture_output=True)
-    return store, ca
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     store, ca = certified(tmp_path_factory.mktemp("tls"))
     properties = {
         **broker_properties("ann", protocol="SASL_SSL"),
-        "listener.name.client.ssl.keystore.type": "PKCS12",
-        "listener.name.client.ssl.keystore.location": str(store),
-        "listener.name.client.ssl.keystore.password": "changeit",
+        **key_store(store),
     }
     root = Secured("", ca).login("root")
     with LocalBroker(properties=properties, client_config=root) as broker:

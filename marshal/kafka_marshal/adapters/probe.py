@@ -29,6 +29,7 @@ class Probe:
             "bootstrap.servers": bootstrap_servers,
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 200,
+            "allow.auto.create.topics": False,
             "error_cb": lambda _error: None,
         }
         self._admin = AdminClient(settings, logger=_SILENT)

@@ -73,7 +73,8 @@ def kafka_options(
         ConfigurationError: config guards the connection in a way that can't be translated, or a file can't be read.
     """
     plain = {name: str(value) for name, value in config.items() if isinstance(value, str | int | float | bool)}
-    java = {"isolation.level": "read_committed"}
+    # The Java client's own default makes a broker create what is read, though it was deleted in between.
+    java = {"allow.auto.create.topics": "false", "isolation.level": "read_committed"}
     java |= {_NAMES[name]: value for name, value in plain.items() if name in _NAMES}
     covered = [prefix for prefix in ("sasl", "ssl") if any(name.startswith(f"kafka.{prefix}.") for name in own)]
     for name in config:

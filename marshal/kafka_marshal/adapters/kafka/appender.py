@@ -122,6 +122,10 @@ class KafkaAppender:
             text = error.str()
             if reason is not None and error.code() == KafkaError._MSG_TIMED_OUT:
                 text = f"{text} ({reason.str()})"
+            elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                # Without numbers: the same reason is reported once for all records.
+                text = f"{text}: max.message.bytes of {self._topic} is too small; kafka-marshal init --check says what "
+                text += "it must be"
             elif self._troubles.fatal is not None:
                 text = self._troubles.fatal
             ack = Ack(None, text, self._fatal or error.fatal(), self._forbidden(error))

@@ -98,6 +98,9 @@ _DEFAULTS: Mapping[str, object] = {
     "reconnect.backoff.max.ms": 1_000,
 }
 
+#: Producers and AdminClients allow it by default: a look-up by name, or a record for a deleted topic, would create one.
+_CREATES_NOTHING: Mapping[str, object] = {"allow.auto.create.topics": False}
+
 _OWN: Mapping[Role, Mapping[str, object]] = {
     Role.ADMIN: {},
     Role.APPENDER: {
@@ -116,14 +119,12 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
         "fetch.min.bytes": 1,
         "fetch.wait.max.ms": TAIL_FETCH_WAIT_MS,
         "fetch.queue.backoff.ms": 1,
-        "allow.auto.create.topics": False,
     },
     Role.DATA: {
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
         # Tells what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
         "enable.partition.eof": True,
-        "allow.auto.create.topics": False,
     },
 }
 
@@ -194,6 +195,7 @@ def properties(
         **_ROLE_DEFAULTS[role],
         **{name: value for name, value in config.items() if name not in FIXED},
         **_OWN[role],
+        **_CREATES_NOTHING,
         **(extra or {}),
         "bootstrap.servers": bootstrap_servers,
     }
