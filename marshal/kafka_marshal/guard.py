@@ -122,4 +122,7 @@ def _code_of(handler: object) -> CodeType | None:
 
 def _ring_again(number: int) -> None:
     time.sleep(RING_AGAIN_S)
-    _thread.interrupt_main(cast("signal.Signals", number))  # some have a number only
+    if hasattr(signal, "pthread_kill") and callable(signal.getsignal(number)):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends its wait, which the other way does not
+    else:
+        _thread.interrupt_main(cast("signal.Signals", number))  # some have a number only

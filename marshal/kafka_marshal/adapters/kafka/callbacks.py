@@ -48,9 +48,9 @@ class _Token:
 def _check(answer: object) -> None:
     """Raise for what confluent-kafka can't read: librdkafka would not learn of it, and never ask for a token again."""
     if isinstance(answer, tuple) and 2 <= len(answer) <= 4:
-        token, expiry, principal, extensions = (*answer, "", {})[:4] if len(answer) < 4 else answer
-        texts = (token, principal, *(extensions.values() if isinstance(extensions, dict) else (None,)))
-        if hasattr(expiry, "__float__") and all(isinstance(text, str) for text in texts):
+        extensions = answer[3] if len(answer) == 4 else {}
+        texts = (answer[0], *answer[2:3], *(extensions.values() if isinstance(extensions, dict) else (None,)))
+        if hasattr(answer[1], "__float__") and all(isinstance(text, str) for text in texts):
             return
     raise TypeError(
         "oauth_cb must return (token, expiry in seconds since 1970[, principal[, extensions]]), with text in all but "

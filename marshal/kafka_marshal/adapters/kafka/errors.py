@@ -266,9 +266,14 @@ def fault_kind(error: KafkaError) -> FaultKind:
     return FaultKind.OTHER
 
 
-def configuration_error(error: KafkaException | ValueError | TypeError) -> ConfigurationError:
-    """librdkafka would not build a client from these settings."""
+def configuration_error(error: KafkaException | ValueError | TypeError) -> MarshalError:
+    """librdkafka would not build a client from these settings, or got no token to build it with."""
     text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
+    if isinstance(error, KafkaException) and is_refusal(kafka_error(error)):
+        return AuthenticationError(
+            f"The Kafka client could not be made: {text}. Nothing was sent. Look in the log for what oauth_cb raised, "
+            "correct it or the service that it asks, and try again."
+        )
     return ConfigurationError(
         f"The Kafka client does not accept the configuration: {text}. Nothing was sent; correct config."
     )
