@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from kafka_marshal.repeats import Repeats
+
 __all__ = ["SAID_EVERY_MS", "AppendFailures"]
 
 logger = logging.getLogger("kafka_marshal")
@@ -17,15 +19,12 @@ class AppendFailures:
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._reason = ""
-        self._untold = 0
-        self._say_at = 0.0
+        self._repeats = Repeats(SAID_EVERY_MS)
 
     def say(self, reason: str, now: float) -> None:
         """One more has failed, at now (our own clock, ms)."""
-        if reason == self._reason and now < self._say_at:
-            self._untold += 1
-            return
-        more = f" ({self._untold} more since this was said last)" if self._untold else ""
-        logger.warning("an append to %s failed: %s%s", self._topic, reason, more)
-        self._reason, self._untold, self._say_at = reason, 0, now + SAID_EVERY_MS
+        # "… (after 3ms in state CONNECT)": the same but for how long it took.
+        held_back = self._repeats.due(reason.partition(" (after ")[0], now)
+        if held_back is not None:
+            more = f" ({held_back} more since this was said last)" if held_back else ""
+            logger.warning("an append to %s failed: %s%s", self._topic, reason, more)

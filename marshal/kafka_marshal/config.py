@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import uuid
 
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import ClaimingPartition, InvalidRecordError
 
-__all__ = ["check_ids", "new_client_id"]
+__all__ = ["check_ids", "check_threads", "new_client_id"]
 
 
 def new_client_id() -> str:
@@ -28,3 +29,22 @@ def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None
         ClaimingPartition("instance", client_id, group_id, "topic", 0, heartbeat_interval_ms)
     except InvalidRecordError as error:
         raise ConfigurationError(f"no member would accept records with these settings: {error}") from error
+
+
+def check_threads() -> None:
+    """Refuse to work on green threads; raises ConfigurationError.
+
+    librdkafka waits outside of Python: it would hold up every greenlet, and with them the one that sends heartbeats.
+    """
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        patched = "gevent", "gevent.monkey.patch_all(thread=False)"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        patched = "eventlet", "eventlet.monkey_patch(thread=False)"
+    else:
+        return
+    raise ConfigurationError(
+        f"{patched[0]} has replaced the threads of this process by greenlets. A wait for Kafka stops all of them, the "
+        "heartbeats too, and every lease would be lost. Nothing was sent. Use a process without monkey-patching, or "
+        f"leave the threads as they are: {patched[1]}"
+    )

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.guard import report
 
 __all__ = ["DEFAULT_BYTES_IN_FLIGHT", "ConsumerOptions"]
 
@@ -98,6 +100,7 @@ class ConsumerOptions:
             handler_timeout_ms=self.handler_timeout_ms,
             callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
             ranges=ranges,
+            policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
         )
 
 

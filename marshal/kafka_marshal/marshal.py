@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
-from kafka_marshal.config import check_ids, new_client_id
+from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.consumer_options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions
 from kafka_marshal.coordination import DEFAULT_TOPIC
@@ -28,6 +28,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership, calling
+from kafka_marshal.one_process import OneProcess
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
@@ -42,7 +43,7 @@ CLOSE_TIMEOUT_S = 1.0
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
 
-class Marshal:
+class Marshal(OneProcess):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
@@ -71,6 +72,7 @@ class Marshal:
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = dict(config or {})
+        check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms, watchdog=watchdog)
 
     @classmethod

@@ -16,8 +16,15 @@ def test_the_same_failure_again_and_again_is_one_line_now_and_then(caplog: pytes
     assert caplog.records[-1].getMessage().endswith("(99 more since this was said last)")
 
 
-def test_another_reason_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_reason_is_told_at_once_and_one_that_comes_again_is_held_back(caplog: pytest.LogCaptureFixture) -> None:
     failures = AppendFailures("__marshal")
     for reason in ("no broker", "forbidden", "no broker"):
         failures.say(reason, 0.0)
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == 2
+
+
+def test_a_reason_that_differs_in_how_long_it_took_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    failures = AppendFailures("__marshal")
+    for took in range(10):
+        failures.say(f"timed out (Connection refused (after {took}ms in state CONNECT))", 0.0)
+    assert len(caplog.records) == 1

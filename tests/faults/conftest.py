@@ -8,9 +8,10 @@ import pytest
 
 from kafka_marshal.testing import LocalBroker
 from tests.cli.conftest import command, environment
+from tests.client.conftest import scene
 from tests.secured import certified, key_store
 
-__all__ = ["command", "environment", "real_life"]
+__all__ = ["command", "environment", "real_life", "scene"]
 
 REAL_LIFE = {
     "auto.create.topics.enable": "true",

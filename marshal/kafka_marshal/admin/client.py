@@ -14,9 +14,10 @@ from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target, moves_to, resolve
 from kafka_marshal.admin.session import Session
-from kafka_marshal.config import check_ids, new_client_id
+from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.one_process import OneProcess
 from kafka_marshal.world import LeaseInfo
 
 __all__ = ["Admin"]
@@ -27,7 +28,7 @@ DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin:
+class Admin(OneProcess):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
@@ -48,6 +49,7 @@ class Admin:
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
     ) -> None:
+        check_threads()
         self._set_up(
             lambda: open_cluster(bootstrap_servers, dict(config or {})), topic, client_id, heartbeat_interval_ms
         )

@@ -13,12 +13,13 @@ from kafka_marshal.admin.moving import move_all
 from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve
 from kafka_marshal.admin.session import Session, bare_release, key_of
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
+from kafka_marshal.one_process import OneProcess
 from rationalizer import ForgetGroup
 
 __all__ = ["Pause"]
 
 
-class Pause:
+class Pause(OneProcess):
     """A group paused by this admin. Made by :meth:`Admin.pause`; use it as a context manager, from one thread.
 
     Entering pauses the group in every CP; leaving the block, also by an exception, lets it go on. While its methods

@@ -6,10 +6,11 @@ out is :mod:`kafka_marshal.engine.delivery`; whom to claim from is a policy's bu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
@@ -51,6 +52,10 @@ class Loss(StrEnum):
     ENDED = "this Marshal has ended"
 
 
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """What a consumer was asked for."""
@@ -65,6 +70,8 @@ class ConsumerSettings:
     callbacks: frozenset[Callback]
     #: Ranges of offsets are handed out, not messages; nothing is fetched.
     ranges: bool = False
+    #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
+    policy_raised: Callable[[BaseException], object] = _raise
 
 
 class ConsumerEngine:

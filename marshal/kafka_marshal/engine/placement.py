@@ -149,7 +149,27 @@ class Placement:
             letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,
             order=self._order,
         )
-        return self._limit(self._consumer.settings.policy.wishes(view, keys, now), now)
+        wishes = self._answer(view, keys, now)
+        return None if wishes is None else self._limit(wishes, now)
+
+    def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:
+        """What the policy wishes of what it was shown; None: it raised, and is asked again after HI, or a change."""
+        try:
+            wishes = self._consumer.settings.policy.wishes(view, own, now)
+            if not isinstance(wishes, Wishes):
+                raise TypeError(f"wishes() must return Wishes, not {type(wishes).__name__}")
+            is_shown = self._shown.__contains__
+            return Wishes(
+                claim=tuple(filter(is_shown, wishes.claim)),
+                release=tuple(filter(is_shown, wishes.release)),
+                ask=tuple(filter(is_shown, wishes.ask)),
+                surplus=frozenset(wishes.surplus),
+                idle=frozenset(wishes.idle),
+            )
+        except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases
+            self._consumer.settings.policy_raised(error)
+            self.deadline = min(self.deadline, now + self._settings.heartbeat_interval_ms)
+            return None
 
     def _limit(self, wishes: Wishes, now: float) -> Wishes:
         """Leave to others what they are to have; ask for one held lease of a topic every HI, and of whoever is new."""

@@ -45,11 +45,15 @@ def producer_properties(
     for name, value in found.items():
         if not isinstance(value, str | int | float):
             raise ConfigurationError(
-                f"watchdog=True can't be used with {name!r} in config: a {type(value).__name__} of this process can't "
-                "be given to the watchdog, a process of its own. Nothing was sent; leave watchdog out (a worker that "
-                "dies is then replaced after 2 · HI), or use properties of text and numbers only"
+                f"watchdog=True can't be used with {name!r} in config: a {_kind(value)} of this process can't be given "
+                "to the watchdog, another process. Nothing was sent; leave watchdog out (a worker that dies is then "
+                "replaced after 2 · HI), or use properties of text and numbers only"
             )
     return found
+
+
+def _kind(value: object) -> str:
+    return "function" if callable(value) else type(value).__name__
 
 
 def environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 ==================  ==================================================================================
 ``settings``        which properties our clients run with, and which a user may not set
+``callbacks``       the user's functions in a configuration, behind a guard
 ``errors``          librdkafka's errors become ours, here and nowhere else
 ``reading``         what both readers share: a read that is fast and returns early, a safe close
 ``tail``            :class:`~kafka_marshal.adapters.kafka.tail.KafkaTail`: the coordination topic onwards

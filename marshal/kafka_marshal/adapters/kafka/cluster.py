@@ -103,12 +103,9 @@ class KafkaCluster:
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)
-        logger = self._config.pop("logger", None)
-        if logger is not None and not isinstance(logger, logging.Logger):
-            raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
-        self._logger = logger
+        self._logger = logger = self._config.pop("logger", None)
         self._forward = self._config.pop("error_cb", None)
-        self._troubles = self._new_troubles(self._forward)
+        self._troubles = self._new_troubles(self._forward, logger)
         self._looks = looks_with(bootstrap_servers, self._config)
         self._addresses: AddressCheck | None = None
         #: What connects, and nobody has asked for yet.
@@ -123,10 +120,12 @@ class KafkaCluster:
     def _properties(self, role: Role, more: Mapping[str, object] | None = None) -> dict[str, object]:
         return settings.properties(role, self._bootstrap, {**self._config, **(more or {})})
 
-    def _new_troubles(self, forward: object) -> Troubles:
-        if forward is None or callable(forward):
-            return Troubles(forward, self._logger)
-        raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
+    def _new_troubles(self, forward: object, logger: object) -> Troubles:
+        if forward is not None and not callable(forward):
+            raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
+        if logger is not None and not isinstance(logger, logging.Logger):
+            raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
+        return Troubles(forward, logger)
 
     def _client(self) -> AdminClient:
         admin = self._admin
@@ -437,7 +436,7 @@ class KafkaCluster:
 
     def _new_tail(self, topic: str) -> KafkaTail:
         self._client()
-        return KafkaTail(topic, self._properties(Role.TAIL), self._new_troubles(self._forward))
+        return KafkaTail(topic, self._properties(Role.TAIL), self._new_troubles(self._forward, self._logger))
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> KafkaAppender:
         expected = self._expected_appenders.pop((topic, delivery_timeout_ms), None)
@@ -446,14 +445,14 @@ class KafkaCluster:
     def _new_appender(self, topic: str, delivery_timeout_ms: int) -> KafkaAppender:
         self._client()
         properties = self._properties(Role.APPENDER)
-        troubles = self._new_troubles(self._forward)
+        troubles = self._new_troubles(self._forward, self._logger)
         return KafkaAppender(topic, properties, troubles, delivery_timeout_ms=delivery_timeout_ms)
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> KafkaDataReader:
         self._client()
         settings.check(config)
         more = dict(config)
-        troubles = self._new_troubles(more.pop("error_cb", self._forward))
+        troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
         # Others may connect as somebody else, to see other topics.
         known = None if more else self._client().list_topics
         return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)

@@ -21,6 +21,8 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
 )
+from kafka_marshal.guard import Guard, report
+from kafka_marshal.repeats import Repeats
 
 __all__ = [
     "LOGGER",
@@ -120,8 +122,7 @@ class _Quieter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
-        self._said: dict[str, float] = {}
+        self._repeats = Repeats(_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         line = record.getMessage()
@@ -130,14 +131,7 @@ class _Quieter(logging.Filter):
             return False
         # "FAIL [client#1] [thrd:…]: text (after 3ms in state CONNECT)": the same but for client, thread and time.
         key = line.partition("]: ")[2].partition(" (after ")[0] or line
-        now = time.monotonic()
-        with self._lock:
-            if now - self._said.get(key, -_REPEAT_S) < _REPEAT_S:
-                return False
-            if len(self._said) > 1_000:
-                self._said.clear()
-            self._said[key] = now
-        return True
+        return self._repeats.due(key, time.monotonic()) is not None
 
 
 #: Takes what librdkafka would write to stderr.
@@ -153,14 +147,15 @@ _HANDSHAKE = "in state SSL_HANDSHAKE"
 class Troubles:
     """What librdkafka reported about one client: a reason for timeouts, faults for readers. Thread-safe.
 
-    It is the client's error_cb, and its logger: lines are passed on to logging.
+    It is the client's error_cb, and its logger: lines are passed on to logging. As both it never raises, whatever the
+    user's own error_cb, logger, handlers and filters do.
     """
 
     def __init__(
         self, forward: Callable[[KafkaError], object] | None = None, logger: logging.Logger | None = None
     ) -> None:
         """forward: the user's own error_cb. logger: the user's own instead of ours."""
-        self._forward = forward
+        self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
         self._lock = threading.Lock()
         self._last: tuple[float, KafkaError] | None = None
@@ -170,15 +165,24 @@ class Troubles:
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line of librdkafka's log (as a Logger would)."""
-        self._logger.log(level, message, *args)
-        text = message % args if args else message
-        if _HUNG_UP in text:
-            hint = "it may want TLS or SASL (security.protocol), or be no Kafka broker"
-            with self._lock:
-                self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
+        try:
+            text = message % args if args else message
+            if _HUNG_UP in text:
+                hint = "it may want TLS or SASL (security.protocol), or be no Kafka broker"
+                with self._lock:
+                    self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
+            self._logger.log(level, message, *args)
+        except BaseException as error:  # noqa: BLE001 - raised from here, it would cost messages
+            report(f"the log {self._logger.name!r}", error)
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka (as error_cb)."""
+        try:
+            self._take(error)
+        except BaseException as interrupt:  # noqa: BLE001 - raised from here, it would cost messages
+            report("what notes librdkafka's errors", interrupt)
+
+    def _take(self, error: KafkaError) -> None:
         if is_of_groups(error):
             return
         with self._lock:
@@ -262,9 +266,14 @@ def fault_kind(error: KafkaError) -> FaultKind:
     return FaultKind.OTHER
 
 
-def configuration_error(error: KafkaException | ValueError | TypeError) -> ConfigurationError:
-    """librdkafka would not build a client from these settings."""
+def configuration_error(error: KafkaException | ValueError | TypeError) -> MarshalError:
+    """librdkafka would not build a client from these settings, or got no token to build it with."""
     text = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
+    if isinstance(error, KafkaException) and is_refusal(kafka_error(error)):
+        return AuthenticationError(
+            f"The Kafka client could not be made: {text}. Nothing was sent. Look in the log for what oauth_cb raised, "
+            "correct it or the service that it asks, and try again."
+        )
     return ConfigurationError(
         f"The Kafka client does not accept the configuration: {text}. Nothing was sent; correct config."
     )

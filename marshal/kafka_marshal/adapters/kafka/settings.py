@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kafka_marshal.adapters.kafka.callbacks import guarded
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["Role", "addresses", "check", "check_addresses", "properties"]
@@ -189,11 +190,14 @@ def check(config: Mapping[str, object]) -> None:
 def properties(
     role: Role, bootstrap_servers: str, config: Mapping[str, object], extra: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """Everything for librdkafka: our defaults, then the user's config, then what is ours alone, then extra."""
+    """Everything for librdkafka: our defaults, then the user's config, then what is ours alone, then extra.
+
+    All that goes to librdkafka comes from here, so this is where the user's functions are guarded.
+    """
     return {
         **_DEFAULTS,
         **_ROLE_DEFAULTS[role],
-        **{name: value for name, value in config.items() if name not in FIXED},
+        **{name: guarded(name, value) for name, value in config.items() if name not in FIXED},
         **_OWN[role],
         **_CREATES_NOTHING,
         **(extra or {}),
