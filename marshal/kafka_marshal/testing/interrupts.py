@@ -22,7 +22,7 @@ Where an interrupt can be raised (:class:`Points`):
   result is then dropped. (It checks at the end of a loop's turn, too; that is not simulated.)
 * ``OPCODES``: before each instruction. The strictest, and the slowest.
 
-The end of a ``with`` block is no point of any: the interpreter lets no signal come between a block and its ``__exit__``.
+The end of a ``with`` block is none of them: the interpreter lets no signal come between a block and its ``__exit__``.
 
 :class:`Alarms` raises by real signals after random short times. :func:`run_within` bounds a call that may hang.
 """
@@ -382,8 +382,8 @@ def _one(attempt: Callable[[Interrupts], object], interrupts: Interrupts, within
     try:
         run_within(within_s, lambda: attempt(interrupts))
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not interrupts.fired:
-            raise
+        if isinstance(error, KeyboardInterrupt) and not (interrupts.fired and _is_kind(error, interrupts.exception)):
+            raise  # somebody's own Ctrl-C
         return Failure(str(interrupts), error)
     finally:
         sys.unraisablehook = before
