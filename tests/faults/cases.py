@@ -1,0 +1,308 @@
+"""What is interrupted: every way to get messages, and every other public call. Each is an attempt for ``sweep``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kafka_marshal import ConfigurationError, Consumer, HeldError, Lease, Marshal, MarshalError
+from kafka_marshal.testing.interrupts import Interrupts
+from tests.faults.stories import AGAIN_S, PARTITIONS, TOPIC, Story, answer, member
+
+Attempt = Callable[[Interrupts], None]
+
+#: Not longer than a run takes: waits are what interrupts meet most often.
+WAIT_S = 0.02
+
+
+# Getting messages.
+
+
+def iterate(story: Story, consumer: Consumer) -> None:
+    for message in consumer:
+        story.hand_out(message)
+        if story.is_complete:
+            break
+
+
+def iterate_done(story: Story, consumer: Consumer) -> None:
+    story.say_done()
+    for message in consumer:
+        story.will_do([story.hand_out(message)], partial(consumer.done, message))
+        story.say_done()
+        if story.is_complete:
+            break
+
+
+def poll(story: Story, consumer: Consumer) -> None:
+    story.say_done()
+    while not story.is_complete and not story.marshal.stopping:
+        message = consumer.poll(WAIT_S)
+        if message is not None:
+            story.will_do([story.hand_out(message)], partial(consumer.done, message))
+            story.say_done()
+
+
+def consume(story: Story, consumer: Consumer) -> None:
+    story.say_done()
+    while not story.is_complete and not story.marshal.stopping:
+        for message in consumer.consume(4, WAIT_S):
+            story.will_do([story.hand_out(message)], partial(consumer.done, message))
+        story.say_done()
+
+
+def batches(story: Story, consumer: Consumer) -> None:
+    story.say_done()
+    for batch in consumer.batches(4, WAIT_S):
+        story.will_do([story.hand_out(message) for message in batch], batch.done)
+        story.say_done()
+        if story.is_complete:
+            break
+
+
+def delivering(loop: Callable[[Story, Consumer], None], **options: Any) -> Attempt:
+    def attempt(interrupts: Interrupts) -> None:
+        story = Story(**options)
+        consumer = story.make_consumer()
+        story.work(interrupts, lambda story: loop(story, consumer))
+        story.check(consumer)
+
+    return attempt
+
+
+# Other calls of a consumer; a loop follows that nothing interrupts.
+
+
+def steering(act: Callable[[Story, Consumer], object], **options: Any) -> Attempt:
+    def attempt(interrupts: Interrupts) -> None:
+        story = Story(**options)
+        consumer = story.make_consumer()
+        await_assigned(consumer)
+        story.interrupted(interrupts, lambda: act(story, consumer))
+        story.work(Interrupts(None), lambda story: poll(story, consumer))
+        story.check(consumer)
+
+    return attempt
+
+
+def await_assigned(consumer: Any) -> None:
+    until = time.monotonic() + AGAIN_S
+    while len(consumer.assignment()) < PARTITIONS:
+        assert time.monotonic() < until, f"only {consumer.assignment()} assigned after {AGAIN_S:g} s"
+        time.sleep(0.002)
+
+
+def pause_resume(_story: Story, consumer: Consumer) -> None:
+    consumer.pause()
+    consumer.assignment()
+    consumer.resume()
+
+
+def seek(story: Story, consumer: Consumer) -> None:
+    story.skipped |= {(0, 0), (0, 1), (0, 2)}
+    if consumer.position()[0].offset < 3:
+        consumer.seek(TOPIC, 0, 3)
+
+
+def look(story: Story, consumer: Consumer) -> None:
+    _ = consumer.unprocessed, consumer.gaps, consumer.ignored_done, consumer.assignment()
+    _ = story.marshal.world.leases(), story.marshal.world.log_time, story.marshal.alarms
+    story.marshal.world.wait_for(lambda world: world.lease(TOPIC, 0), 1.0)
+
+
+def make_consumer(interrupts: Interrupts) -> None:
+    """Interrupted, it leaves no consumer behind that nobody has: another one of the same topic gets everything."""
+    story = Story()
+    consumer = again(lambda: story.interrupted(interrupts, story.make_consumer))
+    story.work(Interrupts(None), lambda story: poll(story, consumer))
+    story.check(consumer)
+
+
+def again(call: Callable[[], Any]) -> Any:
+    """Call until it is not refused any more: what was interrupted may need some intervals to be cleared away."""
+    until = time.monotonic() + AGAIN_S
+    while True:
+        try:
+            return call()
+        except MarshalError as error:
+            assert time.monotonic() < until, (
+                f"refused for {AGAIN_S:g} s, for what was interrupted is there still: {error}"
+            )
+            time.sleep(0.01)
+
+
+def close_consumer(interrupts: Interrupts) -> None:
+    story = Story()
+    consumer = story.make_consumer()
+    first = consumer.poll(AGAIN_S)
+    assert first is not None
+    story.will_do([story.hand_out(first)], partial(consumer.done, first))
+    story.say_done()
+    story.interrupted(interrupts, consumer.close)
+    others_get_it(story)
+    story.close()
+
+
+def close_marshal(interrupts: Interrupts) -> None:
+    story = Story()
+    consumer = story.make_consumer()
+    await_assigned(consumer)
+    story.interrupted(interrupts, story.marshal.close)
+    others_get_it(story)
+    story.close()
+
+
+def with_consumer(interrupts: Interrupts) -> None:
+    """A user's program that ends with the interrupt: the ``with`` blocks have closed everything."""
+    story = Story()
+
+    def program() -> None:
+        with story.marshal, story.make_consumer() as consumer:
+            message = consumer.poll(AGAIN_S)
+            assert message is not None
+            consumer.done(message)
+
+    story.interrupted(interrupts, program, once=True)
+    story.marshal.close()  # __exit__ itself may have been interrupted
+    others_get_it(story)
+    story.close()
+
+
+def make_marshal(interrupts: Interrupts) -> None:
+    story = Story()
+    made: Marshal = story.interrupted(interrupts, lambda: member(story.cluster, "b"))
+    answer("Marshal.close()", made.close)
+    story.close()
+
+
+def others_get_it(story: Story) -> None:
+    """Another member can claim all partitions, while the first one lives."""
+    other = member(story.cluster, "other")
+    try:
+        for partition in range(PARTITIONS):
+            claim_free(other, partition).release()
+    finally:
+        answer("close() of another member", other.close)
+
+
+def claim_free(marshal: Marshal, partition: int = 0) -> Lease:
+    try:
+        return marshal.claim(TOPIC, partition, timeout=AGAIN_S)
+    except HeldError as error:
+        raise AssertionError(f"leased for {AGAIN_S:g} s by who does not know of it: {error}") from error
+
+
+# Leases claimed by hand.
+
+
+def claim(interrupts: Interrupts) -> None:
+    """Interrupted, it leaves no lease behind that nobody has."""
+    story = Story()
+    leases: list[Lease] = []
+    story.interrupted(interrupts, lambda: leases.append(story.marshal.claim(TOPIC, 0, timeout=1.0)), once=True)
+    for lease in leases:
+        assert lease.valid
+        lease.release()
+    others_get_it(story)
+    again(lambda: story.marshal.claim(TOPIC, 0, timeout=1.0)).release()
+    story.close()
+
+
+def claim_in_with(interrupts: Interrupts) -> None:
+    story = Story()
+    leases: list[Lease] = []
+
+    def program() -> None:
+        with story.marshal.claim(TOPIC, 0, timeout=1.0) as lease:
+            leases.append(lease)
+            lease.heartbeat(1)
+
+    story.interrupted(interrupts, program, once=True)
+    for lease in leases:
+        lease.release()  # __exit__ itself may have been interrupted
+    others_get_it(story)
+    story.close()
+
+
+def leased(act: Callable[[Lease], object]) -> Attempt:
+    def attempt(interrupts: Interrupts) -> None:
+        story = Story()
+        lease = story.marshal.claim(TOPIC, 0, timeout=1.0)
+        story.interrupted(interrupts, lambda: act(lease))
+        answer("a call of another thread", lambda: (lease.last_offset, story.marshal.world.leases()))
+        answer("Lease.release()", lease.release)
+        others_get_it(story)
+        story.close()
+
+    return attempt
+
+
+def grant(lease: Lease) -> None:
+    with suppress(ConfigurationError):  # interrupted, it may have been granted all the same
+        lease.grant(3)
+
+
+# Ranges.
+
+
+def ranging(*, gives_back: bool = False, **options: Any) -> Attempt:
+    def attempt(interrupts: Interrupts) -> None:
+        story = Story(**options)
+        consumer = story.marshal.ranges([TOPIC], **options)
+        backs: list[Any] = []
+
+        def loop(story: Story) -> None:
+            story.say_done()
+            while not story.is_complete and not story.marshal.stopping:
+                while backs:
+                    consumer.give_back([backs[0]])
+                    backs.pop()
+                taken = consumer.take(4, timeout=WAIT_S)
+                if gives_back and taken and not story.seen:
+                    backs.append(taken.pop())
+                for given in taken:
+                    story.will_do(story.hand_out_range(given), partial(consumer.done, [given]))
+                story.say_done()
+
+        story.work(interrupts, loop)
+        story.check(consumer)
+
+    return attempt
+
+
+ONCE: dict[str, Any] = {"delivery": "at-most-once", "batch_size": 4}
+ONCE_RANGES: dict[str, Any] = {"delivery": "at-most-once"}
+
+CASES: dict[str, Attempt] = {
+    "iterate": delivering(iterate),
+    "iterate, auto_done=False": delivering(iterate_done, auto_done=False),
+    "poll": delivering(poll),
+    "consume": delivering(consume),
+    "batches": delivering(batches),
+    "at most once: iterate": delivering(iterate, **ONCE),
+    "at most once: poll": delivering(poll, **ONCE),
+    "at most once: consume": delivering(consume, **ONCE),
+    "at most once: batches": delivering(batches, **ONCE),
+    "claim_ahead: iterate": delivering(iterate, claim_ahead=True, **ONCE),
+    "claim_ahead: batches": delivering(batches, claim_ahead=True, **ONCE),
+    "pause, assignment, resume": steering(pause_resume),
+    "at most once: pause, assignment, resume": steering(pause_resume, **ONCE),
+    "seek": steering(seek),
+    "world and properties": steering(look),
+    "Marshal()": make_marshal,
+    "Marshal.consumer()": make_consumer,
+    "Consumer.close()": close_consumer,
+    "Marshal.close()": close_marshal,
+    "with marshal, consumer": with_consumer,
+    "claim": claim,
+    "with claim": claim_in_with,
+    "Lease.heartbeat()": leased(lambda lease: lease.heartbeat(2)),
+    "Lease.grant()": leased(grant),
+    "Lease.release()": leased(lambda lease: lease.release(2)),
+    "ranges": ranging(),
+    "ranges, give_back": ranging(gives_back=True),
+    "at most once: ranges": ranging(**ONCE_RANGES),
+}

@@ -1,0 +1,225 @@
+"""A member on a cluster in memory, a user's loop that is interrupted and goes on, and an account of every message."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafka_marshal import Consumer, LeaseInfo, Marshal
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.coordination import create_topic
+from kafka_marshal.testing.interrupts import Interrupts, Report, StuckError, run_within, stacks
+
+HI = 300
+PARTITIONS = 2
+MESSAGES = 6
+TOPIC = "t"
+GROUP = "g"
+
+#: Interrupts in the cluster's own code are left out: it stands for librdkafka, which is C.
+WITHOUT = ("kafka_marshal.testing", "kafka_marshal.adapters.memory")
+
+#: What was dropped has to come again within this: some heartbeat intervals.
+AGAIN_S = 4.0
+#: Everything else ends within this.
+ANSWER_S = 2.0
+#: At most once nothing comes again, so silence is an answer: after everything, and before.
+QUIET_S = 0.15
+LONG_QUIET_S = 1.5
+
+Key = tuple[int, int]
+
+
+def offsets(keys: Iterable[Key]) -> str:
+    """For messages: t[0]: 3, 4; t[1]: 0."""
+    by_partition: dict[int, list[int]] = {}
+    for partition, offset in sorted(keys):
+        by_partition.setdefault(partition, []).append(offset)
+    return "; ".join(f"{TOPIC}[{key}]: {', '.join(map(str, found))}" for key, found in by_partition.items())
+
+
+def is_ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith("kafka-marshal")
+
+
+def memory_cluster(partitions: int = PARTITIONS, messages: int = MESSAGES) -> MemoryCluster:
+    cluster = MemoryCluster()
+    create_topic(cluster, "__marshal", 1, 10)
+    cluster.broker.create_topic(TOPIC, partitions)
+    for partition in range(partitions):
+        for number in range(messages):
+            cluster.broker.produce(TOPIC, partition, str(number).encode())
+    return cluster
+
+
+def member(cluster: MemoryCluster, client_id: str = "a") -> Marshal:
+    return Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval_ms=HI)
+
+
+class Story:
+    """One run: everything that was handed out, said to be done, and found in the log at the end."""
+
+    def __init__(self, **options: Any) -> None:
+        self.at_most_once = options.get("delivery") == "at-most-once"
+        self._threads_before = set(threading.enumerate())
+        self.cluster = memory_cluster()
+        self.marshal = member(self.cluster)
+        self._options = options
+        #: How often each message was handed out.
+        self.seen: Counter[Key] = Counter()
+        #: What done() has returned for.
+        self.done: set[Key] = set()
+        #: Handed out and not said to be done yet: its keys, and how to say it.
+        self.pending: list[tuple[list[Key], Callable[[], object]]] = []
+        #: Never to be handed out: a seek went beyond it.
+        self.skipped: set[Key] = set()
+        self.everything = {(partition, number) for partition in range(PARTITIONS) for number in range(MESSAGES)}
+        self._last_news = time.monotonic()
+        self._ended = threading.Event()
+        self._threads_at_start: set[threading.Thread] = set()
+
+    def make_consumer(self) -> Consumer:
+        return self.marshal.consumer([TOPIC], **self._options)
+
+    # The user's side.
+
+    def hand_out(self, message: Any) -> Key:
+        key = (message.partition(), message.offset())
+        self._note([key])
+        return key
+
+    def _note(self, keys: Iterable[Key]) -> None:
+        self.seen.update(keys)
+        self._last_news = time.monotonic()
+
+    def hand_out_range(self, given: Any) -> list[Key]:
+        keys = [(given.partition, offset) for offset in range(given.first, given.last + 1)]
+        self._note(keys)
+        return keys
+
+    def will_do(self, keys: list[Key], done: Callable[[], object]) -> None:
+        self.pending.append((keys, done))
+
+    def say_done(self) -> None:
+        """Say it again where it was interrupted: whether it got through is not known then."""
+        while self.pending:
+            keys, done = self.pending[0]
+            done()
+            self.done.update(keys)
+            self.pending.pop(0)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.seen.keys() >= self.everything - self.skipped and not self.pending
+
+    def work(self, interrupts: Interrupts, loop: Callable[[Story], object]) -> None:
+        """Run the loop, and again after each interrupt, until all messages came, or none comes any more."""
+        self._threads_at_start = self.threads()
+        watch = threading.Thread(target=self._watch, name="watch", daemon=True)
+        watch.start()
+        try:
+            while not self.is_complete and not self.marshal.stopping:
+                self.interrupted(interrupts, lambda: loop(self), once=True)
+        finally:
+            self._ended.set()
+            watch.join()
+
+    def interrupted(self, interrupts: Interrupts, call: Callable[[], Any], *, once: bool = False) -> Any:
+        """Call, and call again after an interrupt, as a user does."""
+        while True:
+            try:
+                with interrupts:
+                    return call()
+            except BaseException as error:
+                if not isinstance(error, interrupts.exception):  # type: ignore[arg-type]
+                    raise
+                self._last_news = time.monotonic()
+                if once:
+                    return None
+
+    def _watch(self) -> None:
+        """End loops that would wait for ever. stop() takes no lock."""
+        while not self._ended.wait(0.01):
+            quiet_s = time.monotonic() - self._last_news
+            is_last = {(p, MESSAGES - 1) for p in range(PARTITIONS)} <= self.seen.keys()
+            limit_s = (QUIET_S if is_last else LONG_QUIET_S) if self.at_most_once else AGAIN_S
+            if quiet_s > limit_s:
+                self.marshal.stop()
+
+    # Afterwards.
+
+    def threads(self) -> set[threading.Thread]:
+        return {each for each in set(threading.enumerate()) - self._threads_before if is_ours(each)}
+
+    def check(self, consumer: Any) -> None:
+        """Nothing is locked, nothing hangs, no thread has died, and no message is lost or repeated."""
+        answer("a call of another thread", lambda: (consumer.assignment(), self.marshal.world.leases()))
+        dead = sorted(each.name for each in self._threads_at_start if not each.is_alive())
+        assert not dead, f"threads ended before close(): {dead}"
+        answer("Consumer.close()", consumer.close)
+        leases = answer("WorldView.lease()", self.leases)
+        unprocessed = {(p, x) for _, p, first, last in consumer.unprocessed for x in range(first, last + 1)}
+        self.close()
+        (self._check_at_most_once if self.at_most_once else self._check_at_least_once)(leases, unprocessed)
+
+    def close(self) -> None:
+        """Close, and see the threads end."""
+        answer("Marshal.close()", self.marshal.close)
+        until = time.monotonic() + ANSWER_S
+        while self.threads():
+            left = sorted(each.name for each in self.threads())
+            assert time.monotonic() < until, f"threads are left {ANSWER_S:g} s after close(): {left}\n{stacks()}"
+            time.sleep(0.002)
+
+    def leases(self) -> dict[int, LeaseInfo]:
+        found = {p: self.marshal.world.lease(TOPIC, p) for p in range(PARTITIONS)}
+        return {p: info for p, info in found.items() if info is not None}
+
+    def _check_at_least_once(self, leases: dict[int, LeaseInfo], _unprocessed: set[Key]) -> None:
+        done = set()
+        for partition, info in leases.items():
+            done |= {(partition, x) for x in range(-1 if info.stable is None else info.stable + 1)}
+            done |= {(partition, x) for first, last in info.ranges for x in range(first, last + 1)}
+        lost = done - self.seen.keys() - self.skipped
+        assert not lost, f"done in the log and never handed out: {offsets(lost)}"
+        missing = self.everything - self.seen.keys() - self.skipped
+        assert not missing, f"not handed out within {AGAIN_S:g} s of the last message: {offsets(missing)}"
+        assert not self.pending, f"done() was never answered for {offsets(self.pending[0][0])}"
+        # A lease that was lost meanwhile (a machine that stood still) has another epoch, and forgets what was done.
+        if all(info.epoch == 1 for info in leases.values()):
+            forgotten = self.done - done
+            assert not forgotten, f"done() returned, and the log does not have it after close(): {offsets(forgotten)}"
+
+    def _check_at_most_once(self, leases: dict[int, LeaseInfo], unprocessed: set[Key]) -> None:
+        twice = [key for key, times in self.seen.items() if times > 1]
+        assert not twice, f"handed out more than once: {offsets(twice)}"
+        granted = {
+            (partition, x)
+            for partition, info in leases.items()
+            for x in range(0 if info.granted is None else info.granted + 1)
+        }
+        lost = granted - self.seen.keys() - unprocessed - self.skipped
+        assert not lost, f"granted, and neither handed out nor in unprocessed: {offsets(lost)}"
+        missing = self.everything - self.seen.keys() - unprocessed - self.skipped
+        assert not missing, f"never granted, within {LONG_QUIET_S:g} s of the last message: {offsets(missing)}"
+
+
+def answer(what: str, call: Callable[[], Any]) -> Any:
+    """Its result, from a fresh thread, within ANSWER_S."""
+    return run_within(ANSWER_S, call, what)
+
+
+def verdict(report: Report) -> str:
+    """A line for each failure; the stacks of the first one that is stuck."""
+    text = [str(report).splitlines()[0]]
+    stuck = ""
+    for failure in report.failures:
+        first, *rest = str(failure).splitlines()
+        is_assertion = isinstance(failure.error, AssertionError)
+        text.append(first if is_assertion else "\n".join([first, *rest[-6:]]))
+        if isinstance(failure.error, StuckError) and not stuck:
+            stuck = f"\nof the first that is stuck: {failure}"
+    return "\n".join(text) + stuck

@@ -1,0 +1,198 @@
+"""An exception at every line of every public call: nothing is lost, repeated, locked or leased for ever (stories.py).
+
+CI tries a sample. ``make campaign ARGS=tests/faults`` tries all lines; FAULTS_CASES=poll,claim picks some.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, sweep
+from tests.faults.cases import CASES
+from tests.faults.stories import WITHOUT, verdict
+
+pytestmark = [
+    pytest.mark.flaky(reruns=0),
+    # What was interrupted within a destructor goes to a hook, and members that hang are left behind.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+#: Points of each case that CI tries: some 300 in all.
+SAMPLE = 10
+
+#: Of a case that fails in CI, a few are enough to see what is wrong.
+MOST_FAILURES = 3
+
+#: Signals come within the standard library, too: a lock taken by Condition.__enter__, a result that a queue just gave.
+MODULES_OF_CHECKS = (*MODULES, "threading", "queue", "concurrent.futures")
+
+PICKED = {name.strip() for name in os.environ.get("FAULTS_CASES", "").split(",") if name.strip()} or set(CASES)
+
+
+class Timeout(BaseException):
+    """As KeyboardInterrupt: nothing that catches Exception catches it."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sample_of_lines(name: str) -> None:
+    report = sweep(CASES[name], without=WITHOUT, limit=SAMPLE, per_line=2, seed=1, most_failures=MOST_FAILURES)
+    assert not report.failures, verdict(report)
+    assert report.interrupted > 0
+
+
+@pytest.mark.parametrize("name", ["poll", "at most once: iterate", "claim"])
+def test_a_sample_of_checks(name: str) -> None:
+    report = sweep(
+        CASES[name],
+        exception=Timeout,
+        points=Points.CHECKS,
+        modules=MODULES_OF_CHECKS,
+        without=WITHOUT,
+        limit=SAMPLE,
+        per_line=2,
+        seed=2,
+        most_failures=MOST_FAILURES,
+    )
+    assert not report.failures, verdict(report)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [name for name in CASES if name in PICKED])
+def test_every_line(name: str, record_property: Callable[[str, object], None]) -> None:
+    report = sweep(CASES[name], without=WITHOUT, per_line=2)
+    record_property("interrupted", report.interrupted)
+    print(f"{name}: {verdict(report).splitlines()[0]}")
+    assert not report.failures, verdict(report)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [name for name in CASES if name in PICKED])
+def test_every_check(name: str) -> None:
+    """Where the interpreter really runs handlers of signals, which is after calls, whose results are lost."""
+    report = sweep(
+        CASES[name], exception=Timeout, points=Points.CHECKS, modules=MODULES_OF_CHECKS, without=WITHOUT, per_line=1
+    )
+    print(f"{name}: {verdict(report).splitlines()[0]}")
+    assert not report.failures, verdict(report)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("again_after", [1, 4, 16])
+@pytest.mark.parametrize("name", [name for name in CASES if name in PICKED])
+def test_twice(name: str, again_after: int) -> None:
+    """A second Ctrl-C while the first one is handled."""
+    report = sweep(
+        CASES[name],
+        exception=KeyboardInterrupt,
+        again_after=again_after,
+        without=WITHOUT,
+        limit=40,
+        per_line=1,
+        seed=again_after,
+    )
+    print(f"{name}, again after {again_after}: {verdict(report).splitlines()[0]}")
+    assert not report.failures, verdict(report)
+
+
+# The injector itself.
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    before = sys.gettrace(), sys.getprofile()
+    yield
+    assert (sys.gettrace(), sys.getprofile()) == before
+
+
+def _careful(said: list[str]) -> None:
+    try:
+        said.append("work")
+        said.append("more")
+    except Interrupted:
+        said.append("mend")
+        said.append("mended")
+        raise
+
+
+OWN = {"modules": ("tests.faults.test_interrupts",), "without": ()}
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("points", "again_after", "said"),
+    [
+        (Points.LINES, None, [[], [], ["work"]]),
+        (Points.CHECKS, None, [[], ["work"], ["work", "more"]]),
+        (Points.LINES, 1, None),
+        (Points.OPCODES, None, None),
+    ],
+)
+def test_the_injector_comes_to_every_point(
+    points: Points, again_after: int | None, said: list[list[str]] | None
+) -> None:
+    found: list[list[str]] = []
+
+    def attempt(interrupts: Interrupts) -> None:
+        heard: list[str] = []
+        try:
+            with interrupts:
+                _careful(heard)
+        except Interrupted:
+            found.append([each for each in heard if not each.startswith("mend")])
+            assert again_after is None or len(interrupts.fired) == 1 or "mended" not in heard
+
+    report = sweep(attempt, points=points, again_after=again_after, **OWN)  # type: ignore[arg-type]
+    assert not report.failures, report
+    assert report.interrupted == report.counted > 2
+    assert said is None or found == said
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("points", Points)
+def test_a_with_block_is_left_as_the_interpreter_promises(points: Points) -> None:
+    def locking(lock: threading.Lock) -> int:
+        with lock:
+            len("x")
+            return len("y")
+
+    def attempt(interrupts: Interrupts) -> None:
+        lock = threading.Lock()
+        try:
+            with interrupts:
+                locking(lock)
+        except Interrupted:
+            pass
+        assert not lock.locked()
+
+    report = sweep(attempt, points=points, **OWN)  # type: ignore[arg-type]
+    assert not report.failures, report
+    assert report.interrupted > 2
+
+
+def test_what_hangs_and_what_fails_is_reported_with_its_line() -> None:
+    def bad(event: threading.Event) -> None:
+        len("x")
+        event.set()
+
+    def attempt(interrupts: Interrupts) -> None:
+        event = threading.Event()
+        try:
+            with interrupts:
+                bad(event)
+        except Interrupted:
+            event.wait()
+
+    report = sweep(attempt, within_s=0.1, **OWN)  # type: ignore[arg-type]
+    assert len(report.failures) == 2
+    assert "event.set()" not in str(report)
+    assert "test_interrupts.py:" in str(report)
+    assert "bad (point 1 of lines): the call has not ended after 0.1 s" in str(report)
+    assert "event.wait()" in str(report)
