@@ -17,7 +17,17 @@ __all__ = ["Batch"]
 class Batch:
     """Messages of one partition, under one epoch. Not done before ``done()``."""
 
-    __slots__ = ("_consumer", "_run", "epoch", "first_offset", "last_offset", "messages", "partition", "topic")
+    __slots__ = (
+        "__weakref__",
+        "_consumer",
+        "_run",
+        "epoch",
+        "first_offset",
+        "last_offset",
+        "messages",
+        "partition",
+        "topic",
+    )
 
     def __init__(self, consumer: Consumer, run: Run, messages: list[Message]) -> None:
         self._consumer = consumer

@@ -8,6 +8,7 @@ iterator: no lock, and a look at the clock (T4).
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -213,6 +214,7 @@ class Consumer(FetchingConsumer):
                 if run is None:
                     return
                 batch = Batch(self, run, list(run.messages))
+                run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
             except BaseException:

@@ -37,6 +37,7 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.replica import Applied, Begin, Replica
+from kafka_marshal.runtime import Thread
 from kafka_marshal.serving import Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -162,9 +163,15 @@ class Driver:
         self._failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
-        _drivers.add(self)
-        self._thread = runtime.start(self._run, "kafka-marshal")
-        self._await_start()
+        self._thread: Thread | None = None
+        try:
+            _drivers.add(self)
+            self.servants.begin()
+            self._thread = runtime.start(self._run, "kafka-marshal")
+            self._await_start()
+        except BaseException:  # Ctrl-C: nobody else will end what has begun
+            self.shut_down()
+            raise
 
     def _await_start(self) -> None:
         read = -1
@@ -179,7 +186,6 @@ class Driver:
                 read = self.replica.records_read
             failure = self.engine.failure
         if failure is not None:
-            self.shut_down()
             raise failure
 
     # The background thread.
@@ -271,6 +277,8 @@ class Driver:
         if now >= self._next_measure:
             self._next_measure = now + self.engine.settings.heartbeat_interval_ms
             self._measure(now)
+            for port in list(self.ports.values()):
+                port.reclaim(now - self.engine.settings.heartbeat_interval_ms)
 
     def _report_upgrade(self, cp: int, level: int) -> None:
         error = self._upgrade_error(cp, level)
@@ -572,7 +580,7 @@ class Driver:
             self._ended = True
             self.condition.notify_all()
         self.replica.close()
-        if not self.runtime.is_current(self._thread):
+        if self._thread is not None and not self.runtime.is_current(self._thread):
             self._thread.join(END_TIMEOUT_S)
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self._callbacks.shutdown(wait=False)

@@ -31,6 +31,9 @@ class ConsumerPort(Protocol):
 
     def log_end(self, key: Key) -> int | None: ...
 
+    def reclaim(self, before: float) -> None:
+        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+
     def drain(self) -> None:
         """Tell the engine what user threads have said since; the lock is held."""
 

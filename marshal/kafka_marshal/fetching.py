@@ -117,6 +117,11 @@ class FetchingConsumer(Membership["Consumer"]):
         if self._in_doubt:
             self._regather()
 
+    def reclaim(self, before: float) -> None:
+        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+        if not self._options.at_most_once:
+            self._delivery.reclaim(before, self._driver.now_ms())
+
     def _undo(self, run: Run | None) -> None:
         """A run did not reach the thread that had asked for it, or that thread has left it."""
         if run is not None and not self._closed:

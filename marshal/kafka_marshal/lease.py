@@ -8,6 +8,7 @@ from typing import Self
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import Answer, ManualLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
+from kafka_marshal.one_process import OneProcess
 
 __all__ = ["Lease"]
 
@@ -15,7 +16,7 @@ __all__ = ["Lease"]
 ANSWER_INTERVALS = 2
 
 
-class Lease:
+class Lease(OneProcess):
     """One lease that this process holds; beats go out by themselves until it is released or lost.
 
     Made by :meth:`Marshal.claim`. Any thread may use it. As a context manager it is released at the end.

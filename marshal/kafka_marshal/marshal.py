@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
@@ -36,6 +36,8 @@ from kafka_marshal.world import WorldView, lease_info
 from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
 
 __all__ = ["Marshal"]
+
+M = TypeVar("M", bound=Membership[Any])
 
 #: How long close() waits for its releases to show in the log. They are sent in any case.
 CLOSE_TIMEOUT_S = 1.0
@@ -107,6 +109,7 @@ class Marshal(OneProcess):
         self._ending = cluster.runtime.lock()
         #: The process that speaks for this one should it die; None: there is none.
         self.watchdog: Watchdog | None = None
+        self._driver: Driver = None  # type: ignore[assignment]  # until it is open
         try:
             if watchdog:
                 self.watchdog = self._start_watchdog()
@@ -119,15 +122,17 @@ class Marshal(OneProcess):
                 ),
                 keep_snapshots=True,
             )
-        except BaseException:
+            if self.watchdog is not None:
+                self.watchdog.watch(self._driver)
+            #: What the log says about this group, read-only.
+            self.world = WorldView(self._driver)
+        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+            if self._driver is not None:
+                self._driver.shut_down()
             if self.watchdog is not None:
                 self.watchdog.close()
             cluster.close()
             raise
-        if self.watchdog is not None:
-            self.watchdog.watch(self._driver)
-        #: What the log says about this group, read-only.
-        self.world = WorldView(self._driver)
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""
@@ -191,10 +196,7 @@ class Marshal(OneProcess):
             max_bytes_in_flight,
         )
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        self._check_open()
-        consumer = Consumer(self, self._driver, options, callbacks, dict(config or {}))
-        self._consumers.append(consumer)
-        return consumer
+        return self._made(lambda: Consumer(self, self._driver, options, callbacks, dict(config or {})))
 
     def ranges(
         self,
@@ -222,10 +224,24 @@ class Marshal(OneProcess):
         if level not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        return self._made(lambda: RangeConsumer(self, self._driver, options, callbacks, level == "read_committed"))
+
+    def _made(self, make: Callable[[], M]) -> M:
+        """A consumer, made on a thread of ours; it ends where it does not reach the caller."""
         self._check_open()
-        consumer = RangeConsumer(self, self._driver, options, callbacks, level == "read_committed")
-        self._consumers.append(consumer)
-        return consumer
+
+        def made(_: object) -> M:
+            consumer = make()
+            self._consumers.append(consumer)
+            return consumer
+
+        answer = self._driver.servants.ask(made, undo=lambda consumer: consumer.end(True))
+        try:
+            consumer = answer.wait()
+            answer.receipt.out = True; return consumer  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
 
     def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
         """Claim one lease by hand, waiting up to timeout seconds for it to fall free.

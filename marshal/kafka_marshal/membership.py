@@ -19,6 +19,7 @@ from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.one_process import OneProcess
 from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
-class Membership(Generic[S]):
-    """A consumer of some kind (S: the class that its callbacks get). Any thread may call."""
+class Membership(OneProcess, Generic[S]):
+    """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
 
     def __init__(
         self,
@@ -68,11 +69,7 @@ class Membership(Generic[S]):
         self._inbox: deque[object] = deque()
         self._nudged = False
         subscription = Subscription(topics, driver.replica.topic)
-        try:
-            driver.call(self._enter, subscription, settings, count_partitions)
-        except BaseException:
-            driver.post(self.free)
-            raise
+        self._enter(subscription, settings, count_partitions)
         known = {topic for topic, _ in subscription.partitions}
         for topic in sorted(subscription.names - known):
             logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
@@ -143,6 +140,9 @@ class Membership(Generic[S]):
 
     def fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Carry out StartFetch and StopFetch."""
+
+    def reclaim(self, before: float) -> None:
+        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
 
     def drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""

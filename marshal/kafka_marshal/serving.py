@@ -22,6 +22,9 @@ logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 
+#: Threads that wait for calls at most: a thread is kept for the next time that so many calls come at once.
+MOST_WAITING = 8
+
 #: A caller that waits checks this often that there is still a thread to answer it (s).
 LOOK_S = 1.0
 
@@ -96,6 +99,9 @@ class Servants:
         self._delivered: list[tuple[_Job, Any]] = []
         #: Nothing is carried out any more.
         self.over = False
+
+    def begin(self) -> None:
+        """Start the first thread."""
         self._start()
 
     def _start(self) -> None:
@@ -135,7 +141,7 @@ class Servants:
             self._carry_out(job)
             del job
             with self._lock:
-                if self._waiting > 1:
+                if self._waiting >= MOST_WAITING:
                     return
                 self._waiting += 1
 

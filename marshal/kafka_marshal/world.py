@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine_lock import under_lock
+from kafka_marshal.one_process import OneProcess
 from rationalizer import Lease, World, route_lease
 
 __all__ = ["LeaseInfo", "WorldView", "lease_info"]
@@ -59,7 +60,7 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
     )
 
 
-class WorldView:
+class WorldView(OneProcess):
     """What the log says about this Marshal's group. Every call looks at the present state."""
 
     def __init__(self, driver: Driver) -> None:

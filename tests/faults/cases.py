@@ -57,7 +57,7 @@ def consume(story: Story, consumer: Consumer) -> None:
 def batches(story: Story, consumer: Consumer) -> None:
     story.say_done()
     for batch in consumer.batches(4, WAIT_S):
-        story.will_do([story.hand_out(message) for message in batch], batch.done)
+        story.will_do([story.hand_out(message) for message in batch.messages], batch.done)
         story.say_done()
         if story.is_complete:
             break

@@ -138,6 +138,18 @@ class Delivery:
                     self._put_back(assignment, messages, covers_from)
         return settled
 
+    def reclaim(self, before: float, now: float) -> None:
+        """At least once: what was handed out before that time and the user has dropped without done comes again.
+
+        A cancelled task drops a message that it never saw; nobody can say any more that such a one is done.
+        """
+        for assignment in [x for x in self._consumer.assignments.values() if x.tracker.runs]:
+            for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
+                for messages, covers_from in assignment.tracker.split(run, run.dropped(before)):
+                    if assignment.stage is not Stage.REVOKING:
+                        self._put_back(assignment, messages, covers_from)
+            self._consumer.try_finish(assignment, now)
+
     def undo_run(self, run: Run, now: float) -> None:
         """A run that was on its way to a thread, and that no thread got: it is handed out again."""
         assignment = run.assignment

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby, islice
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,6 +85,7 @@ class Run:
         "covers_from",
         "done_count",
         "first",
+        "holder",
         "iterating",
         "last",
         "marks",
@@ -120,6 +121,8 @@ class Run:
         #: Followed by its cursor (plain iteration); else explicitly.
         self.iterating = iterating
         self._cursor = 0
+        #: What is asked for whether the user has the batch still, which alone can say that it is done; None: no batch.
+        self.holder: Callable[[], object] | None = None
         #: Split off a run that threads took messages from: what they note there is about this one, too.
         self._is_piece = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
@@ -219,6 +222,21 @@ class Run:
             return sum(min(len(taken.messages), taken.out[0]) for taken in self.taken)
         left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
         return sum(id(message) in left for message in self.messages)
+
+    def dropped(self, before: float) -> list[Message]:
+        """What was handed out before that time, is not done, and nobody has any more who could say so."""
+        if self.holder is not None:
+            return self.messages if self.since < before and self.holder() is None else []
+        if not self.is_settled:
+            return []
+        old = {id(message) for taken in self.taken if taken.at < before for message in taken.messages}
+        return [
+            self.messages[index]
+            for index in range(len(self.messages))
+            if not self.marks[index]
+            and id(self.messages[index]) in old
+            and sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + 1
+        ]
 
     def in_hand_since(self) -> float | None:
         """Since when (ms, own clock) the first message that is not done was taken; None: all that were taken are."""

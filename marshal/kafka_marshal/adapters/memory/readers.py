@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import TypeVar, cast
 
 from kafka_marshal.adapters.interface import (
@@ -233,7 +234,7 @@ class MemoryDataReader(_Reader):
             for message in self._visible(*key, log, position):
                 if len(messages) >= max_messages:
                     break
-                messages.append(message)
+                messages.append(copy(message))  # an object of its own, as librdkafka makes it
                 self._positions[key] = message.offset() + 1
             if log.index(self._positions[key]) == len(log.messages) and self._positions[key] < log.end:
                 self._positions[key] = self._ends[key] = log.end  # past offsets that nobody is given
