@@ -1,17 +1,82 @@
-"""A broker as people really have it: with the settings of compose files, Kafka's own defaults, and TLS."""
+"""Topics and members on the session's real broker, for code that may hang: nothing waits for it for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafka_marshal.testing import LocalBroker
+from kafka_marshal.testing.interrupts import StuckError, run_within
 from tests.cli.conftest import command, environment
-from tests.client.conftest import scene
+from tests.client.conftest import Scene
 from tests.secured import certified, key_store
 
-__all__ = ["command", "environment", "real_life", "scene"]
+__all__ = ["Program", "command", "environment", "real_life", "scene"]
+
+
+class Careful(Scene):
+    """A scene whose end does not wait for members that hang."""
+
+    def close(self) -> None:
+        for member in self.members:
+            with suppress(StuckError):
+                run_within(5, member.terminate)
+        self.cluster.close()
+
+
+@pytest.fixture
+def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Careful]:
+    made = Careful(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+class Program:
+    """A user's program (programs.py) in a process of its own, which has to end by itself in time."""
+
+    def __init__(self, scene: Scene, name: str, topic: str, **options: object) -> None:
+        arguments = {
+            "bootstrap": scene.bootstrap,
+            "group": scene.group,
+            "coordination": scene.coordination,
+            "topic": topic,
+            **options,
+        }
+        command = [sys.executable, str(Path(__file__).with_name("programs.py")), name, json.dumps(arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def await_line(self, wanted: str) -> None:
+        """Read its output up to a line."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == wanted:
+                return
+        raise AssertionError(f"the program ended without {wanted!r}: {self.process.communicate()[1]}")
+
+    def end(self, within_s: float) -> tuple[int, str, str]:
+        """Its exit status and what it wrote; killed, and a failure, after so long."""
+        try:
+            out, err = self.process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(f"the program has not ended after {within_s:g} s; it wrote: {out}{err}") from None
+        return self.process.returncode, out, err
+
+    def result(self, within_s: float) -> dict[str, Any]:
+        """What it printed last, as JSON."""
+        status, out, err = self.end(within_s)
+        assert status == 0, f"exit status {status}: {err}"
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
 
 REAL_LIFE = {
     "auto.create.topics.enable": "true",

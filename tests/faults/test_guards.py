@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_a_stats_cb_of_the_marshals_own_that_raises_ends_no_thread(scene: Scene,
     marshal = scene.member(config={"statistics.interval.ms": 10, "stats_cb": callback})
     assert len(take(marshal.consumer([topic]), 100)) == 100
     calls, lease = callback.calls, marshal.claim("by-hand", 0)
-    time.sleep(3 * HI / 1000)  # longer than a lease lives without beats
+    Event().wait(3 * HI / 1000)  # longer than a lease lives without beats
     assert callback.calls > calls
     assert lease.valid
     lease.heartbeat(5)
@@ -254,7 +255,7 @@ def test_what_a_signal_raises_in_a_callback_is_raised_again_outside(
         guarded()
         began = time.monotonic()
         with pytest.raises(error):
-            time.sleep(5)
+            Event().wait(5)
         assert time.monotonic() - began < 4
     assert not reports(caplog, "stats_cb raised")
 
@@ -262,7 +263,7 @@ def test_what_a_signal_raises_in_a_callback_is_raised_again_outside(
 def test_what_a_callback_raises_itself_is_not_raised_again(caplog: pytest.LogCaptureFixture) -> None:
     with handler(signal.SIGALRM, ring):
         Guard("stats_cb", Raising(OddError))()
-        time.sleep(0.1)
+        Event().wait(0.1)
     assert reports(caplog, "stats_cb raised OddError")
 
 
@@ -319,7 +320,7 @@ def test_a_policy_that_fails_keeps_what_is_held_and_is_asked_again(
     policy.answer = None
     wait_until(lambda: len(consumer.assignment()) == 3)
     policy.answer, policy.asked = answer, 0
-    time.sleep(3 * HI / 1000)
+    Event().wait(3 * HI / 1000)
     assert len(consumer.assignment()) == 3
     marshal.claim("by-hand", 0).heartbeat(3)
     assert len(reports(caplog, "the policy Moody raised")) in range(1, 4)
@@ -341,7 +342,7 @@ def test_a_predicate_that_raises_reaches_its_caller_and_holds_no_lock(scene: Sce
     lease = marshal.claim("by-hand", 0)
     with pytest.raises(error):
         marshal.world.wait_for(Raising(error), 5)
-    time.sleep(3 * HI / 1000)
+    Event().wait(3 * HI / 1000)
     assert lease.valid
     assert marshal.world.wait_for(lambda world: world.lease("by-hand", 0), 5)
 

@@ -1,0 +1,180 @@
+"""Programs as users write them: python programs.py NAME '{"bootstrap": …}'. A hang ends with all threads' stacks."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from kafka_marshal import Consumer, Marshal
+from kafka_marshal.testing.interrupts import Alarms
+
+arguments: dict[str, Any] = json.loads(sys.argv[2])
+TOPIC: str = arguments["topic"]
+HI = 500
+
+#: After this a program has hung.
+HANGS_S: float = arguments.get("hangs_s", 8.0)
+
+
+def make_marshal() -> Marshal:
+    return Marshal(
+        arguments["bootstrap"],
+        group_id=arguments["group"],
+        topic=arguments["coordination"],
+        heartbeat_interval_ms=HI,
+    )
+
+
+def make_consumer(marshal: Marshal) -> Consumer:
+    return marshal.consumer([TOPIC], **arguments.get("options", {}))
+
+
+# Alarms while messages are got.
+
+
+class Account:
+    """What came, and what was said to be done."""
+
+    def __init__(self, consumer: Consumer, messages: int) -> None:
+        self.consumer = consumer
+        self.messages = messages
+        self.seen: Counter[int] = Counter()
+        self.pending: list[Callable[[], object]] = []
+        self.news_at = time.monotonic()
+
+    def hand_out(self, offset: int) -> None:
+        self.seen[offset] += 1
+        self.news_at = time.monotonic()
+
+    def say_done(self) -> None:
+        while self.pending:
+            self.pending[0]()
+            self.pending.pop(0)
+
+    @property
+    def is_over(self) -> bool:
+        """All came, or nothing comes any more: at most once what was dropped never comes."""
+        return len(self.seen) == self.messages or time.monotonic() - self.news_at > arguments["quiet_s"]
+
+
+def iterate(account: Account) -> None:
+    for message in account.consumer:
+        account.hand_out(message.offset() or 0)
+        if account.is_over:
+            break
+
+
+def poll(account: Account) -> None:
+    account.say_done()
+    while not account.is_over:
+        message = account.consumer.poll(0.05)
+        if message is not None:
+            account.hand_out(message.offset() or 0)
+            account.pending.append(lambda message=message: account.consumer.done(message))  # type: ignore[misc]
+            account.say_done()
+
+
+def batches(account: Account) -> None:
+    account.say_done()
+    for batch in account.consumer.batches(50, 0.01):
+        for message in batch:
+            account.hand_out(message.offset() or 0)
+        account.pending.append(batch.done)
+        account.say_done()
+        if account.is_over:
+            break
+
+
+def alarms() -> None:
+    loop = {"iterate": iterate, "poll": poll, "batches": batches}[arguments["loop"]]
+    marshal = make_marshal()
+    consumer = make_consumer(marshal)
+    account = Account(consumer, arguments["messages"])
+    with Alarms(arguments["longest_s"], seed=arguments["seed"]) as ringing:
+        while not account.is_over and len(ringing.fired) < 100_000:
+            ringing.run(lambda: loop(account))
+    consumer.close()
+    lease = marshal.world.lease(TOPIC, 0)
+    assert lease is not None
+    marshal.close()
+    result = {
+        "rings": len(ringing.fired),
+        "places": Counter(map(str, ringing.fired)).most_common(5),
+        "seen": sorted(account.seen),
+        "twice": sorted(offset for offset, times in account.seen.items() if times > 1),
+        "stable": -1 if lease.stable is None else lease.stable,
+        "ranges": lease.ranges,
+        "granted": -1 if lease.granted is None else lease.granted,
+        "unprocessed": consumer.unprocessed,
+    }
+    print(json.dumps(result), flush=True)
+
+
+# Ends.
+
+
+def sigterm() -> None:
+    """SIGTERM's handler closes what it is told to, in the midst of a wait for messages."""
+    marshal = make_marshal()
+    consumer = make_consumer(marshal)
+
+    closed: list[bool] = []
+
+    def close(*_: object) -> None:
+        closed.append(True)
+        for _time in range(arguments.get("times", 1)):
+            (marshal if arguments["closes"] == "marshal" else consumer).close()
+
+    signal.signal(signal.SIGTERM, close)
+    print("waiting", flush=True)
+    if arguments["loop"] == "iterate":
+        for _ in consumer:
+            pass
+    elif arguments["loop"] == "batches":
+        for batch in consumer.batches(10, 0.1):
+            batch.done()
+    else:
+        while not closed:
+            consumer.poll(0.2)
+    marshal.close()
+    print(json.dumps({"ended": "in order"}), flush=True)
+
+
+def leave() -> None:
+    """The interpreter ends, and nobody has closed anything."""
+    marshal = make_marshal()
+    consumer = make_consumer(marshal)
+    for _ in range(3):
+        message = consumer.poll(10)
+        assert message is not None
+        consumer.done(message)
+    if arguments["by"] == "exit":
+        sys.exit(0)
+    if arguments["by"] == "iterating":
+        for _ in consumer:
+            sys.exit(0)
+
+
+def interrupt() -> None:
+    """Ctrl-C out of ``with`` blocks."""
+    try:
+        with make_marshal() as marshal, make_consumer(marshal) as consumer:
+            print("waiting", flush=True)
+            for _ in consumer:
+                pass
+    except KeyboardInterrupt:
+        print(json.dumps({"ended": "by Ctrl-C"}), flush=True)
+
+
+faulthandler.dump_traceback_later(HANGS_S, exit=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if arguments.get("quiet"):
+    logging.disable(logging.CRITICAL)
+{each.__name__: each for each in (alarms, sigterm, leave, interrupt)}[sys.argv[1]]()
