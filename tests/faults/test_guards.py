@@ -7,6 +7,7 @@ import logging
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,12 @@ def read_all(consumer: Consumer, count: int) -> list[int]:
     return seen
 
 
+def outlive(marshal: Marshal) -> None:
+    """Wait until this member has sent beats for longer than a lease lives without any."""
+    began = marshal.world.log_time
+    wait_until(lambda: marshal.world.log_time > began + 3 * HI, what="beats go on")
+
+
 def reports(caplog: pytest.LogCaptureFixture, text: str) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "kafka_marshal" and text in record.getMessage()]
 
@@ -100,7 +107,7 @@ def test_a_stats_cb_of_the_marshals_own_that_raises_ends_no_thread(scene: Scene,
     marshal = scene.member(config={"statistics.interval.ms": 10, "stats_cb": callback})
     assert len(take(marshal.consumer([topic]), 100)) == 100
     calls, lease = callback.calls, marshal.claim("by-hand", 0)
-    time.sleep(3 * HI / 1000)  # longer than a lease lives without beats
+    outlive(marshal)
     assert callback.calls > calls
     assert lease.valid
     lease.heartbeat(5)
@@ -254,7 +261,7 @@ def test_what_a_signal_raises_in_a_callback_is_raised_again_outside(
         guarded()
         began = time.monotonic()
         with pytest.raises(error):
-            time.sleep(5)
+            threading.Event().wait(5)
         assert time.monotonic() - began < 4
     assert not reports(caplog, "stats_cb raised")
 
@@ -262,7 +269,7 @@ def test_what_a_signal_raises_in_a_callback_is_raised_again_outside(
 def test_what_a_callback_raises_itself_is_not_raised_again(caplog: pytest.LogCaptureFixture) -> None:
     with handler(signal.SIGALRM, ring):
         Guard("stats_cb", Raising(OddError))()
-        time.sleep(0.1)
+        assert not threading.Event().wait(0.1)
     assert reports(caplog, "stats_cb raised OddError")
 
 
@@ -319,7 +326,7 @@ def test_a_policy_that_fails_keeps_what_is_held_and_is_asked_again(
     policy.answer = None
     wait_until(lambda: len(consumer.assignment()) == 3)
     policy.answer, policy.asked = answer, 0
-    time.sleep(3 * HI / 1000)
+    outlive(marshal)
     assert len(consumer.assignment()) == 3
     marshal.claim("by-hand", 0).heartbeat(3)
     assert len(reports(caplog, "the policy Moody raised")) in range(1, 4)
@@ -341,7 +348,7 @@ def test_a_predicate_that_raises_reaches_its_caller_and_holds_no_lock(scene: Sce
     lease = marshal.claim("by-hand", 0)
     with pytest.raises(error):
         marshal.world.wait_for(Raising(error), 5)
-    time.sleep(3 * HI / 1000)
+    outlive(marshal)
     assert lease.valid
     assert marshal.world.wait_for(lambda world: world.lease("by-hand", 0), 5)
 
