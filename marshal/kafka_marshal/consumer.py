@@ -16,10 +16,10 @@ from typing import TypeVar
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
-from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.membership import TopicPartition
-from kafka_marshal.serving import Answer
+from kafka_marshal.serving import Answer, EndedError
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
@@ -71,9 +71,12 @@ class Consumer(FetchingConsumer):
         # all that is done here between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while True:
-            answer = self._ask(self._serve_run, undo=self._undo)
             try:
-                run = answer.wait()
+                answer = self._ask(self._serve_run, undo=self._undo)
+            except EndedError:
+                return
+            try:
+                run = self._waited(answer)
                 if run is None:
                     return
                 lease = run.assignment.lease
@@ -208,9 +211,12 @@ class Consumer(FetchingConsumer):
 
     def _batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:
         while True:
-            answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
             try:
-                run = answer.wait()
+                answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
+            except EndedError:
+                return
+            try:
+                run = self._waited(answer)
                 if run is None:
                     return
                 batch = Batch(self, run, list(run.messages))
@@ -249,8 +255,16 @@ class Consumer(FetchingConsumer):
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
         self._driver.refuse_fork()
         if self._driver.is_over:
-            raise ClosedError("this Marshal is closed; make a new one")
+            raise EndedError("this Marshal is closed; make a new one")
         return self._driver.servants.ask(function, *args, undo=undo)
+
+    @staticmethod
+    def _waited(answer: Answer[Run | None]) -> Run | None:
+        """The run that was asked for; None where another thread has closed the Marshal meanwhile."""
+        try:
+            return answer.wait()
+        except EndedError:
+            return None
 
     def _refuse(self, run: Run, messages: Sequence[Message]) -> None:
         """What was taken must not be handed out any more: it goes back."""
@@ -264,13 +278,14 @@ class Consumer(FetchingConsumer):
         is_good = hand is not None and not self._in_doubt and not self._engine.errors and not self._closed
         if is_good and hand is not None and hand.has_left and self._may_leave(hand, self._driver.now_ms()):
             return hand
-        if self._closed and self._driver.is_over:
-            return None
-        answer = self._ask(self._serve_hand, deadline, collected)
         try:
-            return answer.wait()
-        finally:
-            answer.receipt.left = True
+            answer = self._ask(self._serve_hand, deadline, collected)
+            try:
+                return answer.wait()
+            finally:
+                answer.receipt.left = True
+        except EndedError:
+            return None
 
     # Saying what is done.
 

@@ -36,9 +36,10 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
     UpgradeRequiredError,
 )
+from kafka_marshal.guard import report
 from kafka_marshal.replica import Applied, Begin, Replica
 from kafka_marshal.runtime import Thread
-from kafka_marshal.serving import Servants
+from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
@@ -376,7 +377,10 @@ class Driver:
         self.refuse_fork()
         if under_lock.get() or self._ended:
             return function(*args)
-        return self.servants.ask(lambda _: function(*args)).wait()
+        try:
+            return self.servants.ask(lambda _: function(*args)).wait()
+        except EndedError:
+            return function(*args)
 
     def post(self, function: Callable[[], object]) -> None:
         """Have function called by a thread of ours, soon."""
@@ -503,8 +507,8 @@ class Driver:
         try:
             if port is not None:
                 port.call(callback, assignments)
-        except BaseException:
-            logger.exception("the callback %s raised; going on as if it had returned", callback)
+        except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours
+            report(str(callback), error)
         finally:
             with self.condition:
                 for assignment in assignments:

@@ -254,6 +254,8 @@ class FetchingConsumer(Membership["Consumer"]):
             if waiting is None and self._fill(room):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
+                if self._delivery.is_handing_out and not self._options.claim_ahead:
+                    continue  # another thread was faster
                 waiting = self._delivery.propose(self._driver.now_ms())
             if waiting is not None:
                 self._await_grant(waiting)

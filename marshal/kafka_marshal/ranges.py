@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
-from kafka_marshal.errors import ClosedError, ConfigurationError, KafkaUnavailableError
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.membership import Membership, TopicPartition
+from kafka_marshal.serving import EndedError
 
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
@@ -87,11 +88,13 @@ class RangeConsumer(Membership["RangeConsumer"]):
             raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
         self._driver.refuse_fork()
         if self._driver.is_over:
-            raise ClosedError("this Marshal is closed; make a new one")
+            return []
         answer = self._driver.servants.ask(self._serve, max_records, ends, timeout, undo=self.give_back)
         try:
             found = answer.wait()
             answer.receipt.out = True; return found  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except EndedError:
+            return []
         except BaseException:
             answer.receipt.left = True
             raise

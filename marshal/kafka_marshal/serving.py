@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.runtime import EMPTY, Mailbox, Runtime
 
-__all__ = ["Answer", "Servants"]
+__all__ = ["Answer", "EndedError", "Servants"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -27,6 +27,10 @@ MOST_WAITING = 8
 
 #: A caller that waits checks this often that there is still a thread to answer it (s).
 LOOK_S = 1.0
+
+
+class EndedError(ClosedError):
+    """The Marshal was closed while a call waited."""
 
 
 class _Receipt:
@@ -52,10 +56,10 @@ class Answer(Generic[T]):
         self.receipt = _Receipt()
 
     def wait(self) -> T:
-        """The value; raises what the job raised (*blocking*)."""
+        """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*)."""
         while (found := self._box.get(LOOK_S)) is EMPTY:
             if self._servants.over:
-                raise ClosedError("this Marshal was closed by another thread; make a new one")
+                raise EndedError("this Marshal was closed by another thread; make a new one")
         value, error = found
         if error is not None:
             raise error

@@ -453,7 +453,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what is granted passes a user's pause",
         _DELIVERY,
-        "if grant.accepted and assignment.user_paused:",
+        "if grant.accepted and (assignment.user_paused or self.granted is not None):",
         "if grant.accepted and self is None:",
         "C13",
     ),

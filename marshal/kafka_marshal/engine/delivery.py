@@ -252,8 +252,8 @@ class Delivery:
         grant = self._end_proposal(assignment)
         if grant is None:
             return None
-        if grant.accepted and assignment.user_paused:
-            self._put_aside(grant.run)
+        if grant.accepted and (assignment.user_paused or self.granted is not None):
+            self._put_aside(grant.run)  # another thread's comes first
             return grant.run
         if grant.accepted:
             self.granted = grant.run
@@ -306,6 +306,11 @@ class Delivery:
     def granted_next(self) -> int:
         """How many messages of the granted run were handed out."""
         return 0 if self.granted is None else self.granted.handed_out
+
+    @property
+    def is_handing_out(self) -> bool:
+        """Whether a granted run is handed out now."""
+        return self.granted is not None
 
     def has_granted(self) -> bool:
         """Whether the granted run has messages left; what an exception kept from leaving the library is among them."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby, islice
 from operator import length_hint
@@ -111,7 +110,7 @@ class Run:
         #: What a thread took from ``walk`` and must not hand out any more.
         self.refused: list[Message] = []
         #: What calls have taken (not while iterating at least once, which the cursor follows).
-        self.taken: deque[Taken] = deque()
+        self.taken: list[Taken] = []
         #: Offsets of the first and the last message.
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
         #: How many things are in hand: each may be done before its neighbours are.
