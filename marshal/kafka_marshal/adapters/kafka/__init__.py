@@ -9,6 +9,7 @@
 ``appender``        :class:`~kafka_marshal.adapters.kafka.appender.KafkaAppender`: to the coordination topic
 ``data_reader``     :class:`~kafka_marshal.adapters.kafka.data_reader.KafkaDataReader`: the user's messages
 ``range_reader``    one range of offsets, once: what Spark's executors do for the stream source
+``admin_client``    an AdminClient that several threads share, destroyed at a known place
 ``cluster``         :class:`KafkaCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================
 """

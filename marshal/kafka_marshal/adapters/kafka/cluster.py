@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, TopicDescription
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, OffsetSpec, TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.addresses import AddressCheck
+from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
@@ -113,7 +114,7 @@ class KafkaCluster:
         self._expected_appenders: dict[tuple[str, int], KafkaAppender] = {}
         admin = {**self._properties(Role.ADMIN), "logger": self._troubles, "error_cb": self._troubles}
         try:
-            self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))
+            self._admin = SharedAdmin(admin)
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
 
@@ -127,12 +128,6 @@ class KafkaCluster:
             raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
         return Troubles(forward, logger)
 
-    def _client(self) -> AdminClient:
-        admin = self._admin
-        if admin is None:
-            raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
-        return admin
-
     # Look-ups.
 
     def cluster_ids(self, wait_s: float) -> dict[str, str]:
@@ -144,7 +139,7 @@ class KafkaCluster:
         return self._addresses.ids(wait_s)
 
     def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
-        self._client()
+        self._admin.check_open()
         if (known := self._looks.topics(max_age_s)) is not None:
             return known
         asked_at = time.monotonic()
@@ -162,7 +157,7 @@ class KafkaCluster:
         return found
 
     def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
-        self._client()
+        self._admin.check_open()
         wanted = sorted(set(names))
         if (known := self._looks.topic_info(wanted, max_age_s)) is not None:
             return known
@@ -211,12 +206,12 @@ class KafkaCluster:
         self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], timeout_s: float
     ) -> None:
         deadline = time.monotonic() + timeout_s
-        admin = self._client()
         new = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(settings))
         doing = f"creating topic {name}"
         try:
-            answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
-            self._result(answer, timeout_s)
+            with self._admin.use() as admin:
+                answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
+                self._result(answer, timeout_s)
         except (KafkaException, ValueError, TypeError) as error:
             raise self._not_created(error, name, doing) from error
         # The controller has decided; wait until the brokers know and every partition has a leader.
@@ -347,21 +342,21 @@ class KafkaCluster:
         """Ask, again and again while the answer is one that passes by itself, until the time is up."""
         deadline = time.monotonic() + timeout_s
         while True:
-            admin = self._client()
-            left_s = max(0.001, deadline - time.monotonic())
-            try:
-                return ask(admin, left_s)
-            except KafkaException as error:
-                self._serve()
-                code = kafka_error(error).code()
-                if code == KafkaError._NOENT:
-                    raise _NoLeadersError from error
-                if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
-                    raise marshal_error(error, doing, self._bootstrap, self._troubles, changing=changing) from error
-                if code in _LEADER_CODES:
-                    self._fetch_metadata(admin, deadline - time.monotonic())
-            finally:
-                self._serve()
+            with self._admin.use() as admin:
+                left_s = max(0.001, deadline - time.monotonic())
+                try:
+                    return ask(admin, left_s)
+                except KafkaException as error:
+                    self._serve()
+                    code = kafka_error(error).code()
+                    if code == KafkaError._NOENT:
+                        raise _NoLeadersError from error
+                    if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                        raise marshal_error(error, doing, self._bootstrap, self._troubles, changing=changing) from error
+                    if code in _LEADER_CODES:
+                        self._fetch_metadata(admin, deadline - time.monotonic())
+                finally:
+                    self._serve()
             time.sleep(RETRY_S)
 
     @staticmethod
@@ -415,9 +410,12 @@ class KafkaCluster:
 
     def _serve(self) -> None:
         """Let librdkafka say what it has to say: log lines, and why connections failed."""
-        admin = self._admin
-        if admin is not None:
+        with suppress(ClosedError), self._admin.use() as admin:
             admin.poll(0)
+
+    def _list_topics(self, *args: Any, **options: Any) -> ClusterMetadata:
+        with self._admin.use() as admin:
+            return admin.list_topics(*args, **options)
 
     # Factory.
 
@@ -435,7 +433,7 @@ class KafkaCluster:
         return tail
 
     def _new_tail(self, topic: str) -> KafkaTail:
-        self._client()
+        self._admin.check_open()
         return KafkaTail(topic, self._properties(Role.TAIL), self._new_troubles(self._forward, self._logger))
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> KafkaAppender:
@@ -443,22 +441,22 @@ class KafkaCluster:
         return expected or self._new_appender(topic, delivery_timeout_ms)
 
     def _new_appender(self, topic: str, delivery_timeout_ms: int) -> KafkaAppender:
-        self._client()
+        self._admin.check_open()
         properties = self._properties(Role.APPENDER)
         troubles = self._new_troubles(self._forward, self._logger)
         return KafkaAppender(topic, properties, troubles, delivery_timeout_ms=delivery_timeout_ms)
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> KafkaDataReader:
-        self._client()
+        self._admin.check_open()
         settings.check(config)
         more = dict(config)
         troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
         # Others may connect as somebody else, to see other topics.
-        known = None if more else self._client().list_topics
+        known = None if more else self._list_topics
         return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
 
     def close(self) -> None:
-        self._admin = None
+        self._admin.close()
         while self._expected_tails:
             self._expected_tails.popitem()[1].close()
         while self._expected_appenders:
