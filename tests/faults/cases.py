@@ -287,6 +287,7 @@ CASES: dict[str, Attempt] = {
     "at most once: consume": delivering(consume, **ONCE),
     "at most once: batches": delivering(batches, **ONCE),
     "claim_ahead: iterate": delivering(iterate, claim_ahead=True, **ONCE),
+    "claim_ahead: poll": delivering(poll, claim_ahead=True, **ONCE),
     "claim_ahead: batches": delivering(batches, claim_ahead=True, **ONCE),
     "pause, assignment, resume": steering(pause_resume),
     "at most once: pause, assignment, resume": steering(pause_resume, **ONCE),

@@ -34,11 +34,19 @@ Key = tuple[int, int]
 
 
 def offsets(keys: Iterable[Key]) -> str:
-    """For messages: t[0]: 3, 4; t[1]: 0."""
-    by_partition: dict[int, list[int]] = {}
+    """For messages: t[0]: 0-3, 7; t[1]: 0."""
+    runs: dict[int, list[list[int]]] = {}
     for partition, offset in sorted(keys):
-        by_partition.setdefault(partition, []).append(offset)
-    return "; ".join(f"{TOPIC}[{key}]: {', '.join(map(str, found))}" for key, found in by_partition.items())
+        found = runs.setdefault(partition, [])
+        if found and found[-1][1] == offset - 1:
+            found[-1][1] = offset
+        else:
+            found.append([offset, offset])
+    return "; ".join(f"{TOPIC}[{partition}]: {_written(found)}" for partition, found in runs.items())
+
+
+def _written(runs: list[list[int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def is_ours(thread: threading.Thread) -> bool:

@@ -29,7 +29,7 @@ class Background:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  end() reports it
             self.error = error
 
     def end(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.client.conftest import Scene
 from tests.faults.conftest import Program
+from tests.faults.stories import offsets
 
 pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 
@@ -17,15 +18,8 @@ pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 END_S = 5.0
 
 
-def ranges_of(offsets: set[int]) -> str:
-    """For messages: 0-3, 7."""
-    parts: list[list[int]] = []
-    for offset in sorted(offsets):
-        if parts and parts[-1][1] == offset - 1:
-            parts[-1][1] = offset
-        else:
-            parts.append([offset, offset])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+def ranges_of(found: set[int]) -> str:
+    return offsets((0, offset) for offset in found)
 
 
 def alarms(scene: Scene, messages: int, seed: int, longest_s: float, loop: str, **options: Any) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""Threads that share a consumer, and tasks that give up waiting: nothing lost, nothing twice, each partition in order."""
+"""Threads that share a consumer, and tasks that give up waiting: nothing lost or repeated, each partition in order."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -67,7 +70,7 @@ class Crew:
         try:
             while not self.is_over:
                 getattr(self, f"_{way}")(mine, rng)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  check() reports it
             self.errors.append(error)
 
     def _poll(self, mine: list[Key], _rng: random.Random) -> None:
@@ -107,14 +110,27 @@ class Crew:
         assert not lost, f"done or granted in the log, and neither handed out nor reported: {offsets(lost)}"
         missing = self.expected - seen.keys() - unprocessed
         assert not missing, f"never handed out: {offsets(missing)}"
-        twice = [key for key, times in seen.items() if times > 1]
-        assert not twice, f"handed out to two threads, or twice to one: {offsets(twice)}"
-        for number, mine in enumerate(self.got):
-            for partition in range(partitions):
-                order = [offset for at, offset in mine if at == partition]
-                assert order == sorted(order), f"thread {number} got {topic}[{partition}] out of order: {order}"
+        if at_most_once:
+            twice = [key for key, times in seen.items() if times > 1]
+            assert not twice, f"handed out to two threads, or twice to one: {offsets(twice)}"
+        # A lease that was lost meanwhile (a machine that stood still) has another epoch, and begins again.
+        for partition in [p for p, info in leases.items() if info is not None and info.epoch == 1]:
+            for number, mine in enumerate(self.got):
+                order = list(dict.fromkeys(offset for at, offset in mine if at == partition))
+                wrong = [(partition, x) for before, x in pairwise(order) if x < before]
+                assert not wrong, f"thread {number} got these after later ones: {offsets(wrong)}"
 
 
+@pytest.fixture
+def _restless() -> Iterator[None]:
+    """Threads take turns after 10 µs, at every place sooner or later."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_restless")
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize(
     "ways",
@@ -128,7 +144,7 @@ class Crew:
     ids="+".join,
 )
 def test_threads_share_a_consumer(ways: list[str], delivery: str) -> None:
-    messages = 400
+    messages = 2_000  # several reads
     cluster = memory_cluster(messages=messages)
     marshal = member(cluster)
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=50)
