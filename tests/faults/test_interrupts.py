@@ -129,6 +129,9 @@ def _careful(said: list[str]) -> None:
 OWN = {"modules": ("tests.faults.test_interrupts",), "without": ()}
 
 
+LEFT_OUT = "Python 3.13 leaves out instructions of code that was traced before"
+
+
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("points", "again_after", "said"),
@@ -136,7 +139,9 @@ OWN = {"modules": ("tests.faults.test_interrupts",), "without": ()}
         (Points.LINES, None, [[], [], ["work"]]),
         (Points.CHECKS, None, [[], ["work"], ["work", "more"]]),
         (Points.LINES, 1, None),
-        (Points.OPCODES, None, None),
+        pytest.param(
+            Points.OPCODES, None, None, marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason=LEFT_OUT)
+        ),
     ],
 )
 def test_the_injector_comes_to_every_point(

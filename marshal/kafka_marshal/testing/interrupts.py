@@ -20,7 +20,7 @@ Where an interrupt can be raised (:class:`Points`):
 * ``LINES``: before each line. Stricter than signals are.
 * ``CHECKS``: exactly where CPython runs signal handlers: as a function begins, and as a C function has returned, whose
   result is then dropped. (It checks at the end of a loop's turn, too; that is not simulated.)
-* ``OPCODES``: before each instruction. The strictest, and the slowest.
+* ``OPCODES``: before each instruction. The strictest, and the slowest. (Python 3.13 leaves out some of them.)
 
 The end of a ``with`` block is none of them: the interpreter lets no signal come between a block and its ``__exit__``.
 
@@ -206,6 +206,8 @@ class Interrupts:
             if self.points is Points.CHECKS:
                 sys.setprofile(self._profile)
             else:
+                # From Python 3.12 on, settrace() asks whether anybody wants instructions.
+                sys._getframe().f_trace_opcodes = self.points is Points.OPCODES
                 sys.settrace(self._trace)
         return self
 
@@ -224,6 +226,7 @@ class Interrupts:
         if not self._code.has(frame.f_code):
             return None
         if self.points is Points.OPCODES:
+            frame.f_trace = self._local
             frame.f_trace_opcodes = True
         return self._local
 
