@@ -43,7 +43,9 @@ T = TypeVar("T")
 class Consumer(FetchingConsumer):
     """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
 
-    ``done``, ``close``, ``pause``, ``seek`` … may be called from any thread; messages are best asked for by one.
+    Any thread may call anything. Several may ask for messages: each message goes to one of them, and those of a
+    partition are handed out in order. An exception raised in here by a signal (Ctrl-C, an alarm) loses nothing: the
+    loop may go on with the same consumer.
     """
 
     # Getting messages: user threads.
