@@ -19,10 +19,11 @@ import gc, sys, threading
 from confluent_kafka.admin import AdminClient
 from kafka_marshal.adapters.kafka import KafkaCluster
 
-dropped, collected = threading.Event(), threading.Event()
+arrived, dropped, collected = threading.Event(), threading.Event(), threading.Event()
 ask = AdminClient.describe_configs
 
 def answered(_):
+    arrived.set()
     dropped.wait(10)
     gc.collect()
     collected.set()
@@ -37,6 +38,7 @@ def use_and_drop():
     cluster = KafkaCluster(sys.argv[1])
     cluster.cycle = cluster
     assert cluster.topic_config("not-there", 10) is None
+    assert arrived.wait(10)
     if sys.argv[2] == "closed":
         threading.Timer(0.2, dropped.set).start()
         cluster.close()

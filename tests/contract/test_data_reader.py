@@ -279,6 +279,8 @@ def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
         log.read(timeout_s=0.3)
         return list(asked)
 
+    keys = [(topic, number) for number in range(3)]
+    eventually(lambda: len(kafka_side.cluster.watermarks(keys, TIMEOUT_S)) == 3, "the new topic has leaders")
     assert log.reader.partition_counts([topic, missing], TIMEOUT_S) == {topic: 3}
     eventually(lambda: asked == [topic, missing], "it connects, and learns the leaders")
     log.read(timeout_s=0.3)  # that is over then
