@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from tests.client.conftest import Scene, take, wait_until
 
@@ -27,7 +28,7 @@ def transactions(scene: Scene, topic: str, *, aborted: int) -> None:
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize(("aborted", "end"), [(0, 4), (5, 10)], ids=["a marker", "aborted records and two markers"])
-def test_all_is_done_at_the_end_of_a_transactional_topic(scene: Scene, delivery: str, aborted: int, end: int) -> None:
+def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: str, aborted: int, end: int) -> None:
     topic = scene.topic()
     transactions(scene, topic, aborted=aborted)
     member = scene.member("a")
@@ -63,3 +64,28 @@ def test_what_is_in_hand_before_the_end_is_not_done(scene: Scene) -> None:
     assert lease.stable == 0, "message 1 is in hand"
     consumer.done(messages[1])
     wait_until(lambda: getattr(member.world.lease(topic, 0), "stable", None) == 9)
+
+
+def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that left the reader and were never noted would look like offsets that Kafka never delivers."""
+    topic = scene.topic(1, 20)
+    consumer = scene.member("a").consumer([topic])
+    assert take(consumer, 5) == [(0, offset) for offset in range(5)]
+    scene.publish(topic, 1, 20)
+    read = consumer._reader.read
+    lost: list[Message] = []
+
+    def torn(size: int, timeout_s: float) -> Any:
+        found = read(size, timeout_s)
+        if found[0] and not lost:
+            lost.extend(found[0])
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(consumer._reader, "read", torn)
+    assert take(consumer, 15) == [(0, offset) for offset in range(5, 20)]
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(20)
+    assert lost
+    assert take(consumer, 20) == [(0, offset) for offset in range(20, 40)]
+    assert consumer.reread == 1

@@ -172,8 +172,8 @@ def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
     # Each of these gets settings.properties(), by its caller or in the lines before.
     assert found == {
         'addresses: admin = AdminClient(cast("dict[str, Any]", settings))',
+        'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
         "appender: self._producer = producer(settings)",
-        'cluster: self._admin: AdminClient | None = AdminClient(cast("dict[str, Any]", admin))',
         "data_writer: self._producer = Producer(properties)",
         "reading: self.consumer = Consumer(settings)",
     }

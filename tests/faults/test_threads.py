@@ -193,7 +193,7 @@ async def give_up_again_and_again(cluster: MemoryCluster, consumer: Consumer, me
     return seen
 
 
-def test_what_a_cancelled_task_dropped_comes_again() -> None:
+def test_q42_what_a_cancelled_task_dropped_comes_again() -> None:
     messages = 12
     cluster = memory_cluster(1, 0)
     marshal = member(cluster)

@@ -66,6 +66,8 @@ def test_every_clarification_has_a_test() -> None:
         ROOT / "tests/engine/test_at_most_once.py",
         ROOT / "tests/engine/test_positions.py",
         ROOT / "tests/client/test_topic_watch.py",
+        ROOT / "tests/client/test_ends.py",
+        ROOT / "tests/faults/test_threads.py",
         ROOT / "tests/contract/test_addresses.py",
         *sorted((ROOT / "tests/shapes").glob("*.py")),
     ]
