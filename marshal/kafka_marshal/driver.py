@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
-from kafka_marshal.adapters.interface import Ack, Appender, Cluster, TopicInfo
+from kafka_marshal.adapters.interface import Ack, Appender, Cluster
 from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
 from kafka_marshal.coordination import topic_option
@@ -24,10 +24,8 @@ from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine_lock import ConsumerPort, Hold, under_lock
 from kafka_marshal.errors import (
-    AuthenticationError,
     AuthorizationError,
     ClosedError,
     ForkedError,
@@ -43,15 +41,8 @@ from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
-from kafka_marshal.topic_watch import (
-    IDS_WITHIN_MS,
-    LOOKUP_TIMEOUT_S,
-    METADATA_INTERVAL_MS,
-    METADATA_JITTER,
-    CountPartitions,
-    Interest,
-    TopicWatch,
-)
+from kafka_marshal.topic_rounds import TopicRounds
+from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
 __all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
@@ -157,12 +148,9 @@ class Driver:
         self._settle_by = 0.0
         self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self._callbacks = runtime.executor(1, "kafka-marshal-callback")
-        self._topics = TopicWatch(cluster, topic)
-        self._next_metadata = 0.0
-        self._rng = runtime.random()
+        self.topics = TopicRounds(self, topic)
         self.servants = Servants(runtime)
         self._failures = AppendFailures(topic)
-        self._metadata_running = False
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
@@ -197,10 +185,10 @@ class Driver:
                 self._turn()
         except MarshalError as error:
             if not self._ended:  # else: the tail was closed under us, as shut_down does
-                self._fail(error)
+                self.fail(error)
         except Exception as error:
             logger.exception("the background thread of kafka-marshal failed; all leases are over")
-            self._fail(error)
+            self.fail(error)
 
     def _turn(self) -> None:
         self.servants.undo_lost()
@@ -268,10 +256,8 @@ class Driver:
             self._appender = self.cluster.appender(
                 self._topic, delivery_timeout_ms=self.engine.settings.heartbeat_interval_ms
             )
-        if now >= self._next_metadata and not self._metadata_running and self._started:
-            self._metadata_running = True
-            self._next_metadata = inf
-            self._lookups.submit(self._refresh_metadata)
+        if self._started and self.topics.is_due(now):
+            self._lookups.submit(self.topics.look)
         if self._keeper is not None and not self._keeper_running and now >= self._keeper.due_at() and self._started:
             self._keeper_running = True
             self._lookups.submit(self._look_after_snapshots, self._keeper)
@@ -341,7 +327,7 @@ class Driver:
             for consumer in self.engine.consumers.values():
                 consumer.errors.append(error)
 
-    def _find_snapshots(self) -> None:
+    def find_snapshots(self) -> None:
         """The topic may have been made since (on a look-up thread)."""
         if self._keep_snapshots and self._keeper is None and self.replica.snapshots is None:
             try:
@@ -360,7 +346,8 @@ class Driver:
                 if end is not None and not assignment.over:
                     consumer.placement.measure(assignment, end, now)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End for good: every lease is over."""
         with self.condition:
             if self.engine.failure is None:
                 self.engine.fail(error, self.now_ms())
@@ -474,7 +461,7 @@ class Driver:
             self._failures.say(ack.error, self.now_ms())
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
-            self._fail(
+            self.fail(
                 AuthorizationError(
                     f"appending to {self._topic!r} is forbidden: {ack.error}. Without it no lease can be claimed or "
                     "kept; those of this process end. Ask for an ACL that allows WRITE on the topic"
@@ -514,63 +501,6 @@ class Driver:
                 for assignment in assignments:
                     assignment.consumer.called(assignment, callback, self.now_ms())
                 self.settle()
-
-    def watch_topics(self, number: int, subscription: Subscription, count: CountPartitions | None = None) -> None:
-        """Keep a consumer's topics in view; the first look happens now (*blocking*).
-
-        count: a cheap look at the topics, for the first consumer. Their ids come with the next regular look, soon.
-        """
-        with self.condition:
-            self._topics.add(number, subscription)
-        told = False
-        while not told:
-            interest = self._topics.interest
-            counted = self._topics.count(interest, count)
-            topics = counted or self._topics.look(interest)
-            with self.locked():
-                told = self._tell_topics(interest, topics)
-                if counted:
-                    self._look_again_within(IDS_WITHIN_MS)
-
-    def forget_topics(self, number: int) -> None:
-        """A consumer has ended: its topics need not be looked at for it any more."""
-        with self.condition:
-            self._topics.remove(number)
-
-    def _tell_topics(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
-        """Tell the engine, unless a consumer came since the look-up: topics not asked for would look deleted."""
-        if interest is not self._topics.interest:
-            return False
-        if interest:
-            self.engine.metadata(topics, self.now_ms())
-        return True
-
-    def _refresh_metadata(self) -> None:
-        try:
-            interest = self._topics.interest
-            topics = self._topics.look(interest)
-            with self.condition:
-                if self._ended or self.engine.failure is not None:
-                    return
-                self.replica.check(topics.get(self._topic))
-                self._tell_topics(interest, topics)
-                self.settle()
-            self._find_snapshots()
-        except (KafkaUnavailableError, AuthenticationError) as error:
-            # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
-            logger.warning("topics not looked up this time: %s", error)
-        except MarshalError as error:
-            self._fail(error)
-        except Exception:
-            # On a thread of its own, whose end nobody looks at: here or nowhere.
-            logger.exception("looking up topics failed; it is tried again")
-        finally:
-            self._metadata_running = False
-            self._look_again_within(METADATA_INTERVAL_MS)
-
-    def _look_again_within(self, interval_ms: float) -> None:
-        jitter = self._rng.uniform(1 - METADATA_JITTER, 1 + METADATA_JITTER)
-        self._next_metadata = min(self._next_metadata, self.now_ms() + interval_ms * jitter)
 
     # The end.
 

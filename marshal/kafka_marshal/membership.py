@@ -87,7 +87,7 @@ class Membership(OneProcess, Generic[S]):
             driver.ports[self._engine.number] = self
             self._entered = True
         try:
-            driver.watch_topics(self._engine.number, subscription, count_partitions)
+            driver.topics.add(self._engine.number, subscription, count_partitions)
         except BaseException:
             self.free()
             raise
@@ -213,7 +213,7 @@ class Membership(OneProcess, Generic[S]):
         if not self._entered:
             self._freed()
             return
-        self._driver.forget_topics(self._engine.number)
+        self._driver.topics.remove(self._engine.number)
         with self._driver.condition:
             self.drain()
             self._engine.delivery.decide(final=True)

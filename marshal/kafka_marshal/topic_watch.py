@@ -16,6 +16,7 @@ from kafka_marshal.adapters.interface import Cluster, TopicInfo
 from kafka_marshal.engine.subscription import Subscription
 
 __all__ = [
+    "FEW_PARTITIONS",
     "IDS_WITHIN_MS",
     "LOOKUP_TIMEOUT_S",
     "METADATA_INTERVAL_MS",
@@ -41,8 +42,9 @@ METADATA_INTERVAL_MS = 5_000.0
 METADATA_JITTER = 0.25
 
 #: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
-#: for the old one. Not at once: that costs milliseconds for a thousand partitions, while everybody is starting.
+#: for the old one. Of few partitions at once; a thousand cost milliseconds, while everybody is starting.
 IDS_WITHIN_MS = 2_000.0
+FEW_PARTITIONS = 200
 
 #: Describing takes some 15 us for each partition: a thousandth of the time may go to it.
 IDS_MS_PER_PARTITION = 15.0
@@ -100,6 +102,10 @@ class TopicWatch:
         self.interest = {**self.interest, number: _Waiter(subscription.names, matches)}
         self._ids_due = 0.0
         self._known_at = self._cluster.runtime.now_ms()
+
+    def describe_next(self) -> None:
+        """Ids are wanted: the next look is a thorough one."""
+        self._ids_due = 0.0
 
     def remove(self, number: int) -> None:
         """A consumer has ended."""

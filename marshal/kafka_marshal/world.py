@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka_marshal.driver import Driver
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.engine_lock import under_lock
 from kafka_marshal.one_process import OneProcess
 from rationalizer import Lease, World, route_lease
@@ -55,7 +56,7 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
         heartbeat_interval_ms=lease.heartbeat_interval_ms,
         last_beat=lease.last_beat,
         stable=progress.stable if progress.stable >= 0 else None,
-        ranges=tuple((first, last) for first, last in progress.ranges),
+        ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
         granted=progress.granted if progress.granted >= 0 else None,
     )
 

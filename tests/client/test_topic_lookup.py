@@ -40,7 +40,7 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
         first = take(consumer, 1)
         may_answer.set()
         assert answered.wait(20)
-        wait_until(lambda: not member._driver._metadata_running, what="taking in the late answer")
+        wait_until(lambda: not member._driver.topics.is_running, what="taking in the late answer")
         assert first + take(consumer, 19) == [(0, offset) for offset in range(20)]
         assert "deleted" not in caplog.text
         assert [at.partition for at in consumer.assignment()] == [0]
@@ -87,7 +87,7 @@ def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_del
 def test_a_look_that_fails_unforeseen_is_told_and_made_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.driver.METADATA_INTERVAL_MS", 50.0)
+    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 50.0)
     member = scene.member()
 
     def broken(self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> Never:

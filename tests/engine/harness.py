@@ -96,11 +96,11 @@ class Net:
     def topic(
         self, name: str, partitions: int = 1, end: int = 0, start: int = 0, missing: Iterable[int] = (), tid: str = ""
     ) -> None:
-        """Make a topic, or grow it."""
+        """Make a topic, or grow it. tid: its id; without one the cluster tells none, and no positions are marked."""
         for partition in range(partitions):
             if (name, partition) not in self.data or tid:
                 self.data[name, partition] = DataLog(start, end, frozenset(missing))
-        self.topic_ids[name] = tid or self.topic_ids.get(name, f"id-{name}")
+        self.topic_ids[name] = tid or self.topic_ids.get(name, "")
 
     def topics(self) -> dict[str, TopicInfo]:
         counts: dict[str, int] = {}

@@ -314,9 +314,9 @@ def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
         story.members.append(member)
         assert member._driver.replica.starts[0].begun_at == 0
         # (While a look is under way, none is planned.)
-        assert member.world.wait_for(lambda _: 0 < member._driver._next_metadata < inf, 10)
-        before = member._driver._next_metadata
-        assert member.world.wait_for(lambda _: before < member._driver._next_metadata < inf, 10)
+        assert member.world.wait_for(lambda _: 0 < member._driver.topics.next_at < inf, 10)
+        before = member._driver.topics.next_at
+        assert member.world.wait_for(lambda _: before < member._driver.topics.next_at < inf, 10)
         assert member.claim("u", 0).valid
     assert [SNAPSHOTS in record.getMessage() for record in caplog.records] == [True], "said once"
     story.cut(first)

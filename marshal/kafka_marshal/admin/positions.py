@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from rationalizer import BeatEntry, InvalidRecordError, Lease
 from rationalizer.limits import MAX_OFFSET
@@ -129,6 +130,6 @@ def moves_to(targets: Mapping[TopicPartition, int], lease_of: Callable[[TopicPar
     for key, after in targets.items():
         lease = lease_of(key)
         before = None if lease is None else lease.progress.stable + 1
-        ahead = 0 if lease is None else sum(last - first + 1 for first, last in lease.progress.ranges)
+        ahead = 0 if lease is None else sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
         moves.append(Move(*key, before, after, ahead))
     return moves

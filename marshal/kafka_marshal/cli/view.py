@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.replica import Begin, Replica
 from rationalizer import Lease, Tick, World, encode
@@ -103,7 +104,7 @@ class SpeedMeter:
 
 def beyond(lease: Lease) -> int:
     """How many messages are done beyond a gap."""
-    return sum(last - first + 1 for first, last in lease.progress.ranges)
+    return sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +308,7 @@ class View:
     def _row(self, world: World, lease: Lease, now_ms: int) -> LeaseRow:
         progress = lease.progress
         done_beyond = beyond(lease)
-        ranges = progress.ranges
+        ranges = split(progress.ranges).ranges
         low, high = self.marks.get((lease.topic, lease.partition), (None, None))
         return LeaseRow(
             group=lease.group_id,

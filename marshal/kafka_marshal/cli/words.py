@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka_marshal.cli.text import count, span, time_text
+from kafka_marshal.engine.topic_mark import split
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -116,8 +117,12 @@ def _batch(record: HeartbeatBatch) -> str:
 
 
 def _commit(record: CommitRanges) -> str:
-    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in record.ranges]
-    return f"has done {_some(ranges)} of {_at(record.topic, record.partition)}"
+    found = split(record.ranges)
+    at = _at(record.topic, record.partition)
+    if not found.ranges:
+        return f"says which topic the position in {at} is of"
+    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in found.ranges]
+    return f"has done {_some(ranges)} of {at}"
 
 
 def _forget(record: ForgetGroup) -> str:

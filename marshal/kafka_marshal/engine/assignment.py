@@ -2,19 +2,21 @@
 
 ::
 
-    (lease granted) ─▶ LOCATING ─▶ POSITIONING ─▶ ASSIGNING ─▶ ACTIVE ─▶ REVOKING ─▶ RELEASED
-                          ask the     beat start−1   on_assign    hand     finish what
-                          leader      (P9)           returns      out      is in hand
+    (lease granted) ─▶ IDENTIFYING ─▶ LOCATING ─▶ POSITIONING ─▶ ASSIGNING ─▶ ACTIVE ─▶ REVOKING ─▶ RELEASED
+                       the topic's    ask the     beat start−1   on_assign    hand     finish what
+                       id (P12)       leader      (P9)           returns      out      is in hand
     any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
 
-LOCATING is skipped where the log knows a position, POSITIONING where that position is stable + 1, ASSIGNING where
-there is no callback. Nothing is handed out outside ACTIVE, nor at a moment when the lease is not proven (T4).
+IDENTIFYING is skipped where the id is known or there is nothing to compare it with, LOCATING where the log knows a
+position, POSITIONING where that position is stable + 1, ASSIGNING where there is no callback. Nothing is handed out
+outside ACTIVE, nor at a moment when the lease is not proven (T4).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ class Stage(StrEnum):
     """Where an assignment stands."""
 
     CLAIMING = "claiming"
+    IDENTIFYING = "identifying"
     LOCATING = "locating"
     POSITIONING = "positioning"
     ASSIGNING = "assigning"
@@ -74,6 +77,7 @@ class Assignment:
         "key",
         "lease",
         "log_end",
+        "mark_sent_at",
         "meter",
         "ranges_due",
         "releasing",
@@ -116,6 +120,8 @@ class Assignment:
         #: What the last CommitRanges told the log, and when to tell it again if it does not know it by then.
         self.reported_ranges: list[tuple[int, int]] = []
         self.ranges_due = 0.0
+        #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
+        self.mark_sent_at: float | None = None
         self.user_paused = False
         self.log_end: int | None = None
         #: (time, done, log end) at the start of the present cycle, for Cycle.
@@ -154,7 +160,7 @@ class Assignment:
 
     # The buffer between the reader and the user.
 
-    def begin(self, offset: int, stable: int, ranges: list[tuple[int, int]]) -> None:
+    def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start anew at offset, with what the log says is done."""
         self.tracker = Tracker(stable, ranges)
         self.drop_buffer()
@@ -251,6 +257,11 @@ class Assignment:
         """The offset of the next message to be handed out."""
         ahead = [offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
         return min(ahead, default=offset_of(self._buffer[0][0][0]) if self._buffer else self.fetch_next)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its messages are handed out, as far as it goes."""
+        return self.stage is Stage.ACTIVE and self.lease.held
 
     @property
     def over(self) -> bool:

@@ -21,6 +21,7 @@ from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.ranges import RangeDelivery
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.topic_mark import TopicMarks, split
 from kafka_marshal.engine.tracker import beyond
 from kafka_marshal.errors import PositionLostError
 from rationalizer import CommitRanges, Record
@@ -94,6 +95,7 @@ class ConsumerEngine:
         self.gaps: list[tuple[Key, int, int]] = []
         #: Lost positions: left alone until somebody sets them (P11).
         self.blocked: set[Key] = set()
+        self.marks = TopicMarks(engine.observer, subscription)
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
         self.callbacks_running = 0
         self.closing = False
@@ -176,14 +178,29 @@ class ConsumerEngine:
     def on_granted(self, assignment: Assignment, now: float) -> None:
         """The lease is ours: find out where to start (P9)."""
         self.placement.changed(assignment.key)
+        assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed
+        self._begin(assignment)
+        assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
+        self.marks.begun(assignment)
+        self._locate(assignment, now)
+
+    def _begin(self, assignment: Assignment) -> None:
+        """Start anew with what the log says is done."""
         lease = self._engine.observer.lease(assignment.key)
         if lease is None:
             raise AssertionError("a granted lease is in the state of the world")
-        assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed
-        stable = lease.progress.stable
-        assignment.begin(stable + 1, stable, lease.progress.ranges)
-        assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
-        if assignment.is_new and self._past is not None:
+        assignment.begin(lease.progress.stable + 1, lease.progress.stable, split(lease.progress.ranges).ranges)
+
+    def _locate(self, assignment: Assignment, now: float) -> None:
+        """Find out where to start, in the topic that is there (P9, P12)."""
+        is_made_anew = self.marks.is_made_anew(assignment.key)
+        if is_made_anew is not False:
+            self._enter(assignment, Stage.IDENTIFYING)
+            if is_made_anew:
+                self._position_lost(assignment, assignment.fetch_next, None, None, now)
+                return
+            self._engine.want_ids()
+        elif assignment.is_new and self._past is not None:
             self._enter(assignment, Stage.LOCATING)
             claims_before = self._past.claims_before(assignment.key)
             self._engine.outbox.add(LookUp(assignment, self.settings.start, claims_before))
@@ -191,6 +208,12 @@ class ConsumerEngine:
             self._assign(assignment)
         if self.closing:
             self.revoke(assignment, "the consumer closes", now)
+
+    def topics_told(self, now: float) -> None:
+        """The ids of topics may be known now (P12)."""
+        for assignment in [x for x in self._restless.values() if x.stage is Stage.IDENTIFYING and x.lease.held]:
+            if self.marks.is_made_anew(assignment.key) is not None:
+                self._locate(assignment, now)
 
     def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
         """The leader told the partition's log start and end, and the start offset asked for."""
@@ -230,11 +253,8 @@ class ConsumerEngine:
     def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
         """A beat was applied; P9's lets us start."""
         if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.start_beat:
-            lease = self._engine.observer.lease(assignment.key)
-            ranges = lease.progress.ranges if lease is not None else []
-            stable = self.known_stable(assignment.key)
             assignment.start_beat = None
-            assignment.begin(stable + 1, stable, ranges)
+            self._begin(assignment)
             self._assign(assignment)
 
     def _assign(self, assignment: Assignment) -> None:
@@ -345,16 +365,18 @@ class ConsumerEngine:
 
     def reread(self, assignment: Assignment) -> None:
         """Fetch again from what the log says is done."""
-        lease = self._engine.observer.lease(assignment.key)
-        if lease is not None and assignment.stage is Stage.ACTIVE:
-            assignment.begin(lease.progress.stable + 1, lease.progress.stable, lease.progress.ranges)
+        if assignment.stage is Stage.ACTIVE:
+            self._begin(assignment)
             self._assign(assignment)
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.ranges_due = now
         self.commit_ranges(assignment, now)
         self._enter(assignment, Stage.RELEASED)
-        self._engine.book.release(assignment.lease, self._unreported(assignment), now)
+        last_offset = self._unreported(assignment)
+        if last_offset is not None or self.known_stable(assignment.key) >= 0:
+            self.marks.released(assignment, now)
+        self._engine.book.release(assignment.lease, last_offset, now)
         if assignment.releasing not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
             self.placement.leave_alone(assignment.key, now)
 

@@ -28,6 +28,7 @@ from kafka_marshal.engine.manual import HandIn, ManualLease
 from kafka_marshal.engine.observer import Observer
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
     ClaimingMessages,
@@ -65,6 +66,7 @@ class Engine:
         self._moved: set[int] = set()
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._timeless: dict[int, float] = {}
+        self._ids_wanted = False
         self._rng = rng
         self._next_ranges = 0.0
         self._consumer_count = 0
@@ -91,6 +93,23 @@ class Engine:
         """Want a lease by hand; ``step`` sends the claim."""
         self.manual[key] = ManualLease(key, self.book, self.observer, self.outbox, self.ids)
         return self.manual[key]
+
+    def want_ids(self) -> None:
+        """Something can't begin before the ids of topics are known (P12)."""
+        self._ids_wanted = True
+
+    def take_ids_wanted(self) -> bool:
+        """Whether :meth:`metadata` with ids is to come soon; asked once, it is taken for promised."""
+        wanted, self._ids_wanted = self._ids_wanted, False
+        return wanted
+
+    def has_marks(self, topics: Iterable[str]) -> bool:
+        """Whether the log knows in which topic of one of these names positions count (P12); the first partition tells.
+
+        (Where it does not, and others are marked, those wait for the ids by themselves.)
+        """
+        leases = (self.observer.lease((topic, 0)) for topic in topics)
+        return any(lease is not None and split(lease.progress.ranges).marks for lease in leases)
 
     def is_taken(self, key: Key) -> bool:
         """Does this Marshal hold or want the lease already?"""
@@ -125,6 +144,7 @@ class Engine:
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
                 for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
                     self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
+            consumer.topics_told(now)
             if consumer.subscription.partitions != before:
                 consumer.placement.dirty = True
 
@@ -387,6 +407,7 @@ class Engine:
 
     def _commit_ranges(self, now: float) -> None:
         for consumer in self.consumers.values():
+            consumer.marks.send(now)
             for assignment in consumer.assignments.values():
                 if not assignment.tracker.has_news:
                     continue

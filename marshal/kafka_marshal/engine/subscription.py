@@ -25,6 +25,8 @@ class Subscription:
         self._coordination = coordination_topic
         self._counts: dict[str, int] = {}
         self._ids: dict[str, str] = {}
+        #: Topics whose ids are those of now: told since they were there last.
+        self._told: set[str] = set()
         #: All partitions known, sorted.
         self.partitions: tuple[Key, ...] = ()
         #: Topics that match and exist.
@@ -39,6 +41,10 @@ class Subscription:
             return True
         hidden = info.internal or info.name.startswith((self._coordination, "__"))
         return not hidden and any(pattern.match(info.name) for pattern in self.patterns)
+
+    def topic_id(self, name: str) -> str | None:
+        """The id of a topic that is there; None: the cluster has not told it yet."""
+        return self._ids[name] if name in self._told else None
 
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Take in what the cluster has now. Returns the topics that are gone, and those made anew."""
@@ -57,7 +63,10 @@ class Subscription:
                 self.grown.update((name, partition) for partition in range(old, info.partitions))
             self._counts[name] = info.partitions
             self._ids[name] = info.topic_id or old_id
+            if info.topic_id:
+                self._told.add(name)
         for name in gone:
+            self._told.discard(name)
             del self._counts[name]  # but not its id: made anew, it must not pass for the old one (P11)
         self.topics = frozenset(self._counts) | self.names
         self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))

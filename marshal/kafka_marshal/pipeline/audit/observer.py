@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.pipeline.audit.invariants import Kind, LeaseKey, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes
@@ -269,7 +270,9 @@ class Observer:
         _, _, instance, client, _, _, _, epoch, ranges = message
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
-        self._rows_of_done(watched, client, instance, epoch, "range", watched.commit(ranges))
+        done = split(watched.commit(ranges))
+        self._rows_of_done(watched, client, instance, epoch, "range", list(done.ranges))
+        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(done.marks)])
 
     def _forget(self, group: str) -> None:
         """C16."""

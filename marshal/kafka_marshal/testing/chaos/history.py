@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from kafka_marshal.adapters.interface import LogEntry
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.testing.chaos.lines import digest_of
 from rationalizer import (
     ClaimingMessages,
@@ -123,7 +124,7 @@ class LogHistory:
                     lease.instance_id or "",
                     outcome.log_time,
                     before,
-                    tuple(lease.progress.ranges),
+                    tuple(split(lease.progress.ranges).ranges),
                 )
             )
         elif not lease.held and last.until is None:

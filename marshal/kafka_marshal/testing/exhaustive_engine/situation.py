@@ -10,6 +10,7 @@ from hashlib import blake2b
 from math import ceil, inf
 from typing import Final, TypeVar
 
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.testing.exhaustive_engine import member as members
 from kafka_marshal.testing.exhaustive_engine.member import (
     GROUP,
@@ -124,7 +125,7 @@ def _after(state: bytes, entry: Entry) -> Truth:
                 lease.last_beat,
                 lease.progress.stable,
                 lease.progress.granted,
-                tuple(lease.progress.ranges),
+                tuple(split(lease.progress.ranges).ranges),
             )
             for partition in PARTITIONS
             if (lease := world.lease(GROUP, TOPIC, partition)) is not None

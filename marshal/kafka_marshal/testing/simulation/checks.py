@@ -33,6 +33,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, Loss
 from kafka_marshal.engine.leases import OwnLease
+from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.replica import Applied
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
 from kafka_marshal.testing.simulation.left_out import LeftOut
@@ -310,7 +311,7 @@ class Checks:
         progress = lease.progress
         if (end := self.end_of(key)) is not None:
             self.left_out.granted(key, lease.epoch, end)
-        now = Seen(lease.epoch, progress.stable, tuple(progress.ranges) if progress.intervals.firsts else ())
+        now = Seen(lease.epoch, progress.stable, tuple(split(progress.ranges).ranges))
         self._seen[key] = now
         if now.epoch != before.epoch:
             now.granted_stable, now.granted_ranges = before.stable, before.ranges
