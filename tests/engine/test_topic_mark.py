@@ -6,7 +6,7 @@ import pytest
 
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.assignment import Stage
-from kafka_marshal.engine.topic_mark import FIRST_MARK, NO_ID, SENT_AT_ONCE, mark_of, split
+from kafka_marshal.engine.topic_mark import FIRST_MARK, NO_ID, SENT_AT_ONCE, Marked, mark_of, split
 from kafka_marshal.errors import PositionLostError
 from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
 from rationalizer.limits import MAX_OFFSET
@@ -70,9 +70,9 @@ def test_p12_the_mark_is_an_offset_no_partition_reaches() -> None:
 
 
 def test_p12_marks_are_taken_out_of_the_ranges() -> None:
-    assert split([]) == ([], frozenset())
-    assert split([(3, 4), (7, 7)]) == ([(3, 4), (7, 7)], frozenset())
-    assert split([(3, 4), (FIRST_MARK, FIRST_MARK)]) == ([(3, 4)], {FIRST_MARK})
+    assert split([]) == Marked([], frozenset())
+    assert split([(3, 4), (7, 7)]) == Marked([(3, 4), (7, 7)], frozenset())
+    assert split([(3, 4), (FIRST_MARK, FIRST_MARK)]) == Marked([(3, 4)], frozenset({FIRST_MARK}))
     neighbours = (FIRST_MARK + 4, FIRST_MARK + 5)  # which the log has merged (P3)
     assert split([neighbours]).marks == set(neighbours)
 
@@ -119,7 +119,7 @@ def test_p12_a_topic_made_anew_while_nobody_ran_is_noticed(end: int, at_most_onc
     net.run(5 * HI)
     [error] = consumer.errors
     assert isinstance(error, PositionLostError) and "made anew" in str(error) and "--partition t:0=" in str(error)
-    assert member.held() == worked(member) == []
+    assert not member.held() and not worked(member)
     assert net.world(T0).progress.stable == stable
 
 
