@@ -48,7 +48,7 @@ def marked(end: int = 500, **options: object) -> Net:
     """A group that has worked on the first topic of the name, and runs no more."""
     net = Net(cps=1)
     net.topic("t", 1, end=end, tid="id-1")
-    stopped(net, one_life(net, **options))
+    stopped(net, one_life(net, **options))  # type: ignore[arg-type]
     return net
 
 
