@@ -66,8 +66,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
     ),
     # One row for each run of data offsets, `first` … `last`, that a record made done, by whom; every offset in one row
     # at most, unless the position was set back. `what`: done (all below too), range, topic (a mark: P12), granted (at
-    # most once), or repositioned (no first and last; `stable` says where to). `stable` and `granted` as they are after it,
-    # -1: none.
+    # most once), or repositioned (no first and last; `stable` says where to). `stable` and `granted` as they are
+    # afterwards, -1: none.
     "progress": pa.schema(
         [
             *_LEASE,
