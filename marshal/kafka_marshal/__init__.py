@@ -15,6 +15,7 @@ from kafka_marshal.engine.policies import (
     ReleaseIfBehind,
     WholeTopic,
 )
+from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.errors import (
     AdminError,
     ClaimTimeoutError,
@@ -26,6 +27,7 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     LeaseLostError,
     MarshalError,
+    PartitionStuckError,
     PositionLostError,
 )
 from kafka_marshal.lease import Lease
@@ -56,12 +58,14 @@ __all__ = [
     "MaxClaims",
     "Move",
     "OffsetRange",
+    "PartitionStuckError",
     "Pause",
     "PausedPartition",
     "Policy",
     "PositionLostError",
     "RangeConsumer",
     "ReleaseIfBehind",
+    "Stuck",
     "TopicPartition",
     "WholeTopic",
     "WorldView",

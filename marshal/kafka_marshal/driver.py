@@ -17,7 +17,6 @@ from math import inf
 from typing import TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster
-from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
@@ -35,6 +34,7 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.guard import report
+from kafka_marshal.repeats import Told
 from kafka_marshal.replica import Applied, Begin, Replica
 from kafka_marshal.runtime import Thread
 from kafka_marshal.serving import EndedError, Servants
@@ -108,6 +108,7 @@ class Driver:
         self.runtime = runtime = cluster.runtime
         self.now_ms, self.monotonic = runtime.now_ms, runtime.monotonic
         self.forked = False
+        self.told = Told(logger, runtime.now_ms)
         self.condition = runtime.condition()
         self._hold, self._hold_and_step = Hold(self, step=False), Hold(self, step=True)
         self.replica = Replica(
@@ -150,7 +151,6 @@ class Driver:
         self._callbacks = runtime.executor(1, "kafka-marshal-callback")
         self.topics = TopicRounds(self, topic)
         self.servants = Servants(runtime)
-        self._failures = AppendFailures(topic)
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
@@ -345,6 +345,7 @@ class Driver:
                 end = self.ports[number].log_end(key)
                 if end is not None and not assignment.over:
                     consumer.placement.measure(assignment, end, now)
+            consumer.stuck.look(now, self.ports[number].drained_at)
 
     def fail(self, error: Exception) -> None:
         """End for good: every lease is over."""
@@ -448,8 +449,8 @@ class Driver:
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))
                     calls[-1][2].extend(assignments)
-                case Warn(message=message):
-                    logger.warning(message)
+                case Warn(message=message, is_error=is_error):
+                    self.told.say(logging.ERROR if is_error else logging.WARNING, message, message)
         for number, changes in fetching.items():
             if (port := self.ports.get(number)) is not None:
                 port.fetch(changes)
@@ -458,7 +459,9 @@ class Driver:
 
     def _acked(self, token: int, ack: Ack) -> None:
         if ack.error is not None:
-            self._failures.say(ack.error, self.now_ms())
+            # "… (after 3ms in state CONNECT)": the same but for how long it took.
+            reason = ack.error.partition(" (after ")[0]
+            self.told.warn(("append", reason), f"an append to {self._topic} failed: {ack.error}")
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
             self.fail(
@@ -484,9 +487,9 @@ class Driver:
                     with self.locked():
                         assignment.consumer.located(assignment, *marks[key], first, self.now_ms())
                     return
-                logger.warning("%s [%d]: has no leader at the moment; asking again", *key)
+                self.told.warn(key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
             except MarshalError as error:
-                logger.warning("%s [%d]: log start and end not found, asking again: %s", *key, error)
+                self.told.warn(key, f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}")
             with self.condition:
                 self.condition.wait(0.2)
 

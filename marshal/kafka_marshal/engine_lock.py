@@ -29,6 +29,9 @@ class ConsumerPort(Protocol):
     def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         """Run the user's callback; runs on the callback thread."""
 
+    #: When a read last took all that had come (own clock, ms); 0: nothing is read.
+    drained_at: float
+
     def log_end(self, key: Key) -> int | None: ...
 
     def reclaim(self, before: float) -> None:

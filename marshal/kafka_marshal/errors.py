@@ -20,7 +20,8 @@
     │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
     │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
     ├── ClientReplacedError         a newer instance of this client_id took over (C7)
-    ├── PositionLostError           the stored position lies outside the partition's log (P9, P11)
+    ├── PositionLostError           the stored position lies outside the partition's log, or in another (P11, P12)
+    ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
     ├── AuditError                  an audit could not be done; it says nothing about the log
     ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
@@ -65,6 +66,7 @@ __all__ = [
     "LeaseLostError",
     "LogCutError",
     "MarshalError",
+    "PartitionStuckError",
     "PositionLostError",
     "RangeGoneError",
     "SinkError",
@@ -177,6 +179,17 @@ class ClientReplacedError(MarshalError):
 
 class PositionLostError(MarshalError):
     """The stored position lies outside the data partition's log (P9, P11). Nothing is handed out."""
+
+
+class PartitionStuckError(MarshalError):
+    """What comes next in a partition can't be read (a corrupt batch, a record too large). Told once; others go on."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        #: The offset that can't be read.
+        self.offset = offset
 
 
 class AuditError(MarshalError):

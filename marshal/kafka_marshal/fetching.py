@@ -343,7 +343,10 @@ class FetchingConsumer(Membership["Consumer"]):
                 self._go_back()
             self._is_torn = True
             fetched = self._fetched
-            messages, faults = self._reader.read(max(1, min(READ_SIZE, self._room())), timeout_s)
+            limit = max(1, min(READ_SIZE, self._room()))
+            messages, faults = self._reader.read(limit, timeout_s)
+            if len(messages) < limit:
+                self.drained_at = self._driver.now_ms()
             self._let_go(len(messages))
             if messages:
                 self._measure(messages)
@@ -399,12 +402,15 @@ class FetchingConsumer(Membership["Consumer"]):
             self.fetch({key: assignment.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
-        if fault.topic is None or fault.partition is None:
+        now = self._driver.now_ms()
+        if fault.kind is FaultKind.TOO_LARGE:
+            self._engine.stuck.too_large(fault.message, now)
+        elif fault.topic is None or fault.partition is None:
             self._engine.warn(f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
-            self._engine.out_of_range((fault.topic, fault.partition), self._driver.now_ms())
+            self._engine.out_of_range((fault.topic, fault.partition), now)
         else:
-            self._engine.warn(f"{fault.topic} [{fault.partition}]: {fault.message}")
+            self._engine.stuck.failed((fault.topic, fault.partition), fault.message, now)
 
     # What the driver asks of it (ConsumerPort).
 

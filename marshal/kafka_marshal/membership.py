@@ -17,6 +17,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.one_process import OneProcess
@@ -63,6 +64,7 @@ class Membership(OneProcess, Generic[S]):
         self._driver = driver
         self._callbacks = callbacks
         self._closed = False
+        self.drained_at = 0.0
         self._engine: ConsumerEngine
         self._entered = False
         #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
@@ -135,6 +137,11 @@ class Membership(OneProcess, Generic[S]):
     def gaps(self) -> list[tuple[str, int, int, int]]:
         """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
         return [(*key, first, last) for key, first, last in self._engine.gaps]
+
+    @property
+    def stuck(self) -> list[Stuck]:
+        """Partitions that stand still though there is something to read, each with why and the way past it."""
+        return self._engine.stuck.found
 
     # What the driver asks of it (ConsumerPort).
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import logging
+from collections.abc import Callable, Hashable
 
-__all__ = ["Repeats"]
+__all__ = ["SAID_EVERY_MS", "Repeats", "Told"]
+
+#: A thing that goes on is told this often.
+SAID_EVERY_MS = 10_000.0
 
 
 class Repeats:
@@ -30,3 +34,23 @@ class Repeats:
             self._said.clear()
         self._said[thing] = (now, 0)
         return held_back
+
+
+class Told:
+    """A log to which the same thing is told once every SAID_EVERY_MS, with how often it was held back in between."""
+
+    def __init__(self, logger: logging.Logger, now_ms: Callable[[], float]) -> None:
+        self._logger = logger
+        self._now_ms = now_ms
+        self._repeats = Repeats(SAID_EVERY_MS)
+
+    def say(self, level: int, thing: Hashable, message: str) -> None:
+        """Tell message at a level of logging, which is about thing."""
+        held_back = self._repeats.due(thing, self._now_ms())
+        if held_back is not None:
+            more = f" ({held_back} more since this was said last)" if held_back else ""
+            self._logger.log(level, "%s%s", message, more)
+
+    def warn(self, thing: Hashable, message: str) -> None:
+        """Tell message as a warning."""
+        self.say(logging.WARNING, thing, message)

@@ -99,7 +99,7 @@ class TopicRounds:
             driver.find_snapshots()
         except (KafkaUnavailableError, AuthenticationError) as error:
             # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
-            logger.warning("topics not looked up this time: %s", error)
+            driver.told.warn("topics", f"topics not looked up this time: {error}")
         except MarshalError as error:
             driver.fail(error)
         except Exception:

@@ -62,6 +62,8 @@ class FaultKind(StrEnum):
     REFUSED = "refused"
     #: No broker reachable for now; reading goes on by itself when one is.
     UNREACHABLE = "unreachable"
+    #: An answer was larger than the client may receive; no partition is named.
+    TOO_LARGE = "too_large"
     #: The client is unusable and must be replaced.
     FATAL = "fatal"
     #: Anything else, shown to people.
@@ -193,6 +195,8 @@ class TopicInfo:
     #: Changes when a topic is deleted and made anew. "" where the broker does not tell.
     topic_id: str
     internal: bool = False
+    #: Partitions that had no leader.
+    leaderless: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

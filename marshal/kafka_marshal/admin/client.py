@@ -12,13 +12,14 @@ from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
-from kafka_marshal.admin.positions import Move, Target, moves_to, resolve
+from kafka_marshal.admin.positions import Move, Target, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import Session
 from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.one_process import OneProcess
 from kafka_marshal.world import LeaseInfo
+from rationalizer import Lease
 
 __all__ = ["Admin"]
 
@@ -123,8 +124,12 @@ class Admin(OneProcess):
         self._check_group(group)
         cluster = self._open_cluster()
         with groups.caught_up(cluster, self.topic) as replica:
-            targets = resolve(cluster, positions, force=force)
-            return moves_to(targets, lambda key: groups.find_lease(replica, group, key))
+
+            def lease_of(key: TopicPartition) -> Lease | None:
+                return groups.find_lease(replica, group, key)
+
+            targets = resolve(cluster, positions, lambda key: stands_at(lease_of(key)), force=force)
+            return moves_to(targets, lease_of)
 
     def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.

@@ -10,7 +10,7 @@ from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.hold import Hold
 from kafka_marshal.admin.members import InHand, Members
 from kafka_marshal.admin.moving import move_all
-from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve
+from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import Session, bare_release, key_of
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
 from kafka_marshal.one_process import OneProcess
@@ -166,7 +166,8 @@ class Pause(OneProcess):
     ) -> list[Move]:
         """Put the group's positions elsewhere, back or forward (C11) (*blocking*); returns what was moved.
 
-        ``positions``: (topic, partition) → the offset to be read next, ``"earliest"``, ``"latest"``, or a datetime.
+        ``positions``: (topic, partition) → the offset to be read next, ``"earliest"``, ``"latest"``, ``"readable"``
+        (the first that can be read, from where the group stands: past a corrupt batch), or a datetime.
         ``dry_run``: say what would be moved, append nothing. ``force``: take offsets outside the log, too.
         Call ``wait_released`` first: raises AdminError where members still hold one of them, where the pause has run
         out, and for offsets outside the log; nothing is moved then. Only in the very last step can a failure leave some
@@ -174,7 +175,9 @@ class Pause(OneProcess):
         """
         check_targets(positions)
         session = self._live()
-        targets = resolve(session.cluster, positions, force=force)
+        with session.locked():
+            at = {key: stands_at(session.lease(key)) for key in positions}
+        targets = resolve(session.cluster, positions, at.__getitem__, force=force)
         if dry_run or not targets:
             with session.locked():
                 return moves_to(targets, session.lease)

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
+from kafka_marshal.admin.readable import first_readable
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from rationalizer import BeatEntry, InvalidRecordError, Lease
 from rationalizer.limits import MAX_OFFSET
 
-__all__ = ["Move", "Target", "check_name", "check_targets", "moves_to", "resolve"]
+__all__ = ["Move", "Target", "check_name", "check_targets", "moves_to", "resolve", "stands_at"]
 
-#: The offset to be read next, "earliest", "latest", or a moment (an aware datetime: the first message at or after it).
+#: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
+#: read), or a moment (an aware datetime: the first message at or after it).
 Target = int | str | datetime
 
-WORDS = ("earliest", "latest")
+WORDS = ("earliest", "latest", "readable")
 
 LOOKUP_TIMEOUT_S = 10.0
 
@@ -62,11 +64,11 @@ def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
                 )
         elif isinstance(target, bool) or not isinstance(target, (int, str)):
             raise ConfigurationError(
-                f"{where}: {target!r} is no position: an offset (to be read next), 'earliest', 'latest' or a datetime "
-                "is. Nothing was changed"
+                f"{where}: {target!r} is no position: an offset (to be read next), {', '.join(map(repr, WORDS))} or a "
+                "datetime is. Nothing was changed"
             )
         elif isinstance(target, str) and target not in WORDS:
-            raise ConfigurationError(f"{where}: {target!r} is neither 'earliest' nor 'latest'. Nothing was changed")
+            raise ConfigurationError(f"{where}: {target!r} is none of {', '.join(WORDS)}. Nothing was changed")
         elif isinstance(target, int) and not 0 <= target <= MAX_OFFSET:
             raise ConfigurationError(f"{where}: {target} is no offset: 0 … 2^63−1 are. Nothing was changed")
 
@@ -80,9 +82,16 @@ def check_name(key: TopicPartition) -> None:
         raise ConfigurationError(f"{key!r} is no (topic, partition). Nothing was changed. {error}") from error
 
 
-def resolve(cluster: Cluster, positions: Mapping[TopicPartition, Target], *, force: bool) -> dict[TopicPartition, int]:
+def resolve(
+    cluster: Cluster,
+    positions: Mapping[TopicPartition, Target],
+    stands_at: Callable[[TopicPartition], int],
+    *,
+    force: bool,
+) -> dict[TopicPartition, int]:
     """The offset to be read next, of each partition; in order of topic and partition (*blocking*).
 
+    stands_at: the offset that the group reads next as things are.
     Raises AdminError for partitions that are not there, and, without force, for offsets outside the log.
     """
     check_targets(positions)
@@ -100,6 +109,8 @@ def resolve(cluster: Cluster, positions: Mapping[TopicPartition, Target], *, for
         low, high = marks[key]
         if isinstance(target, datetime):
             found[key] = at_time.get(key, high)
+        elif target == "readable":
+            found[key] = first_readable(cluster, key, max(low, stands_at(key)), high)
         elif isinstance(target, str):
             found[key] = low if target == "earliest" else high
         else:
@@ -122,6 +133,11 @@ def _offsets_at(cluster: Cluster, positions: Mapping[TopicPartition, Target]) ->
     for timestamp_ms, keys in moments.items():
         found.update(cluster.offsets_for_time(keys, max(0, timestamp_ms), LOOKUP_TIMEOUT_S))
     return found
+
+
+def stands_at(lease: Lease | None) -> int:
+    """The offset that a group reads next where its lease is so; the first, where there is none."""
+    return 0 if lease is None else lease.progress.stable + 1
 
 
 def moves_to(targets: Mapping[TopicPartition, int], lease_of: Callable[[TopicPartition], Lease | None]) -> list[Move]:

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "evict": ("groups", "Release a lease in a dead holder's name."),
     "forget-group": ("groups", "Drop what the log knows of a group that is gone."),
     "release-group": ("release", "Pause a group, move its positions, let it go on."),
+    "skip": ("release", "Leave out what can't be read of a partition, and go on behind it."),
     "prune": ("prune", "Remove old log and old snapshots, up to a checked one."),
     "dump": ("dumps", "Write the coordination log to a file."),
     "replay": ("dumps", "Replay a dump: outcomes, or the state at its end."),

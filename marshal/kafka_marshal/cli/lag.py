@@ -13,7 +13,7 @@ from kafka_marshal.cli.output import Cell, Column
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.text import count, number, span
 from kafka_marshal.cli.view import LeaseRow, View
-from kafka_marshal.cli.watch import Picture, Section, show
+from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
 
 __all__ = ["lag"]
 
@@ -50,7 +50,8 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
     lag          messages in the log that are not done
     msg/s        by what members handed in, over the last --window of log time; - where the log says too little
 
-    Partitions that the group never claimed are listed too. At-most-once work counts as done when it is handed out.
+    Partitions that the group never claimed are listed too; those that stand still, with why, below
+    (see status). At-most-once work counts as done when it is handed out.
 
     \b
     Exit status: 0; 1 the group is not in the log; 3 no Kafka.
@@ -68,7 +69,7 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
 
 def _picture(view: View, group: str | None) -> Picture:
     view.look_at_data(None if group is None else [group])
-    claimed = view.rows(group)
+    claimed = view.with_stuck(view.rows(group))
     rows = sorted([*claimed, *view.unclaimed(claimed)], key=lambda row: (row.group, row.topic, row.partition))
     groups = sorted({row.group for row in rows})
     notes = view.notes_on_upgrades()
@@ -80,6 +81,7 @@ def _picture(view: View, group: str | None) -> Picture:
         cells = [_cells(row) for row in rows if row.group == name]
         cells.append(_total_cells(name, totals[name]))
         sections.append(Section(_COLUMNS, cells, None, _headline(name, totals[name])))
+    sections.append(stuck_section(rows))
     return Picture(
         headline=f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}",
         sections=sections or [Section(_COLUMNS, [], "no leases")],
@@ -109,6 +111,7 @@ def _total(rows: list[LeaseRow]) -> dict[str, float | None]:
         "in_flight": sum(row.in_flight for row in rows),
         "lag": behind,
         "messages_per_second": speed,
+        "stuck": sum(bool(row.stuck) for row in rows),
         "seconds_left": behind / speed if speed and behind is not None else None,
     }
 
@@ -118,6 +121,8 @@ def _headline(name: str, total: dict[str, float | None]) -> str:
     text = f"{name}: {count(int(behind or 0), 'message')} behind"
     if speed is not None:
         text += f", {speed:,.0f}/s"
+    if total["stuck"]:
+        text += f", {count(int(total['stuck']), 'partition')} stuck"
     if left is not None and behind:
         text += f", through in {span(left * 1000)} if nothing comes in"
     return text
@@ -165,5 +170,6 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "done_beyond": row.beyond,
         "in_flight": row.in_flight,
         "lag": row.lag,
+        "stuck": row.stuck or None,
         "messages_per_second": row.speed,
     }

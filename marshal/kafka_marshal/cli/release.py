@@ -1,4 +1,4 @@
-"""`release-group`: pause a group, move its positions, let it go on (protocol: C10, C11)."""
+"""`release-group` and `skip`: pause a group, move its positions, let it go on (protocol: C10, C11)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kafka_marshal.cli.text import count, parse_time, span, time_text
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, InHand, Move, Pause, Target
 
-__all__ = ["release_group"]
+__all__ = ["release_group", "skip"]
 
 _MOVES = (
     Column("topic", fold=True),
@@ -37,6 +37,9 @@ _PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<po
 #: With --wait: longer than the longest lease that can be (2 · 600 s).
 _LONG_S = 3_600.0
 
+#: A dead admin's pause ends then.
+_SKIP_PAUSE_MS = 300_000
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -50,8 +53,8 @@ class Wish:
 
 
 def _position(text: str) -> Target:
-    """earliest, latest, an offset, or a time. Raises ValueError."""
-    if text in ("earliest", "latest"):
+    """earliest, latest, readable, an offset, or a time. Raises ValueError."""
+    if text in ("earliest", "latest", "readable"):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
@@ -64,7 +67,7 @@ def _to(context: click.Context, parameter: click.Parameter, value: str | None) -
     try:
         return _position(value)
     except (ValueError, OverflowError) as error:
-        raise click.BadParameter(f"{error} (or earliest, latest, an offset)", context, parameter) from None
+        raise click.BadParameter(f"{error} (or earliest, latest, readable, an offset)", context, parameter) from None
 
 
 def _wishes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Wish]:
@@ -100,8 +103,8 @@ class Wanted:
 @click.option(
     "--to",
     callback=_to,
-    metavar="earliest|latest|TIME|OFFSET",
-    help="Where to go on: the next message to be read. TIME: 2026-11-21T04:50Z, or 10m (ago).",
+    metavar="earliest|latest|readable|TIME|OFFSET",
+    help="Where to go on: the next message to be read. TIME: 2026-11-21T04:50Z, or 10m (ago). readable: see skip.",
 )
 @click.option(
     "--partition",
@@ -178,6 +181,51 @@ def release_group(
                 print_json(_result(group, None, plan, [], moved=False))
             return DONE
         return _move(options, admin, wanted, targets, plan)
+
+
+@command()
+@click.argument("group", callback=id_argument)
+@click.argument("partition", callback=lambda c, p, v: _wishes(c, p, (v,))[0], metavar="TOPIC:PARTITION")
+@click.option("--to", callback=_to, metavar="OFFSET", help="Go on there. Default: where reading succeeds again.")
+@click.option(
+    "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be left out; change nothing.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--wait", is_flag=True, help="Wait for members as long as it takes (see release-group).")
+@click.pass_obj
+def skip(
+    options: Options, group: str, partition: Wish, to: Target | None, within: int, dry_run: bool, yes: bool, wait: bool
+) -> int:
+    r"""Leave out what can't be read of a partition: GROUP goes on behind it.
+
+    A corrupt batch stops whoever reads its partition, for ever. This tries from the group's position on where reading
+    succeeds again, says how many offsets are left out, and moves the group there as release-group does. Look first
+    whether another replica holds the batch unharmed: what is left out is never handed out.
+
+    \b
+    Exit status: 0 done; 1 not done, or the next message can be read; 2 wrong use; 3 Kafka was not reachable.
+    """
+    if partition.partition is None or partition.position is not None:
+        raise click.UsageError("name one partition, as TOPIC:PARTITION, such as flights:3; where to is for --to.")
+    targets = {(partition.topic, partition.partition): "readable" if to is None else to}
+    with admin_of(options, None) as admin:
+        (move,) = plan = admin.plan(group, targets)
+        if move.before is None or move.after <= move.before:
+            raise CommandError(
+                f"{move.topic} [{move.partition}]: nothing stands in the way at offset {move.after}, the next one of "
+                f"{group}. Nothing was changed. If members report a record that is too large, raise their "
+                f"receive.message.max.bytes, or leave it out with --to {move.after + 1}.",
+                NO,
+            )
+        if not options.json and (dry_run or not yes):
+            _print_moves(plan)
+        if dry_run:
+            if options.json:
+                print_json(_result(group, None, plan, [], moved=False))
+            return DONE
+        wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait, force=False, yes=yes)
+        return _move(options, admin, wanted, dict.fromkeys(targets, move.after), plan)
 
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:

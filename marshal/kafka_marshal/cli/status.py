@@ -11,7 +11,7 @@ from kafka_marshal.cli.output import Cell, Column
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.text import count, number, span, time_text
 from kafka_marshal.cli.view import LeaseRow, View
-from kafka_marshal.cli.watch import Picture, Section, show
+from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
 
 __all__ = ["status"]
 
@@ -56,6 +56,10 @@ def status(options: Options, group: str | None, watch: bool, interval: float, ti
     1.2 seconds are waited for that), else taken from this machine's clock, with a note; nothing is written, unless
     --tick asks the broker by a record.
 
+    Below the leases stand partitions of which nothing is handed out though there is something to read, and why: the
+    position is not in the log that is there, no leader, or, where nothing was done for 10 seconds, what reading the
+    next message says. The way past what can't be read is the command skip, past a lost position release-group.
+
     \b
     Exit status: 0; 1 the group is not in the log, or a part of the log needs a newer release; 3 no Kafka.
     """
@@ -71,7 +75,7 @@ def status(options: Options, group: str | None, watch: bool, interval: float, ti
 
 def _picture(view: View, group: str | None) -> Picture:
     view.look_at_data(None if group is None else [group])
-    rows = view.rows(group)
+    rows = view.with_stuck(view.rows(group))
     pauses = _pauses(view, group)
     notes = _notes(view, rows)
     found = bool(rows or pauses) or group is None
@@ -81,6 +85,7 @@ def _picture(view: View, group: str | None) -> Picture:
         headline=_headline(rows),
         sections=[
             Section(_LEASES, [_cells(row) for row in rows], "no leases"),
+            stuck_section(rows),
             Section(_PAUSES, _pause_rows(view, group), None),
         ],
         notes=notes,
@@ -109,8 +114,9 @@ def _headline(rows: list[LeaseRow]) -> str:
     held = [row for row in rows if row.client is not None]
     holders = len({(row.group, row.client, row.instance) for row in held})
     text = f"{count(len(rows), 'lease')}, {len(held):,} held by {count(holders, 'client')}"
-    overdue = sum(row.overdue for row in held)
-    return f"{text}, {overdue:,} overdue" if overdue else text
+    for found, what in ((sum(row.overdue for row in held), "overdue"), (sum(bool(x.stuck) for x in rows), "stuck")):
+        text += f", {found:,} {what}" if found else ""
+    return text
 
 
 def _cells(row: LeaseRow) -> list[str | Cell]:
@@ -194,4 +200,5 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "granted": row.granted,
         "log_end": row.log_end,
         "lag": row.lag,
+        "stuck": row.stuck or None,
     }

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch
+from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.stuck import mark_stuck, position_lost
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.replica import Begin, Replica
@@ -24,6 +25,9 @@ from rationalizer import Lease, Tick, World, encode
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
 __all__ = ["BrokerClock", "LeaseRow", "SpeedMeter", "View"]
+
+#: What the reasons begin with under which a position means nothing, and so the lag neither.
+POSITION_LOST = "position lost"
 
 #: (group, topic, partition)
 LeaseKey = tuple[str, str, int]
@@ -93,6 +97,14 @@ class SpeedMeter:
             while samples[0][0] < world.log_time - self._window_ms and len(samples) > 1:
                 samples.popleft()
 
+    def still_ms(self, key: LeaseKey) -> int:
+        """For how long of log time nothing was done, as far as the window shows; 0: something was, or nothing shows."""
+        samples = self._samples.get(key)
+        if not samples:
+            return 0
+        until, done = samples[-1]
+        return until - next((at for at, before in samples if before == done), until)
+
     def per_second(self, key: LeaseKey) -> float | None:
         """None where the log says too little: fewer than two moments within the window."""
         samples = self._samples.get(key)
@@ -136,6 +148,8 @@ class LeaseRow:
     log_end: int | None = None
     #: Messages a second; None: not known.
     speed: float | None = None
+    #: Why nothing of it is handed out though there is something to read; "": nothing is known against it.
+    stuck: str = ""
 
     @property
     def position(self) -> int:
@@ -145,7 +159,7 @@ class LeaseRow:
     @property
     def lag(self) -> int | None:
         """Offsets in the partition's log that are not done."""
-        if self.log_end is None or self.log_start is None:
+        if self.log_end is None or self.log_start is None or self.stuck.startswith(POSITION_LOST):
             return None
         return max(0, self.log_end - max(self.position, self.log_start) - self.beyond)
 
@@ -168,6 +182,8 @@ class View:
         self.meter = SpeedMeter(window_ms)
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
+        #: The topics as the cluster described them then.
+        self.topics: dict[str, TopicInfo] = {}
 
     @property
     def worlds(self) -> dict[int, World]:
@@ -280,7 +296,13 @@ class View:
             if wanted is None or lease.group_id in wanted
         }
         infos = self._cluster.topic_info(topics, self.patience_s) if topics else {}
-        partitions = [(name, number) for name, info in infos.items() for number in range(info.partitions)]
+        self.topics = infos
+        partitions = [
+            (name, number)
+            for name, info in infos.items()
+            for number in range(info.partitions)
+            if number not in info.leaderless
+        ]
         self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
@@ -308,7 +330,7 @@ class View:
     def _row(self, world: World, lease: Lease, now_ms: int) -> LeaseRow:
         progress = lease.progress
         done_beyond = beyond(lease)
-        ranges = split(progress.ranges).ranges
+        ranges, topic_marks = split(progress.ranges)
         low, high = self.marks.get((lease.topic, lease.partition), (None, None))
         return LeaseRow(
             group=lease.group_id,
@@ -329,7 +351,20 @@ class View:
             log_start=low,
             log_end=high,
             speed=self.meter.per_second((lease.group_id, lease.topic, lease.partition)),
+            stuck=self._why_stuck(lease, topic_marks, high),
         )
+
+    def _why_stuck(self, lease: Lease, topic_marks: frozenset[int], log_end: int | None) -> str:
+        topic = self.topics.get(lease.topic)
+        if topic is None or lease.partition >= topic.partitions:
+            return ""
+        if lease.partition in topic.leaderless:
+            return "no leader: nobody can read or write it"
+        return position_lost(topic, topic_marks, lease.progress.stable + 1, log_end)
+
+    def with_stuck(self, rows: list[LeaseRow]) -> list[LeaseRow]:
+        """The same rows; those that stand still say why, as far as reading their next message shows (*blocking*)."""
+        return mark_stuck(self._cluster, rows, self.meter)
 
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""

@@ -13,6 +13,7 @@ import click
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import (
+    Cell,
     Column,
     Row,
     console,
@@ -26,13 +27,22 @@ from kafka_marshal.cli.output import (
     warnings_from_the_library,
 )
 from kafka_marshal.cli.text import clean, time_text
-from kafka_marshal.cli.view import View
+from kafka_marshal.cli.view import LeaseRow, View
 from kafka_marshal.errors import KafkaUnavailableError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["Picture", "Section", "show"]
+__all__ = ["Picture", "Section", "show", "stuck_section"]
+
+_STUCK = (
+    Column("stuck group", fold=True),
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("at", right=True),
+    Column("why"),
+)
+
 
 #: How often a topic that is watched is looked at: was it made anew (L2)?
 _CHECK_S = 10.0
@@ -192,3 +202,13 @@ def _check(view: View, cluster: Cluster, options: Options, checked: float) -> fl
         return checked
     view.replica.check(cluster.topic_info([options.topic], _PATIENCE_S).get(options.topic))
     return time.monotonic()
+
+
+def stuck_section(rows: list[LeaseRow]) -> Section:
+    """The partitions that stand still, each with why."""
+    cells: list[list[str | Cell]] = [
+        [row.group, row.topic, str(row.partition), str(row.position), Cell(row.stuck, "red")]
+        for row in rows
+        if row.stuck
+    ]
+    return Section(_STUCK, cells, None)

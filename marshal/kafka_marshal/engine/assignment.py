@@ -76,9 +76,12 @@ class Assignment:
         "is_new",
         "key",
         "lease",
+        "look_up_at",
         "log_end",
         "mark_sent_at",
+        "looked_up",
         "meter",
+        "quiet",
         "ranges_due",
         "releasing",
         "reported_ranges",
@@ -122,6 +125,11 @@ class Assignment:
         self.ranges_due = 0.0
         #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
         self.mark_sent_at: float | None = None
+        #: The offset that came next when it was last looked, and since when (StuckPartitions).
+        self.quiet: tuple[int, float] | None = None
+        #: The position at which the leader was last asked what its log holds, and when; the next time it is to be.
+        self.looked_up: tuple[int, float] = (-1, 0.0)
+        self.look_up_at: float | None = None
         self.user_paused = False
         self.log_end: int | None = None
         #: (time, done, log end) at the start of the present cycle, for Cycle.

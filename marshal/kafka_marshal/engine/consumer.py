@@ -6,7 +6,7 @@ out is :mod:`kafka_marshal.engine.delivery`; whom to claim from is a policy's bu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
-from kafka_marshal.engine.leases import LeaseState
+from kafka_marshal.engine.leases import LeaseState, Outbox
 from kafka_marshal.engine.past import Past
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.ranges import RangeDelivery
+from kafka_marshal.engine.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.topic_mark import TopicMarks, split
 from kafka_marshal.engine.tracker import beyond
@@ -95,6 +96,7 @@ class ConsumerEngine:
         self.gaps: list[tuple[Key, int, int]] = []
         #: Lost positions: left alone until somebody sets them (P11).
         self.blocked: set[Key] = set()
+        self.stuck = StuckPartitions(self, engine.settings.group_id)
         self.marks = TopicMarks(engine.observer, subscription)
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
         self.callbacks_running = 0
@@ -115,6 +117,11 @@ class ConsumerEngine:
     def ids(self) -> tuple[str, str, str]:
         """What every record of ours begins with."""
         return self._engine.ids
+
+    @property
+    def outbox(self) -> Outbox:
+        """Where effects go."""
+        return self._engine.outbox
 
     def append(self, assignment: Assignment, record: Record) -> None:
         """Append a record about an assignment."""
@@ -283,6 +290,15 @@ class ConsumerEngine:
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             self._enter(assignment, Stage.LOCATING)
             assignment.first_claim = False
+            position, asked_at = assignment.looked_up
+            # A reader that comes back at once, though the leader says that we stand in its log, is not asked for more.
+            is_again = position == assignment.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
+            assignment.look_up_at = asked_at + LOOK_UP_AGAIN_MS if is_again else now
+            self._look_up_if_due(assignment, now)
+
+    def _look_up_if_due(self, assignment: Assignment, now: float) -> None:
+        if assignment.look_up_at is not None and now >= assignment.look_up_at:
+            assignment.looked_up, assignment.look_up_at = (assignment.fetch_next, now), None
             self._engine.outbox.add(LookUp(assignment, "earliest"))
 
     def topic_recreated(self, topic: str, now: float) -> None:
@@ -295,9 +311,14 @@ class ConsumerEngine:
                 if assignment is not None:
                     self.revoke(assignment, "the topic was made anew", now)
                 if not lease.held:
-                    self._report_position(key, lease.progress.stable + 1, None, None)
+                    self._report_position(key, lease.progress.stable + 1, None, None, now)
                 self.blocked.add(key)
                 self.placement.changed(key)
+
+    def unblock(self, keys: Collection[Key]) -> None:
+        """Somebody has set the positions of these."""
+        self.blocked.difference_update(keys)
+        self.stuck.forget(keys)
 
     def _gap(self, assignment: Assignment, first: int, last: int) -> None:
         self.gaps.append((assignment.key, first, last))
@@ -309,22 +330,19 @@ class ConsumerEngine:
     def _position_lost(
         self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
     ) -> None:
-        self._report_position(assignment.key, position, low, high)
+        self._report_position(assignment.key, position, low, high, now)
         self.blocked.add(assignment.key)
         self._give_up(assignment, Loss.POSITION, now)
 
-    def _report_position(self, key: Key, position: int, low: int | None, high: int | None) -> None:
+    def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
         where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
         topic, partition = key
-        self.errors.append(
-            PositionLostError(
-                f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this "
-                "partition "
-                "is handed out until its position is set: kafka-marshal release-group "
-                f"{self._engine.settings.group_id} "
-                f"--partition {topic}:{partition}=OFFSET (or =earliest) (P11)"
-            )
+        error = PositionLostError(
+            f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this partition "
+            f"is handed out until its position is set: kafka-marshal release-group {self._engine.settings.group_id} "
+            f"--partition {topic}:{partition}=OFFSET (or =earliest) (P11)"
         )
+        self.stuck.position_lost(key, position, error, now)
 
     # Letting go.
 
@@ -426,6 +444,7 @@ class ConsumerEngine:
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
             self._restless.pop(assignment.key, None)
+            self.stuck.let_go(assignment.key)
         self.placement.changed(assignment.key)
 
     # Progress.
@@ -507,6 +526,8 @@ class ConsumerEngine:
             self.delivery.send_grant(assignment, now)
         if assignment.over:
             return
+        if assignment.stage is Stage.LOCATING:
+            self._look_up_if_due(assignment, now)
         if assignment.stage is Stage.LOCATING and self.closing and now >= self._close_at:
             self.revoke(assignment, assignment.releasing, now)
         if stopped:
@@ -541,8 +562,9 @@ class ConsumerEngine:
                 times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:
                 times.append((assignment.lease.claim_sent_at or now) + hi)
-            elif assignment.stage is Stage.LOCATING and self.closing:
-                times.append(self._close_at)
+            elif assignment.stage is Stage.LOCATING:
+                times += [self._close_at] if self.closing else []
+                times += [assignment.look_up_at] if assignment.look_up_at is not None else []
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.start_beat_sent + hi)
             elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:

@@ -16,7 +16,7 @@ reaches a record or the state of the world.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from kafka_marshal.adapters.interface import TopicInfo
@@ -145,6 +145,7 @@ class Engine:
                 for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
                     self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
+            consumer.stuck.leaders(topics, now)
             if consumer.subscription.partitions != before:
                 consumer.placement.dirty = True
 
@@ -193,10 +194,10 @@ class Engine:
             if pause is not None and pause.client_id == record.client_id:
                 self._unblock([(record.topic, record.partition)])
 
-    def _unblock(self, keys: Iterable[Key]) -> None:
+    def _unblock(self, keys: Collection[Key]) -> None:
         """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
         for consumer in self.consumers.values():
-            consumer.blocked.difference_update(keys)
+            consumer.unblock(keys)
         self._look_again()
 
     def _look_again(self, key: Key | None = None) -> None:

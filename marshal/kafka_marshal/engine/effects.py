@@ -84,6 +84,7 @@ class Warn:
     """Tell people (the log), because something was lost or skipped that they may miss."""
 
     message: str
+    is_error: bool = False
 
 
 Effect = Append | StartFetch | StopFetch | LookUp | Call | Warn

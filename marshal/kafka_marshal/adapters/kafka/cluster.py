@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Node, TopicCollection, TopicPartitionInfo
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, OffsetSpec, TopicDescription
 from confluent_kafka.cimpl import NewTopic
@@ -147,7 +147,13 @@ class KafkaCluster:
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicInfo]:
             listing = admin.list_topics(timeout=left_s)
             return {
-                name: TopicInfo(name, len(topic.partitions), "", name in INTERNAL_TOPICS)
+                name: TopicInfo(
+                    name,
+                    len(topic.partitions),
+                    "",
+                    name in INTERNAL_TOPICS,
+                    frozenset(number for number, partition in topic.partitions.items() if partition.leader < 0),
+                )
                 for name, topic in sorted(listing.topics.items())
                 if topic.error is None and topic.partitions
             }
@@ -163,7 +169,13 @@ class KafkaCluster:
             return known
         asked_at = time.monotonic()
         found = {
-            name: TopicInfo(name, len(topic.partitions), str(topic.topic_id), topic.is_internal)
+            name: TopicInfo(
+                name,
+                len(topic.partitions),
+                str(topic.topic_id),
+                topic.is_internal,
+                frozenset(partition.id for partition in topic.partitions if _has_no_leader(partition)),
+            )
             for name, topic in self._describe(wanted, timeout_s).items()
         }
         self._looks.told_topic_info(wanted, found, asked_at)
@@ -486,3 +498,8 @@ def _some(names: list[Any]) -> str:
     """A few of the names, for an error message."""
     texts = [name if isinstance(name, str) else f"{name[0]} [{name[1]}]" for name in names[:3]]
     return ", ".join(texts) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _has_no_leader(partition: TopicPartitionInfo) -> bool:
+    leader = cast("Node | None", partition.leader)
+    return leader is None or leader.id < 0

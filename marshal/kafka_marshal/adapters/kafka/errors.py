@@ -195,7 +195,9 @@ class Troubles:
                 self._last = (time.monotonic(), error)
                 # A connection that fails matters only when all do; that one is refused, people want to know.
                 fault = (fault_kind(error), error.str())
-                if (is_refusal(error) or is_forbidden(error)) and fault not in self._faults:
+                if _is_too_large(error):
+                    self._faults.append((FaultKind.TOO_LARGE, error.str()))
+                elif (is_refusal(error) or is_forbidden(error)) and fault not in self._faults:
                     self._faults.append(fault)
         if self._forward is not None:
             self._forward(error)
@@ -239,6 +241,11 @@ def is_forbidden(error: KafkaError) -> bool:
 def is_refusal(error: KafkaError) -> bool:
     """Whether the broker said that it does not let us in. (A mere hang-up may also be a broker that goes down.)"""
     return error.code() in _AUTHENTICATION_CODES
+
+
+def _is_too_large(error: KafkaError) -> bool:
+    """An answer was larger than the client may receive; it breaks off the connection, and asks for the same again."""
+    return error.code() == KafkaError._BAD_MSG and "receive.message.max.bytes" in error.str()
 
 
 def is_of_groups(error: KafkaError) -> bool:

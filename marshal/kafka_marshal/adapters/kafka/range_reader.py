@@ -15,7 +15,8 @@ from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
 from kafka_marshal.adapters.kafka.reading import Reading
 from kafka_marshal.adapters.kafka.settings import Role
-from kafka_marshal.errors import KafkaUnavailableError, RangeGoneError
+from kafka_marshal.engine.stuck import STUCK_AFTER_MS, larger, unreadable
+from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError
 
 __all__ = ["StoredMessage", "read_range"]
 
@@ -52,6 +53,7 @@ def read_range(
 
     Raises:
         RangeGoneError: a part of the range is not in the log (any more): nothing is skipped silently (P9).
+        PartitionStuckError: a batch can't be read, or is larger than the client may receive.
         KafkaUnavailableError: no broker answered in time.
     """
     settings.check(config)
@@ -88,6 +90,8 @@ class _Span:
         self.next = first
         #: Where the log was last seen to end, None: not seen.
         self.end: int | None = None
+        #: The offset at which reading failed, since when (monotonic), and what the client said first.
+        self.failed: tuple[int, float, str] = (-1, 0.0, "")
 
     def steps(self, timeout_s: float) -> Iterator[Sequence[StoredMessage]]:
         deadline = time.monotonic() + timeout_s
@@ -102,6 +106,8 @@ class _Span:
                 deadline = time.monotonic() + timeout_s
                 continue
             for kind, text in self.reading.troubles.take_faults():
+                if kind is FaultKind.TOO_LARGE:
+                    raise self._stuck(larger(self.topic, self.partition, self.next, text, "GROUP"))
                 if kind in (FaultKind.FATAL, FaultKind.REFUSED):
                     raise KafkaUnavailableError(self._stopped(text))
             if time.monotonic() > deadline and self.next <= self.last:
@@ -133,12 +139,27 @@ class _Span:
                 self.next = self.end
             return
         kind = fault_kind(error)
+        self._note_failure(kind, error.str())
         if kind in (FaultKind.OUT_OF_RANGE, FaultKind.UNKNOWN_TOPIC):
             raise self._gone(error.str())
         if kind in (FaultKind.REFUSED, FaultKind.FATAL):
             raise marshal_error(
                 error, f"reading {self.topic} [{self.partition}]", self.bootstrap_servers, self.reading.troubles
             )
+
+    def _note_failure(self, kind: FaultKind, text: str) -> None:
+        """Raise where reading fails at one offset again and again. (A corrupt batch may throw it out of range.)"""
+        offset, since, first_text = self.failed
+        is_again = offset == self.next
+        if kind is FaultKind.OTHER and not is_again:
+            self.failed = (self.next, time.monotonic(), text)
+        elif is_again and (kind is FaultKind.OUT_OF_RANGE or time.monotonic() >= since + STUCK_AFTER_MS / 1000):
+            raise self._stuck(unreadable(self.topic, self.partition, self.next, first_text, "GROUP"))
+
+    def _stuck(self, text: str) -> PartitionStuckError:
+        return PartitionStuckError(
+            f"{text}. Nothing of this batch is committed", topic=self.topic, partition=self.partition, offset=self.next
+        )
 
     def _gone(self, why: str) -> RangeGoneError:
         return RangeGoneError(

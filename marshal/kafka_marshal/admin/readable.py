@@ -1,0 +1,68 @@
+"""Past what can't be read: a batch that a disk or a client has spoilt stops whoever reads it, for ever.
+
+Where a corrupt batch ends nobody can tell from its bytes. So reading is tried further up, in steps that double, until
+something comes, and then halved back to the first offset from which it does. A batch is read as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from kafka_marshal.adapters.interface import Cluster, DataReader, FaultKind, TopicPartition
+from kafka_marshal.errors import AdminError, ClosedError
+
+__all__ = ["first_readable"]
+
+#: How long one try may take before the partition is said to be out of reach.
+TRY_S = 10.0
+
+SLICE_S = 0.2
+
+#: Spoilt bytes are to be noticed in uncompressed batches, too.
+CONFIG: dict[str, object] = {"check.crcs": True}
+
+
+def first_readable(cluster: Cluster, key: TopicPartition, first: int, end: int) -> int:
+    """The first offset from ``first`` on at which reading succeeds; ``end``, the log's, where none does (*blocking*).
+
+    Raises AdminError where nothing is answered.
+    """
+    reader = cluster.data_reader("kafka-marshal-skip", CONFIG)
+    try:
+        return _search(reader, key, first, end)
+    finally:
+        with contextlib.suppress(ClosedError):
+            reader.close()
+
+
+def _search(reader: DataReader, key: TopicPartition, first: int, end: int) -> int:
+    if first >= end or _can_read(reader, key, first):
+        return min(first, end)
+    bad, step = first, 1
+    while (good := min(bad + step, end)) < end and not _can_read(reader, key, good):
+        bad, step = good, 2 * step
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        if _can_read(reader, key, middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _can_read(reader: DataReader, key: TopicPartition, offset: int) -> bool:
+    reader.assign({key: offset})
+    try:
+        for _ in range(int(TRY_S / SLICE_S)):
+            messages, faults = reader.read(1, SLICE_S)
+            if messages or reader.take_ends():
+                return True
+            if any((x.topic, x.partition) == key and x.kind is FaultKind.OTHER for x in faults):
+                return False
+    finally:
+        reader.unassign([key])
+    raise AdminError(
+        f"{key[0]} [{key[1]}]: nothing was read at offset {offset} within {TRY_S:g} s, and no fault was told. Nothing "
+        "was changed. Can the broker that leads it be reached from here? Is a record larger than "
+        "receive.message.max.bytes?"
+    )
