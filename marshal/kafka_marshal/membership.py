@@ -19,7 +19,7 @@ from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.one_process import OneProcess
 from kafka_marshal.topic_watch import CountPartitions
 
@@ -32,6 +32,9 @@ logger = logging.getLogger("kafka_marshal")
 
 #: How long close() waits, once on_revoke has returned, for the releases to show in the log.
 CLOSE_TIMEOUT_S = 1.0
+
+#: How long close() may take to learn which topics were worked on, where nobody has told yet.
+IDENTIFY_TIMEOUT_S = 0.5
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
 calling: ContextVar[object] = ContextVar("calling", default=None)
@@ -193,6 +196,7 @@ class Membership(OneProcess, Generic[S]):
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
+        self._identify()
         with self._driver.locked():
             self._engine.close(self._driver.now_ms())
         with self._driver.condition:
@@ -200,6 +204,19 @@ class Membership(OneProcess, Generic[S]):
                 self._driver.wait_for(lambda: not self._engine.callbacks_running, None)
             self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
         self.free()
+
+    def _identify(self) -> None:
+        """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
+        with self._driver.locked():
+            names = self._engine.marks.lacking()
+        if names:
+            try:
+                infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
+            except MarshalError as error:
+                logger.debug("positions are released without saying which topic they are of: %s", error)
+                return
+            with self._driver.locked():
+                self._engine.marks.learn(infos)
 
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""

@@ -31,7 +31,7 @@ from rationalizer.limits import NOTHING_DONE
 if TYPE_CHECKING:
     from kafka_marshal.engine.consumer import ConsumerEngine
 
-__all__ = ["Assignment", "Grant", "Stage"]
+__all__ = ["REPORTING", "Assignment", "Grant", "Stage"]
 
 
 class Stage(StrEnum):
@@ -46,6 +46,10 @@ class Stage(StrEnum):
     REVOKING = "revoking"
     RELEASED = "released"
     LOST = "lost"
+
+
+#: What was done is told to the log. (LOCATING: thrown out of range in the midst of work; else there is nothing new.)
+REPORTING = (Stage.LOCATING, Stage.ACTIVE, Stage.REVOKING)
 
 
 class Grant:
@@ -154,7 +158,7 @@ class Assignment:
 
     def progress_to_report(self) -> int | None:
         """The last_offset for a beat: what is done without a gap, where the log does not know it yet (C14)."""
-        if self.stage not in (Stage.ACTIVE, Stage.REVOKING):
+        if self.stage not in REPORTING:
             return None
         done = self.done_through()
         return done if done > self.consumer.known_stable(self.key) else None

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from kafka_marshal.adapters.interface import TopicInfo
-from kafka_marshal.engine.assignment import Assignment, Stage
+from kafka_marshal.engine.assignment import REPORTING, Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings, Loss
 from kafka_marshal.engine.effects import Effect, Key
 from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox
@@ -412,7 +412,7 @@ class Engine:
             for assignment in consumer.assignments.values():
                 if not assignment.tracker.has_news:
                     continue
-                if assignment.stage in (Stage.ACTIVE, Stage.REVOKING) and assignment.lease.held:
+                if assignment.stage in REPORTING and assignment.lease.held:
                     consumer.commit_ranges(assignment, now)
 
     def commit_ranges_soon(self, now: float) -> None:

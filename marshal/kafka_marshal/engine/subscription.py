@@ -46,6 +46,13 @@ class Subscription:
         """The id of a topic that is there; None: the cluster has not told it yet."""
         return self._ids[name] if name in self._told else None
 
+    def learn(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Take in the ids of topics that are known, and had none told yet."""
+        for name, info in topics.items():
+            if name in self._counts and info.topic_id and not self._ids[name]:
+                self._ids[name] = info.topic_id
+                self._told.add(name)
+
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Take in what the cluster has now. Returns the topics that are gone, and those made anew."""
         first_look, self._looked = not self._looked, True

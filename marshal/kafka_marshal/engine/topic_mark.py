@@ -8,11 +8,12 @@ of it, snapshots carry it, and who repositions the group drops it with the progr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.subscription import Subscription
 from rationalizer import CommitRanges
@@ -74,6 +75,21 @@ class TopicMarks:
     def _known(self, key: Key) -> frozenset[int]:
         lease = self._observer.lease(key)
         return frozenset() if lease is None else split(lease.progress.ranges).marks
+
+    def lacking(self) -> set[str]:
+        """Topics that we have worked on, whose ids neither the log nor the cluster has told us."""
+        return {
+            assignment.key[0]
+            for assignment in self._unmarked
+            if assignment.is_at_work
+            and assignment.done_through() >= 0
+            and self._subscription.topic_id(assignment.key[0]) is None
+            and not self._known(assignment.key)
+        }
+
+    def learn(self, topics: Mapping[str, TopicInfo]) -> None:
+        """The ids of some topics, asked for out of turn."""
+        self._subscription.learn(topics)
 
     def is_made_anew(self, key: Key) -> bool | None:
         """Whether the position was reached in another topic of this name. None: that can't be told yet."""
