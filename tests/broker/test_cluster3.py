@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.cli.app import run
+from kafka_marshal.coordination import create_topic
 from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.plugin import TopicFactory
 from tests.broker.helpers import consume, eventually, produce
@@ -68,3 +73,33 @@ def test_with_two_gone_nothing_is_acknowledged_until_one_is_back(
     flusher.join()
     assert acks == [None]
     assert consume(kafka_cluster3, topic, 2)[0] == b"before"
+
+
+def test_a_partition_whose_only_broker_is_gone_is_told_and_goes_on_when_it_is_back(
+    kafka_cluster3: RunningKafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kafka_marshal.engine.stuck.SILENT_AFTER_MS", 1_500.0)
+    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 300.0)
+    bootstrap, log, topic = kafka_cluster3.bootstrap_servers, "__marshal-leader", "one-replica"
+    cluster = KafkaCluster(bootstrap, {})
+    create_topic(cluster, log, 2, 30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, 1, replica_assignment=[[3]])])[topic].result(20)
+    produce(kafka_cluster3, topic, b"before")
+    shown = ["--bootstrap", bootstrap, "--topic", log, "status", "--json"]
+    member = Marshal(bootstrap, group_id="g", topic=log, heartbeat_interval_ms=2_000)
+    with member, member.consumer([topic]) as consumer:
+        (before,) = consumer.consume(1, 20.0)
+        consumer.done(before)
+        kafka_cluster3.kill(3)
+        try:
+            eventually(lambda: consumer.poll(0.05) or [x.why for x in consumer.stuck] == ["no leader"], 30, "a word")
+            eventually(lambda: run(shown) == 0, 30, "leaders of the log")
+            (lease,) = json.loads(capfd.readouterr().out)["leases"]
+            assert lease["stuck"].startswith("no leader")
+        finally:
+            kafka_cluster3.restart(3)
+        produce(kafka_cluster3, topic, b"after")
+        eventually(lambda: [x.value() for x in consumer.consume(1, 1.0)] == [b"after"], 60, "what came after")
+        eventually(lambda: not consumer.stuck, 30, "its end")
+    cluster.close()
