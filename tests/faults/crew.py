@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from kafka_marshal import Consumer, Marshal
+from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.testing.interrupts import run_within
 from tests.faults.stories import PARTITIONS, TOPIC, Key, answer, held_throughout, member, memory_cluster, offsets
 
@@ -25,6 +26,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
     ("poll",) * 4,
     ("consume",) * 2,
     ("poll", "poll", "consume", "steer"),
+    ("dip", "dip", "dip"),
 )
 
 #: The whole of a test, before it counts as stuck.
@@ -83,6 +85,13 @@ class Crew:
             self.note(mine, message)
             self.consumer.done(message)
 
+    def _dip(self, mine: list[Key], _rng: random.Random) -> None:
+        """Waits for nothing: messages come in between, to this thread or to another."""
+        message = self.consumer.poll(0.0)
+        if message is not None:
+            self.note(mine, message)
+            self.consumer.done(message)
+
     def _consume(self, mine: list[Key], rng: random.Random) -> None:
         messages = self.consumer.consume(rng.randint(1, 20), 0.02)
         for message in messages:
@@ -136,11 +145,25 @@ def restless() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def share(ways: Sequence[str], delivery: str, messages: int = 2_000, **options: Any) -> None:
+def _feed(cluster: MemoryCluster, messages: int) -> None:
+    """A few at a time, as somebody publishes them."""
+    for first in range(0, messages, 5):
+        for partition in range(PARTITIONS):
+            for number in range(first, min(first + 5, messages)):
+                cluster.broker.produce(TOPIC, partition, b"%d" % number)
+            threading.Event().wait(0.001)
+
+
+def share(ways: Sequence[str], delivery: str) -> None:
     """Threads of one consumer on a cluster in memory; so many messages of a partition are several reads."""
+    is_fed = "dip" in ways
+    messages = 400 if is_fed else 2_000
     with restless():
-        marshal = member(memory_cluster(messages=messages))
-        consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=50, **options)
+        cluster = memory_cluster(messages=0 if is_fed else messages)
+        marshal = member(cluster)
+        consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=50)
+        if is_fed:
+            threading.Thread(target=_feed, args=(cluster, messages), name="feed", daemon=True).start()
         expected = {(partition, offset) for partition in range(PARTITIONS) for offset in range(messages)}
         crew = Crew(consumer, expected, quiet_s=3.0)
         run_within(WITHIN_S, lambda: crew.work(ways), "the threads' work")

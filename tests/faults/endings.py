@@ -14,7 +14,8 @@ from tests.faults.stories import AGAIN_S, ANSWER_S, TOPIC, answer, is_ours, memb
 
 __all__ = ["CALLBACKS", "DELIVERIES", "LOOPS", "WHAT", "Background", "a_callback_closes", "closed_at_once", "opened"]
 
-CALLBACKS = ("on_assign", "on_revoke")
+#: What calls close(): a callback, of an assignment, of a Consumer.close(), of a Marshal.close().
+CALLBACKS = ("on_assign", "on_revoke", "on_revoke of Marshal.close()")
 #: What is closed.
 WHAT = ("consumer", "marshal")
 
@@ -99,12 +100,12 @@ def a_callback_closes(marshal: Marshal, callback: str, what: str) -> None:
         (consumer if what == "consumer" else marshal).close()
         called.append("ended")
 
-    options: dict[str, Any] = {callback: close}
+    options: dict[str, Any] = {callback.split()[0]: close}
     consumer = marshal.consumer([TOPIC], **options)
     user = Background(lambda: iterate(consumer))
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
-    if callback == "on_revoke":
-        answer("Consumer.close()", consumer.close)
+    if callback != "on_assign":
+        answer(*(("Consumer.close()", consumer.close) if callback == "on_revoke" else ("close()", marshal.close)))
     user.end()
     answer("another Consumer.close()", consumer.close)
     answer("Marshal.close()", marshal.close)
