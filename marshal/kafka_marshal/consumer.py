@@ -106,6 +106,7 @@ class Consumer(FetchingConsumer):
         run: Run | None = None
         message: Message | None = None
         messages: list[Message] = []
+        out = [0]
         try:
             while (run := self._hand_for(None)) is not None:
                 lease = run.assignment.lease
@@ -124,7 +125,9 @@ class Consumer(FetchingConsumer):
                         break
                     count += 1  # noqa: SIM113 - not of those that must not be handed out
                     out[0] = count; yield message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-        except BaseException:
+        except BaseException as error:
+            if _is_withheld(error, out):
+                return  # close() came in between, and has reported it
             self._in_doubt = True
             if message is not None and run is not None:
                 self._refuse(run, [message, *messages])  # but for those that have left
@@ -147,11 +150,15 @@ class Consumer(FetchingConsumer):
                 if self._may_leave(hand, now):
                     hand.since = now
                     hand.taken.append(Taken([message], out, now))
+                    if self._closed:
+                        return None  # close() reports it, at most once
                     out[0] = 1; return message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 self._refuse(hand, [message])
                 message = None
             return None
-        except BaseException:
+        except BaseException as error:
+            if _is_withheld(error, out):
+                return None  # close() came in between, and has reported it
             self._in_doubt = True
             if message is not None and hand is not None:
                 self._refuse(hand, [message])  # unless it has left
@@ -167,6 +174,7 @@ class Consumer(FetchingConsumer):
         if num_messages < 1:
             raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
         found: list[tuple[Run, list[Message]]] = []
+        out = [0]
         try:
             deadline = self._deadline(timeout)
             while True:
@@ -180,9 +188,13 @@ class Consumer(FetchingConsumer):
                         ours.extend(messages)
                     else:
                         self._refuse(run, messages)
+                if self._closed:
+                    return []  # as in poll
                 if ours or not found:
                     out[0] = ALL; return ours  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-        except BaseException:
+        except BaseException as error:
+            if _is_withheld(error, out):
+                return []
             self._in_doubt = True
             for run, messages in found:
                 self._refuse(run, messages)  # but for those that have left
@@ -232,6 +244,7 @@ class Consumer(FetchingConsumer):
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
         messages: list[Message] = []
         hand: Run | None = None
+        out = [0]
         try:
             while (hand := self._hand_for(None)) is not None:
                 messages = list(islice(hand.walk, max_messages))
@@ -241,11 +254,15 @@ class Consumer(FetchingConsumer):
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
                     batch = Batch(self, hand, list(messages))
+                    if self._closed:
+                        return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                     del batch
                 elif messages:
                     self._refuse(hand, messages)
-        except BaseException:
+        except BaseException as error:
+            if _is_withheld(error, out):
+                return
             self._in_doubt = True
             if hand is not None:
                 self._refuse(hand, messages)  # unless they have left
@@ -358,6 +375,11 @@ class Consumer(FetchingConsumer):
                     "consumer, or the "
                     "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
                 )
+
+
+def _is_withheld(error: BaseException, out: list[int]) -> bool:
+    """Whether messages could not leave the library any more (``Run.withhold``)."""
+    return not out and isinstance(error, IndexError)
 
 
 class _Pace:

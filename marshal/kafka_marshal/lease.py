@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import Answer, ManualLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
-from kafka_marshal.one_process import OneProcess
+from kafka_marshal.one_process import OneProcess, WithBlock
 
 __all__ = ["Lease"]
 
@@ -16,7 +15,7 @@ __all__ = ["Lease"]
 ANSWER_INTERVALS = 2
 
 
-class Lease(OneProcess):
+class Lease(OneProcess, WithBlock):
     """One lease that this process holds; beats go out by themselves until it is released or lost.
 
     Made by :meth:`Marshal.claim`. Any thread may use it. As a context manager it is released at the end.
@@ -116,9 +115,6 @@ class Lease(OneProcess):
             "not go on "
             "with work under it; what was reported before stays done. Claim it again to go on"
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.release()

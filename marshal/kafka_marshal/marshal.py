@@ -28,7 +28,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership, calling
-from kafka_marshal.one_process import OneProcess
+from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
@@ -45,7 +45,7 @@ CLOSE_TIMEOUT_S = 1.0
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
 
-class Marshal(OneProcess):
+class Marshal(OneProcess, WithBlock):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
@@ -94,8 +94,7 @@ class Marshal(OneProcess):
         marshal.group_id = group_id
         marshal.client_id = new_client_id() if client_id is None else client_id
         check_ids(marshal.group_id, marshal.client_id, heartbeat_interval_ms)
-        marshal._start(cluster, topic, heartbeat_interval_ms)
-        return marshal
+        marshal._start(cluster, topic, heartbeat_interval_ms); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 
     def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int, *, watchdog: bool = False) -> None:
         self.instance_id = cluster.runtime.new_instance_id()
@@ -409,9 +408,6 @@ class Marshal(OneProcess):
     def _check(self) -> None:
         with self._driver.locked(step=False):
             self._driver.check()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()

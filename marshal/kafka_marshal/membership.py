@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
@@ -20,7 +20,7 @@ from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
-from kafka_marshal.one_process import OneProcess
+from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
-class Membership(OneProcess, Generic[S]):
+class Membership(OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
 
     def __init__(
@@ -248,9 +248,6 @@ class Membership(OneProcess, Generic[S]):
 
     def _freed(self) -> None:
         """Give up what the kind of consumer holds itself."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and isinstance(error, ClosedError):

@@ -1,10 +1,11 @@
-"""What belongs to the process that made it, and can't be sent to another one."""
+"""What belongs to the process that made it: it can't be sent to another one, and a ``with`` block ends it."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import weakref
+from typing import TYPE_CHECKING, NoReturn, Self
 
-__all__ = ["OneProcess"]
+__all__ = ["OneProcess", "WithBlock"]
 
 
 class OneProcess:
@@ -19,3 +20,19 @@ class OneProcess:
             "it. Nothing was sent. Pass on what it takes to make one (bootstrap servers, group_id, topics), and make a "
             "Marshal in each process. A function for Spark's executors must not mention it"
         )
+
+
+class WithBlock:
+    """``__enter__`` that returns the object itself.
+
+    It is written in C: no signal's handler can raise between the call that makes the object and the block that ends it.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    else:
+        __enter__ = property(weakref.ref)  # a reference that is called returns what it refers to

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from kafka_marshal import ConfigurationError, Consumer, HeldError, Lease, Marshal, MarshalError
+from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.interrupts import Interrupts
 from tests.faults.stories import AGAIN_S, PARTITIONS, TOPIC, Story, answer, member
 
@@ -60,6 +61,18 @@ def batches(story: Story, consumer: Consumer) -> None:
         story.will_do([story.hand_out(message) for message in batch.messages], batch.done)
         story.say_done()
         if story.is_complete:
+            break
+
+
+def batches_late(story: Story, consumer: Consumer) -> None:
+    """A batch is done when the next one is here, as where others handle them."""
+    for batch in consumer.batches(4, WAIT_S):
+        before = len(story.pending)
+        story.will_do([story.hand_out(message) for message in batch.messages], batch.done)
+        if before:
+            story.say_done(leave=1)
+        if story.everything <= story.seen.keys():
+            story.say_done()
             break
 
 
@@ -195,6 +208,38 @@ def claim_free(marshal: Marshal, partition: int = 0) -> Lease:
         raise AssertionError(f"leased for {AGAIN_S:g} s by who does not know of it: {error}") from error
 
 
+# A signal's handler that closes, and returns.
+
+
+def closing(
+    loop: Callable[[Story, Consumer], None], close: Callable[[Story, Consumer], object], **options: Any
+) -> Attempt:
+    """At every line it ends, and so does the loop; others get the partitions at once."""
+
+    def attempt(interrupts: Interrupts) -> None:
+        story = Story(**options)
+        consumer = story.make_consumer()
+        await_assigned(consumer)
+        interrupts.handler = lambda: close(story, consumer)
+        with interrupts, suppress(ClosedError):
+            loop(story, consumer)
+        answer("Consumer.close()", consumer.close)
+        story.check_nothing_lost(consumer)
+        others_get_it(story)
+        story.close()
+
+    return attempt
+
+
+def close_the_consumer(story: Story, consumer: Consumer) -> None:
+    consumer.close()
+    story.marshal.stop()  # loops of poll() end by this
+
+
+def close_the_marshal(story: Story, _consumer: Consumer) -> None:
+    story.marshal.close()
+
+
 # Leases claimed by hand.
 
 
@@ -282,6 +327,7 @@ CASES: dict[str, Attempt] = {
     "poll": delivering(poll),
     "consume": delivering(consume),
     "batches": delivering(batches),
+    "batches, done later": delivering(batches_late),
     "at most once: iterate": delivering(iterate, **ONCE),
     "at most once: poll": delivering(poll, **ONCE),
     "at most once: consume": delivering(consume, **ONCE),
@@ -298,6 +344,12 @@ CASES: dict[str, Attempt] = {
     "Consumer.close()": close_consumer,
     "Marshal.close()": close_marshal,
     "with marshal, consumer": with_consumer,
+    "a handler closes the consumer: iterate": closing(iterate, close_the_consumer),
+    "a handler closes the consumer: poll": closing(poll, close_the_consumer),
+    "at most once: a handler closes the consumer: iterate": closing(iterate, close_the_consumer, **ONCE),
+    "at most once: a handler closes the consumer: poll": closing(poll, close_the_consumer, **ONCE),
+    "at most once: a handler closes the marshal: batches": closing(batches, close_the_marshal, **ONCE),
+    "at most once: a handler closes the consumer: consume": closing(consume, close_the_consumer, **ONCE),
     "claim": claim,
     "with claim": claim_in_with,
     "Lease.heartbeat()": leased(lambda lease: lease.heartbeat(2)),

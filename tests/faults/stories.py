@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka_marshal import Consumer, LeaseInfo, Marshal
@@ -78,8 +78,12 @@ class Story:
         self._options = options
         #: How often each message was handed out.
         self.seen: Counter[Key] = Counter()
-        #: What done() has returned for.
+        #: What done() has returned for, and what of it was handed out again.
         self.done: set[Key] = set()
+        self.after_done: set[Key] = set()
+        #: Handed out for the first time after one that comes later.
+        self.behind: set[Key] = set()
+        self.was_interrupted = False
         #: Handed out and not said to be done yet: its keys, and how to say it.
         self.pending: list[tuple[list[Key], Callable[[], object]]] = []
         #: Never to be handed out: a seek went beyond it.
@@ -96,11 +100,14 @@ class Story:
 
     def hand_out(self, message: Any) -> Key:
         key = (message.partition(), message.offset())
+        if key not in self.seen and key[1] < max((x for p, x in self.seen if p == key[0]), default=-1):
+            self.behind.add(key)
         self._note([key])
         return key
 
-    def _note(self, keys: Iterable[Key]) -> None:
+    def _note(self, keys: Sequence[Key]) -> None:
         self.seen.update(keys)
+        self.after_done.update(key for key in keys if key in self.done)
         self._last_news = time.monotonic()
 
     def hand_out_range(self, given: Any) -> list[Key]:
@@ -111,9 +118,9 @@ class Story:
     def will_do(self, keys: list[Key], done: Callable[[], object]) -> None:
         self.pending.append((keys, done))
 
-    def say_done(self) -> None:
+    def say_done(self, leave: int = 0) -> None:
         """Say it again where it was interrupted: whether it got through is not known then."""
-        while self.pending:
+        while len(self.pending) > leave:
             keys, done = self.pending[0]
             done()
             self.done.update(keys)
@@ -145,6 +152,7 @@ class Story:
                 if not isinstance(error, interrupts.exception):  # type: ignore[arg-type]
                     raise
                 self._last_news = time.monotonic()
+                self.was_interrupted = True
                 if once:
                     return None
 
@@ -186,24 +194,50 @@ class Story:
         found = {p: self.marshal.world.lease(TOPIC, p) for p in range(PARTITIONS)}
         return {p: info for p, info in found.items() if info is not None}
 
-    def _check_at_least_once(self, leases: dict[int, LeaseInfo], _unprocessed: set[Key]) -> None:
+    def check_nothing_lost(self, consumer: Any) -> None:
+        """After a close in the midst of it: what the log calls done or granted was handed out, or is reported."""
+        leases = answer("WorldView.lease()", self.leases)
+        unprocessed = {(p, x) for _, p, first, last in consumer.unprocessed for x in range(first, last + 1)}
+        if self.at_most_once:
+            self._check_granted(leases, unprocessed)
+        else:
+            self._done_in_the_log(leases)
+
+    def _done_in_the_log(self, leases: dict[int, LeaseInfo]) -> set[Key]:
         done = set()
         for partition, info in leases.items():
             done |= {(partition, x) for x in range(-1 if info.stable is None else info.stable + 1)}
             done |= {(partition, x) for first, last in info.ranges for x in range(first, last + 1)}
         lost = done - self.seen.keys() - self.skipped
         assert not lost, f"done in the log and never handed out: {offsets(lost)}"
+        return done
+
+    def _check_at_least_once(self, leases: dict[int, LeaseInfo], _unprocessed: set[Key]) -> None:
+        done = self._done_in_the_log(leases)
         missing = self.everything - self.seen.keys() - self.skipped
         assert not missing, f"not handed out within {AGAIN_S:g} s of the last message: {offsets(missing)}"
         assert not self.pending, f"done() was never answered for {offsets(self.pending[0][0])}"
-        # A lease that was lost meanwhile (a machine that stood still) has another epoch, and forgets what was done.
-        if all(info.epoch == 1 for info in leases.values()):
+        # A lease that was lost meanwhile (a machine that stood still) forgets what was done.
+        if len(held_throughout(leases)) == len(leases):
             forgotten = self.done - done
             assert not forgotten, f"done() returned, and the log does not have it after close(): {offsets(forgotten)}"
+            again = [key for key, times in self.seen.items() if times > 1 and not self.was_interrupted]
+            assert not again, f"handed out again, and nothing was interrupted: {offsets(again)}"
+            # Between poll() and such a loop a message has left the library already: then it was dropped.
+            behind = self.behind if self._options.get("auto_done", True) else set()
+            assert not behind, f"handed out after later ones: {offsets(behind)}"
+            assert not self.after_done, f"handed out again after done() had returned: {offsets(self.after_done)}"
 
     def _check_at_most_once(self, leases: dict[int, LeaseInfo], unprocessed: set[Key]) -> None:
+        self._check_granted(leases, unprocessed)
+        missing = self.everything - self.seen.keys() - unprocessed - self.skipped
+        assert not missing, f"never granted, within {LONG_QUIET_S:g} s of the last message: {offsets(missing)}"
+
+    def _check_granted(self, leases: dict[int, LeaseInfo], unprocessed: set[Key]) -> None:
         twice = [key for key, times in self.seen.items() if times > 1]
         assert not twice, f"handed out more than once: {offsets(twice)}"
+        wrong = unprocessed & self.seen.keys()
+        assert not wrong, f"in unprocessed, and handed out all the same: {offsets(wrong)}"
         granted = {
             (partition, x)
             for partition, info in leases.items()
@@ -211,8 +245,17 @@ class Story:
         }
         lost = granted - self.seen.keys() - unprocessed - self.skipped
         assert not lost, f"granted, and neither handed out nor in unprocessed: {offsets(lost)}"
-        missing = self.everything - self.seen.keys() - unprocessed - self.skipped
-        assert not missing, f"never granted, within {LONG_QUIET_S:g} s of the last message: {offsets(missing)}"
+
+
+def held_throughout(leases: Mapping[int, LeaseInfo | None]) -> set[int]:
+    """The partitions whose leases were claimed once and never again; of several CPs, some of them.
+
+    A CP counts its epochs for all of its leases.
+    """
+    epochs = {partition: info.epoch for partition, info in leases.items() if info is not None}
+    if sorted(epochs.values()) == list(range(1, len(epochs) + 1)):
+        return set(epochs)
+    return {partition for partition, epoch in epochs.items() if epoch == 1}
 
 
 def answer(what: str, call: Callable[[], Any]) -> Any:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, sweep
+from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, lines, sweep
 from tests.faults.cases import CASES
-from tests.faults.stories import WITHOUT, verdict
+from tests.faults.stories import TOPIC, WITHOUT, member, memory_cluster, verdict
 
 pytestmark = [
     pytest.mark.flaky(reruns=0),
@@ -23,6 +23,9 @@ pytestmark = [
 
 #: Points of each case that CI tries: some 300 in all.
 SAMPLE = 10
+
+#: Cases of which CI tries every line: a second or two each, and what they have found lay between two lines.
+EVERY_LINE = frozenset(name for name in CASES if "at most once: a handler closes the consumer" in name)
 
 #: Of a case that fails, so many are enough to see what is wrong: each may take seconds.
 MOST_FAILURES = 3
@@ -38,7 +41,8 @@ class Timeout(BaseException):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_of_lines(name: str) -> None:
-    report = sweep(CASES[name], without=WITHOUT, limit=SAMPLE, per_line=2, seed=1, most_failures=MOST_FAILURES)
+    limit, per_line = (None, 1) if name in EVERY_LINE else (SAMPLE, 2)
+    report = sweep(CASES[name], without=WITHOUT, limit=limit, per_line=per_line, seed=1, most_failures=MOST_FAILURES)
     assert not report.failures, verdict(report)
     assert report.interrupted > 0
 
@@ -57,6 +61,14 @@ def test_a_sample_of_checks(name: str) -> None:
         most_failures=MOST_FAILURES,
     )
     assert not report.failures, verdict(report)
+
+
+def test_no_line_lies_between_what_is_made_and_its_with_block() -> None:
+    def program() -> None:
+        with member(memory_cluster()) as marshal, marshal.claim("by-hand", 0), marshal.consumer([TOPIC]):
+            pass
+
+    assert not [place for place in lines(program, without=WITHOUT) if "__enter__" in place.function]
 
 
 @pytest.mark.campaign
@@ -179,6 +191,24 @@ def test_a_with_block_is_left_as_the_interpreter_promises(points: Points) -> Non
     report = sweep(attempt, points=points, **OWN)  # type: ignore[arg-type]
     assert not report.failures, report
     assert report.interrupted > 2
+
+
+def test_a_handler_that_returns_lets_the_call_go_on() -> None:
+    heard: list[list[str]] = []
+
+    def attempt(interrupts: Interrupts) -> None:
+        said: list[str] = []
+        interrupts.handler = lambda: said.append("handled")
+        with interrupts:
+            _careful(said)
+        heard.append(said)
+
+    report = sweep(attempt, **OWN)  # type: ignore[arg-type]
+    assert not report.failures, report
+    assert report.interrupted == report.counted == 3
+    assert heard[0] == ["work", "more"]
+    assert heard[1:3] == [["handled", "work", "more"]] * 2
+    assert heard[3] == ["work", "handled", "more"]
 
 
 def test_what_hangs_and_what_fails_is_reported_with_its_line() -> None:

@@ -1,13 +1,14 @@
 """Planted bugs: each breaks one rule in one line, and the short forms of the proof must catch each of them.
 
 ``python -m tests.mutants`` (``make mutants``) plants them in a copy, one at a time, and runs there what is in
-:mod:`tests.mutants.short`: the exhaustive search, logs held against the oracle, and the simulation. No unit tests: the
-question is whether those would find a bug that nobody has thought of.
+:mod:`tests.mutants.short`: the exhaustive search, logs held against the oracle, the simulation, and interrupts and
+faults around a consumer. No unit tests: the question is whether those would find a bug that nobody has thought of.
 """
 
 from __future__ import annotations
 
 from tests.mutants.callbacks import CALLBACKS
+from tests.mutants.faults import FAULTS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
@@ -15,9 +16,9 @@ from tests.mutants.rules import RULES
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + RULES
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES
 
-#: The fixed eight of CI, each caught within seconds; between them they need every part of the short forms.
+#: The fixed ones of CI, each caught within seconds; between them they need every part of the short forms.
 QUICK = frozenset(
     [
         "stale at exactly 2 HI",
@@ -28,5 +29,7 @@ QUICK = frozenset(
         "a lease is trusted for 3 HI",
         "the message in hand is committed",
         "the balance drops a partition",
+        "a torn read is not seen",
+        "a predicate waits for the lock that it holds",
     ]
 )

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.mutants.faults import FAULTS
 from tests.mutants.mutation import Mutation, apply
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
@@ -21,7 +22,7 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 ROOT = Path(__file__).parents[2]
 
 #: What a copy needs: the product, and what runs against it.
-TREES = ("marshal", "rationalizer", "tests/mutants", "tests/rationalizer")
+TREES = ("marshal", "rationalizer", "tests/faults", "tests/mutants", "tests/rationalizer")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"
@@ -34,7 +35,7 @@ class Row:
     name: str
     rule: str
     file: str
-    #: "exhaustive", "logs", "simulation", "raised"; "" where nothing was found.
+    #: "exhaustive", "logs", "simulation", "faults", "raised"; "" where nothing was found.
     by: str
     #: What was broken, and with which seed.
     what: str
@@ -70,6 +71,8 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
         if mutation is not None and mutation.file.startswith(SHELL):
             short += ["--depth", "0", "--logs", "0"]
+        if mutation in FAULTS:
+            short += ["--first", "faults"]
         command = [sys.executable, "-m", "tests.mutants.short", *short]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         by, what, seconds, timed_out = _read(done, budget_s)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,13 @@ from pathlib import Path
 import kafka_marshal
 import rationalizer
 from kafka_marshal.testing.exhaustive import BrokenError, explore
+from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import Upgrade, World, encode
+from tests.faults.cases import CASES
+from tests.faults.crew import WITHIN_S
+from tests.faults.failing import PROOFS, SHARED, heard
+from tests.faults.stories import WITHOUT
 from tests.mutants.edges import edges
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
@@ -38,6 +43,18 @@ LOG_LENGTH = 80
 
 #: Short ones, but many: there are many ways to be malformed.
 ODD_LENGTH = 40
+
+#: What hangs is caught by this in any case (s).
+FAULTS_WITHIN_S = 400.0
+
+#: With fewer points of each case, the proofs that take seconds are left out.
+MANY_POINTS = 10
+
+#: Many of their points take a second, until a caller sees that nobody answers it any more: so many are enough.
+SLOW_CASE, SLOW_POINTS = "closes the marshal", 8
+
+#: Where the interpreter runs handlers of signals, these get messages.
+CHECKED = ("iterate", "poll", "consume", "batches")
 
 #: (what found it, what was broken).
 Found = tuple[str, str]
@@ -160,14 +177,59 @@ def _written(stories: int) -> Found | None:
     return None
 
 
-def _first_found(depth: int, logs: int, judged: int, stories: int, seeds: int) -> Found | None:
-    return (
-        _raised("exhaustive", lambda: _exhaustive(depth))
-        or _raised("logs", lambda: _oracle(logs))
-        or _raised("simulation", lambda: _simulation(range(judged), OracleJudge))
-        or _raised("simulation", lambda: _written(stories) if seeds else None)
-        or _raised("simulation", lambda: _simulation(range(judged, seeds), None))
-    )
+def _faults(points: int) -> Found | None:
+    """What fails around a consumer, and interrupts at so many points of each case; threads, where these are many."""
+    proofs = {**PROOFS, **(SHARED if points >= MANY_POINTS else {})}
+    for name, proof in proofs.items() if points else ():
+        try:
+            with heard(*proof.says):
+                run_within(WITHIN_S, proof.run, name)
+        except BaseException as error:  # noqa: BLE001 - whatever a thread of it raised
+            return "faults", f"{name}: {_said(error)}"
+    for name, attempt in CASES.items() if points else ():
+        limit = min(points, SLOW_POINTS) if SLOW_CASE in name else points
+        kinds = (Points.LINES, Points.CHECKS) if name.removeprefix("at most once: ") in CHECKED else (Points.LINES,)
+        for kind in kinds:
+            with heard():
+                report = sweep(
+                    attempt,
+                    exception=Interrupted,
+                    points=kind,
+                    modules=MODULES if kind is Points.LINES else (*MODULES, "threading", "queue"),
+                    without=WITHOUT,
+                    limit=limit,
+                    per_line=1,
+                    most_failures=1,
+                )
+            for failure in report.failures:
+                return "faults", f"{name}: {failure.where}: {_said(failure.error)}"
+    return None
+
+
+def _said(error: BaseException) -> str:
+    first = str(error).partition("\n")[0]
+    return first if isinstance(error, AssertionError) else f"{type(error).__name__}: {first}"
+
+
+def _in_time(points: int) -> Found | None:
+    try:
+        return run_within(FAULTS_WITHIN_S, lambda: _faults(points), "the proof of faults")
+    except AssertionError as error:  # it is stuck, or something was logged
+        return "faults", _said(error)
+
+
+def _first_found(options: argparse.Namespace) -> Found | None:
+    depth, logs, judged, seeds = options.depth, options.logs, options.judged, options.seeds
+    parts: list[tuple[str, Callable[[], Found | None]]] = [
+        ("exhaustive", lambda: _exhaustive(depth)),
+        ("logs", lambda: _oracle(logs)),
+        ("simulation", lambda: _simulation(range(judged), OracleJudge)),
+        ("simulation", lambda: _written(options.stories) if seeds else None),
+        ("simulation", lambda: _simulation(range(judged, seeds), None)),
+        ("faults", lambda: _in_time(options.faults)),
+    ]
+    parts.sort(key=lambda part: part[0] != options.first)
+    return next(filter(None, (_raised(name, run) for name, run in parts)), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,6 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
     parser.add_argument("--stories", type=int, default=len(STORIES), help="those written down (all)")
     parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60); 0: none")
+    parser.add_argument("--faults", type=int, default=1_000, help="points of each interrupted call (all); 0: no faults")
+    parser.add_argument("--first", default="", help="the part that runs before all others: exhaustive, logs, …")
     parser.add_argument(
         "--budget", type=int, default=0, help="processor seconds; the process is killed then (0: never)"
     )
@@ -188,11 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{package.__name__} comes from {package.__file__}, not from {options.tree}")
     if options.budget:
         resource.setrlimit(resource.RLIMIT_CPU, (options.budget, options.budget + 1))
-    found = _first_found(options.depth, options.logs, options.judged, options.stories, options.seeds)
+    found = _first_found(options)
     by, what = found or ("", "")
-    print(json.dumps({"by": by, "what": what, "seconds": round(time.process_time(), 1)}))
+    print(json.dumps({"by": by, "what": what, "seconds": round(time.process_time(), 1)}), flush=True)
     return int(found is not None)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # threads that a planted bug has stuck are left behind

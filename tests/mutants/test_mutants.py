@@ -1,4 +1,4 @@
-"""The list of planted bugs holds, and eight of them are caught in every run of the tests."""
+"""The list of planted bugs holds, and ten of them are caught in every run of the tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.mutants.drawn import draw
 from tests.mutants.oracle import OracleJudge
 from tests.mutants.runner import CONTROL, ROOT, run_all
 
-#: What the eight run: less of everything, so that the product itself is through soon.
-SHORT = ("--depth", "4", "--logs", "10", "--judged", "1", "--stories", "4", "--seeds", "4")
+#: What the ten run: less of everything, so that the product itself is through soon.
+SHORT = ("--depth", "4", "--logs", "10", "--judged", "1", "--stories", "4", "--seeds", "4", "--faults", "1")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -63,20 +63,24 @@ def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a machine that others use, too
-def test_the_fixed_eight_are_caught_and_the_product_passes() -> None:
+def test_the_fixed_ten_are_caught_and_the_product_passes() -> None:
     chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
-    assert len(chosen) == 8
+    assert len(chosen) == len(QUICK) == 10
     rows = list(run_all(chosen, SHORT, budget_s=150))
     assert rows[0].name == CONTROL
     assert [(row.name, row.what) for row in rows if not row.is_right] == []
-    assert {row.by for row in rows} >= {"exhaustive", "logs", "simulation"}
+    assert {row.by for row in rows} >= {"exhaustive", "logs", "simulation", "faults"}
 
 
 @pytest.mark.slow
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
     nonsense = Mutation("nonsense", "rationalizer/lease.py", "if self.client_id is None:", "if self.client_id is", "C1")
-    rows = list(run_all([nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0"), budget_s=30))
+    rows = list(
+        run_all(
+            [nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0", "--faults", "0"), budget_s=30
+        )
+    )
     assert [(row.by, row.is_right) for row in rows] == [("", True), ("raised", True)]
     assert "SyntaxError" in rows[1].what
 

@@ -359,8 +359,11 @@ class Delivery:
 
     def decide(self, *, final: bool = False) -> None:
         """Of granted runs that have ended: report what no thread hands out any more (final: nor will; C13)."""
+        withheld: dict[int, tuple[list[int], list[int]]] = {}
         for entry in list(self._undecided):
             run, told = entry
+            if final:
+                run.withhold(withheld)
             lost = [*run.recall(), *run.astray(final=final)]
             offsets = sorted({offset_of(message) for message in lost} - told)
             told.update(offsets)

@@ -63,7 +63,8 @@ class Taken(NamedTuple):
     """Messages that one call of a user's thread took from a run."""
 
     messages: list[Message]
-    #: One number: how many of them have left the library. Stored in the instruction before they leave it.
+    #: One number: how many of them have left the library. Stored in the instruction before they leave it, which fails
+    #: where ``withhold`` has taken the number away.
     out: list[int]
     #: When they were taken (ms, own clock).
     at: float
@@ -187,6 +188,16 @@ class Run:
         messages = list(islice(self.walk, count))
         self.taken.append(Taken(messages, [ALL], self.since))
         return messages
+
+    def withhold(self, withheld: dict[int, tuple[list[int], list[int]]]) -> None:
+        """What has not left the library by now never will: the thread that is about to hand it out fails to.
+
+        withheld: by its id, each number that was taken away, and what it was; one call may take from several runs.
+        """
+        for place, taken in enumerate(self.taken):
+            if id(taken.out) not in withheld:
+                withheld[id(taken.out)] = taken.out, [taken.out.pop()]
+            self.taken[place] = taken._replace(out=withheld[id(taken.out)][1])
 
     def astray(self, *, final: bool = False) -> list[Message]:
         """What a thread has taken from ``walk``, which is recalled by this, and will never leave the library.

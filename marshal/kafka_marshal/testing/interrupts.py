@@ -189,6 +189,8 @@ class Interrupts:
         self.exception = exception
         self.again_after = again_after
         self.points = points
+        #: Called at the point instead of raising, as a signal's handler that returns; set it before the block.
+        self.handler: Callable[[], object] | None = None
         #: How many points were counted.
         self.count = 0
         #: All points, in order, if they are kept.
@@ -246,6 +248,9 @@ class Interrupts:
         elif self.count != self.at:
             return
         self.fired.append(self._code.place(frame))
+        if self.handler is not None:
+            self.handler()
+            return
         if not self._is_spent:
             self._arm_again(frame)
         raise self.exception

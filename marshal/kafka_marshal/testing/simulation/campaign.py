@@ -84,7 +84,8 @@ class Report:
             f"{self.counts['records']} records, {self.counts['replicas']} comparisons of replicas, "
             f"{self.counts['messages']} messages ({self.counts['repeats']} repeated), "
             f"{self.counts['transactions']} transactions, {self.counts['snapshots']} snapshots, "
-            f"{self.counts['pruned']} records pruned, {self.counts['forgotten']} leases forgotten; "
+            f"{self.counts['pruned']} records pruned, {self.counts['forgotten']} leases forgotten, "
+            f"{self.counts['interrupted']} calls interrupted, {self.counts['torn']} reads torn; "
             f"at least {least or 'nothing'} in each; {self.seconds:.0f} s"
         )
 

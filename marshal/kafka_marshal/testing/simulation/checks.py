@@ -111,7 +111,7 @@ class Checks:
         self.counts: dict[str, int] = dict.fromkeys(
             (
                 *("records", "replicas", "states", "messages", "repeats", "transactions"),
-                *("snapshots", "pruned", "forgotten", "takeovers"),
+                *("snapshots", "pruned", "forgotten", "takeovers", "interrupted", "torn"),
             ),
             0,
         )
@@ -455,7 +455,7 @@ class Checks:
                     f"{_name(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
                     f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
                 )
-        if former is not process and former.is_iterating:
+        if former is not process and former.is_iterating and not former.is_interrupted:
             beaten = self._beaten.get((former, key, epoch), 0.0)
             if self._is_orderly and former.asked_at < inf:
                 beaten = max(beaten, former.asked_at)  # whoever ends tells the log first what is done
@@ -465,6 +465,11 @@ class Checks:
                     f"{_name(key)} offset {offset} was handled by {former.name} at {handled_at:.1f} ms; its beat "
                     f"sent at {beaten:.1f} ms did not report it, and {process.name} handles it again",
                 )
+
+    def raised(self, process: Process, what: str) -> None:
+        """A worker's call was interrupted, or a read torn."""
+        self.counts[what] += 1
+        self.events.append((what, self._scheduler.now, process.name))
 
     def handled(self, process: Process, message: Message) -> None:
         """A worker has handled a message."""

@@ -61,6 +61,9 @@ class Trouble:
     is_cut_off: bool = False
     #: Until when (virtual ms) a partition of the coordination topic does not reach this client.
     deaf_until: dict[int, float] = field(default_factory=dict)
+    #: Share of a worker's calls that an exception ends, and of reads that raise with messages in hand.
+    interrupts: float = 0.0
+    torn_reads: float = 0.0
 
 
 class Network:
@@ -501,6 +504,8 @@ class SimulatedReader(MemoryDataReader):
         if self._is_news:
             found = self._look(max_messages)
             self._is_news = found is not None
+            if found is not None:
+                self._process.interrupting.tear(found[0])
             return found
         return None
 

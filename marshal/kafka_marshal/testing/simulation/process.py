@@ -6,15 +6,17 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.admin import Admin
 from kafka_marshal.driver import ACK_WATCH_MS, Driver
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.marshal import Marshal
+from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
 from kafka_marshal.testing.simulation.network import (
     Network,
     SimulatedAppender,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scheduler import Task
 
 __all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transaction", "Worker", "is_expected"]
+
+T = TypeVar("T")
 
 Key = tuple[str, int]
 
@@ -48,6 +52,8 @@ class Host:
     defers: bool = False
     #: What a broker sends reaches it every so many ms; 0: at once.
     fetch_ms: float = 0.0
+    #: Its worker's calls, or its reads, raise now and then, and it goes on.
+    is_interrupted: bool = False
     trouble: Trouble = field(default_factory=Trouble)
 
 
@@ -67,6 +73,8 @@ class Process:
         #: Its worker sets messages aside, and says that others are done as soon as they are handled.
         self.defers = host.defers
         self.fetch_ms = host.fetch_ms
+        #: Its worker's calls, or its reads, raise now and then: what it has handled may come again.
+        self.is_interrupted = host.is_interrupted
         #: 0: the story's.
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.dead = False
@@ -74,6 +82,8 @@ class Process:
         self.trouble = host.trouble
         self.job: Job | None = None
         self.rng = Random(f"{seed}/{name}")
+        self.interrupting = Interrupting(scheduler, host.trouble, Random(f"{seed}/{name}/interrupts"))
+        self.interrupting.on_raised = lambda what: checks.raised(self, what)
         self.runtime = SimulatedRuntime(scheduler, self, Random(f"{seed}/{name}/runtime"), host.rate)
         self.scheduler = scheduler
         self.network = network
@@ -215,7 +225,7 @@ class Job:
             "heartbeat_interval_ms": self.heartbeat_interval_ms,
             **options,
         }
-        marshal = Marshal(self.bootstrap_servers, **options)
+        marshal = self.again(partial(Marshal, self.bootstrap_servers, **options))
         self._process.marshals.append(marshal)
         return marshal
 
@@ -238,6 +248,23 @@ class Job:
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         self._process.sleep(seconds)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether ``call`` raises Interrupted now and then."""
+        return self._process.is_interrupted
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call the library, as a thread does that signals interrupt: raises Interrupted now and then."""
+        return self._process.interrupting.call(function, *args)
+
+    def again(self, function: Callable[..., T], *args: object) -> T:
+        """The same, and again after each interrupt."""
+        while True:
+            try:
+                return self.call(function, *args)
+            except Interrupted:
+                continue
 
     def start(self, function: Callable[[], object]) -> None:
         """Run a function in a further thread of this process. As outside, an error ends that thread alone."""

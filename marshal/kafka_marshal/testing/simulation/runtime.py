@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.runtime import EMPTY
+from kafka_marshal.testing.simulation.interrupting import Interrupting
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
 if TYPE_CHECKING:
@@ -132,34 +133,43 @@ class _Condition(_Lock):
 class _Mailbox:
     """Things from one task to another."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random, rate: float) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Random, rate: float, interrupting: Interrupting) -> None:
         self._scheduler = scheduler
+        self._interrupting = interrupting
         self._chance = rng.random
         self._rate = rate
         self._things: deque[Any] = deque()
         self._waiting: list[Task] = []
 
     def put(self, thing: Any) -> None:
+        self._interrupting.come()
         self._things.append(thing)
         if self._waiting:
             self._scheduler.wake(self._waiting[0], self._scheduler.now + WAKE_MS * self._chance())
+        self._interrupting.come()
 
     def get(self, timeout: float | None) -> Any:
         scheduler, task = self._scheduler, self._scheduler.current
         if scheduler.over or task is None:
             raise Over
+        self._interrupting.come()
         until = None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate)
+        rings = self._interrupting.rings_at()
         while not self._things:
             if until is not None and scheduler.now >= until:
                 return EMPTY
+            if rings is not None and scheduler.now >= rings:
+                self._interrupting.ring()
             self._waiting.append(task)
             try:
-                scheduler.park(until)
+                scheduler.park(until if rings is None or (until is not None and until < rings) else rings)
             finally:
                 self._waiting.remove(task)
                 if self._things and self._waiting and not scheduler.over:  # it was woken for two
                     scheduler.wake(self._waiting[0], scheduler.now)
-        return self._things.popleft()
+        thing = self._things.popleft()
+        self._interrupting.come()
+        return thing
 
 
 class _Future(Future[Any]):
@@ -257,8 +267,30 @@ class SimulatedRuntime:
         self._process = process
         self._rng = rng
         self.rate = rate
+        self._interrupting = process.interrupting
         self._offset = rng.uniform(0, 1e6)
         self._instances = 0
+        if process.is_interrupted:
+            self._have_looks_interrupted()
+
+    def _have_looks_interrupted(self) -> None:
+        """Each look at the clock is a point, too. (There are millions: the others are spared it.)"""
+        come = self._interrupting.come
+        looks: dict[str, Callable[..., float]] = {
+            "now_ms": self.now_ms,
+            "monotonic": self.monotonic,
+            "clock_gettime": self._clock_gettime,
+        }
+
+        def at(look: Callable[..., float]) -> Callable[..., float]:
+            def looked(*args: object) -> float:
+                come()
+                return look(*args)
+
+            return looked
+
+        for name, look in looks.items():
+            setattr(self, name, at(look))
 
     def _clock_gettime(self, clock_id: int) -> float:
         return (self._offset + self._scheduler.now * self.rate) / 1000.0
@@ -283,7 +315,7 @@ class SimulatedRuntime:
         return _Lock(self._scheduler, self._rng)
 
     def mailbox(self) -> _Mailbox:
-        return _Mailbox(self._scheduler, self._rng, self.rate)
+        return _Mailbox(self._scheduler, self._rng, self.rate, self._interrupting)
 
     def start(self, target: Callable[[], object], name: str) -> _Thread:
         owner = getattr(target, "__self__", None)

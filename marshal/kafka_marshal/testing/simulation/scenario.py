@@ -31,6 +31,8 @@ FAULTS: dict[str, float] = {
     "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
     "markers": 0,  # three offsets of a partition hold no message, as transactions leave them; only in written stories
     "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
+    "interrupts": 0,  # ``size`` / 4 of a worker's calls are ended by an exception; only in seeds that have it
+    "torn reads": 0,  # ``size`` / 2 of its reads raise, with messages taken already; only in seeds that have it
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
 }
 
@@ -47,6 +49,10 @@ PACES = ((), (0.7,), (1.5,), (1.0, 1.5), (1.5, 0.7), (0.7, 1.5))
 
 #: The share of stories in which some look at what their callbacks say, and hang now and then.
 TOLD_SHARE = 0.125
+
+#: The share of stories in which exceptions come out of nowhere, and the workers that go on then.
+INTERRUPTED_SHARE = 0.2
+INTERRUPTED = frozenset({"iterate", "terminates", "explicit", "poll", "consume", "batches", "fenced"})
 
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
@@ -157,6 +163,10 @@ class Scenario:
         reads = next((client.reads for client in self.clients if client.name == client_id), "")
         return [topic for topic in self.data_topics if reads in ("", topic)]
 
+    def is_interrupted(self, client_id: str) -> bool:
+        """Whether this client's calls or reads raise."""
+        return any(x.client == client_id and x.kind in ("interrupts", "torn reads") for x in self.faults)
+
     @property
     def longest_interval_ms(self) -> float:
         """The longest heartbeat interval that anybody has."""
@@ -200,9 +210,12 @@ class Scenario:
         other = 0 if worker else _other_partitions(seed)
         faults = tuple(sorted((*faults, *_forgotten(seed, intervals)), key=lambda fault: fault.at))
         clients = _with_topics(seed, clients) if other else clients
+        if not worker:
+            clients = _with_callbacks(seed, _with_paces(seed, clients))
+            faults = tuple(sorted((*faults, *_interrupts(seed, clients, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
-            clients=clients if worker else _with_callbacks(seed, _with_paces(seed, clients)),
+            clients=clients,
             faults=faults,
             delivery=delivery,
             heartbeat_interval_ms=rng.choice([150, 200, 200, 300, 300, 500]),
@@ -324,6 +337,21 @@ def _forgotten(seed: int, intervals: int) -> list[Fault]:
         return []
     at, length, size = rng.uniform(0.2, 0.7) * intervals, rng.uniform(0.5, 4), rng.random()
     return [Fault(round(at, 2), "forget", "", round(length, 2), round(size, 3))]
+
+
+def _interrupts(seed: int, clients: Sequence[Client], intervals: int) -> list[Fault]:
+    """In every fifth story, the calls of some workers, or their reads, raise now and then."""
+    rng = Random(f"kafka-marshal/{seed}/interrupts")
+    if rng.random() > INTERRUPTED_SHARE:
+        return []
+    found = []
+    for client in clients:
+        for kind in ("interrupts", "torn reads"):
+            if client.worker in INTERRUPTED and rng.random() < 0.6:
+                at = rng.uniform(min(1.0 + client.joins, intervals - 6.0), intervals - 5)
+                length, size = rng.uniform(5, intervals / 2), rng.uniform(0.1, 1)
+                found.append(Fault(round(at, 2), kind, client.name, round(length, 2), round(size, 3)))
+    return found
 
 
 def _prunes(seed: int, intervals: int) -> list[Fault]:

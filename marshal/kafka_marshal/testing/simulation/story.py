@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -20,6 +20,7 @@ from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violatio
 from kafka_marshal.testing.simulation.decoding import decoded_once
 from kafka_marshal.testing.simulation.hanging import noticed_when_hanging
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
+from kafka_marshal.testing.simulation.logs import overheard
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
@@ -111,6 +112,7 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
                 surroundings(story.scheduler, worker),
                 interrupted_between(story.scheduler.interrupt),
                 noticed_when_hanging(story.scheduler, story.checks),
+                overheard(story.scheduler, story.checks),
             ):
                 story.run()
                 story.scheduler.close()
@@ -165,6 +167,8 @@ class _Story:
         self._store = Store()
         self._clients = {client.name: client for client in scenario.clients}
         self._hosts = {client.name: host_of(client, self.hi) for client in scenario.clients}
+        for name, host in self._hosts.items():
+            host.is_interrupted = scenario.is_interrupted(name)
         self._admin_host = Host("admin", is_admin=True)
         self._processes: list[Process] = []
         #: Faults that last, by client.
@@ -347,10 +351,14 @@ class _Story:
                 case "deaf":
                     cp = fault.partition % self.scenario.coordination_partitions
                     fresh.deaf_until[cp] = self.scheduler.now + fault.intervals * self.hi
+                case "interrupts":
+                    fresh.interrupts = max(fresh.interrupts, fault.size / 4)
+                case "torn reads":
+                    fresh.torn_reads = max(fresh.torn_reads, fault.size / 2)
                 case "cut off" | "outage":
                     fresh.is_cut_off = True
-        for name_ in ("latency_ms", "loss", "ack_loss", "duplicates", "late", "is_cut_off", "deaf_until"):
-            setattr(trouble, name_, getattr(fresh, name_))
+        for part in fields(Trouble):
+            setattr(trouble, part.name, getattr(fresh, part.name))
         for process in self._processes:
             if process.client_id == name and process.job is not None:
                 process.job.slowness = self._slowness(name)

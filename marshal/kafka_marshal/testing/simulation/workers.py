@@ -5,20 +5,25 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeVar, cast
 
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
+from kafka_marshal.batch import Batch
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
 from kafka_marshal.engine.ranges import OffsetRange
-from kafka_marshal.errors import GroupPausedError, HeldError, LeaseError, StaleEpochError
+from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.ranges import RangeConsumer
+from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
 
 __all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
+
+T = TypeVar("T")
 
 #: What the worker that claims by hand claims.
 HAND_TOPIC = "by-hand"
@@ -76,7 +81,8 @@ def _consumer(
                 begin(consumer, assigned)
 
     once = job.delivery == "at-most-once"
-    return marshal.consumer(
+    make = partial(
+        marshal.consumer,
         job.topics if job.random.random() < 0.8 else [f"^({'|'.join(job.topics)})$"],
         delivery=job.delivery,
         policy=policy_of(client),
@@ -88,12 +94,66 @@ def _consumer(
         on_assign=on_assign,
         on_lost=on_lost,
     )
+    return _made(job, make)
+
+
+def _made(job: Job, make: Callable[[], Consumer]) -> Consumer:
+    """Where an interrupt has kept a consumer from its caller, it takes a while until that one is closed."""
+    while True:
+        try:
+            return job.again(make)
+        except ConfigurationError:
+            if not job.is_interrupted:
+                raise
+            job.sleep(0.05)
+
+
+class _Patient:
+    """A consumer whose calls are interrupted now and then: each is made again, as a user's loop goes on."""
+
+    def __init__(self, job: Job, consumer: Consumer) -> None:
+        self._job = job
+        self._consumer = consumer
+
+    def __iter__(self) -> Iterator[Message]:
+        return self._through(lambda: iter(self._consumer))
+
+    def batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:
+        return self._through(lambda: self._consumer.batches(max_messages, timeout))
+
+    def _through(self, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
+        over = object()
+        while True:
+            things = begin()
+            while True:
+                try:
+                    thing = self._job.call(next, things, over)
+                except Interrupted:
+                    break
+                if thing is over:
+                    return
+                yield cast("T", thing)
+                del thing
+
+    def poll(self, timeout: float) -> Message | None:
+        return self._job.again(self._consumer.poll, timeout)
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        return self._job.again(self._consumer.consume, num_messages, timeout)
+
+    def done(self, message: Message) -> None:
+        self._job.again(self._consumer.done, message)
+
+
+def _calls(job: Job, consumer: Consumer) -> Consumer | _Patient:
+    """The consumer as a loop calls it."""
+    return _Patient(job, consumer) if job.is_interrupted else consumer
 
 
 def _iterate(job: Job, client: Client) -> None:
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
         while not marshal.stopping:
-            for message in consumer:
+            for message in _calls(job, consumer):
                 if job.random.random() < 0.002 and job.delivery == "at-least-once":
                     break  # what is in hand at a break comes again
                 job.handle(message)
@@ -103,19 +163,21 @@ def _terminates(job: Job, client: Client) -> None:
     """It ends without a release, and is there again soon: it takes over from itself (C7)."""
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
         signal.signal(signal.SIGTERM, lambda *_: marshal.terminate())
-        for message in consumer:
+        for message in _calls(job, consumer):
             job.handle(message)
 
 
 def _explicit(job: Job, client: Client) -> None:
-    with job.marshal() as marshal, _consumer(job, client, marshal, auto_done=False) as consumer:
+    with job.marshal() as marshal, _consumer(job, client, marshal, auto_done=False) as made:
+        consumer = _calls(job, made)
         for message in consumer:
             job.handle(message)
             consumer.done(message)
 
 
 def _poll(job: Job, client: Client) -> None:
-    with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
+    with job.marshal() as marshal, _consumer(job, client, marshal) as made:
+        consumer = _calls(job, made)
         while not marshal.stopping:
             message = consumer.poll(0.2)
             if message is not None:
@@ -126,7 +188,8 @@ def _poll(job: Job, client: Client) -> None:
 def _consume(job: Job, client: Client) -> None:
     """Several at a time, done in any order; what was lost meanwhile is left alone."""
     lost: set[tuple[str, int]] = set()
-    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
+    with job.marshal() as marshal, _consumer(job, client, marshal, lost) as made:
+        consumer = _calls(job, made)
         while not marshal.stopping:
             lost.clear()  # before, for some may be lost while others are waited for
             messages = consumer.consume(job.random.choice([3, 20]), 0.2)
@@ -174,7 +237,7 @@ def _defer(job: Job, client: Client) -> None:
 def _batches(job: Job, client: Client) -> None:
     lost: set[tuple[str, int]] = set()
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as consumer:
-        for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
+        for batch in _calls(job, consumer).batches(job.random.choice([5, 30]), timeout=0.05):
             lost.discard((batch.topic, batch.partition))
             job.received(batch)
             for message in batch:
@@ -188,7 +251,7 @@ def _batches(job: Job, client: Client) -> None:
 def _fenced(job: Job, client: Client) -> None:
     """As api.md has it: what the database holds decides what is written."""
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
-        for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
+        for batch in _calls(job, consumer).batches(job.random.choice([5, 30]), timeout=0.05):
             job.sleep(len(batch) * job.random.uniform(0.0005, 0.004) * job.slowness)
             try:
                 with job.database.transaction() as tx:

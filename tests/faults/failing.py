@@ -1,0 +1,295 @@
+"""What fails around a consumer: its reader, half-way; the user's callbacks and policies; a user that drops a message.
+
+Each proof is a function that raises where anything is lost, hangs or has died. ``PROOFS`` names those that take a
+second or two each, with what the log is expected to say meanwhile: any other error in it is one, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kafka_marshal import Balanced, Consumer, Policy, guard
+from kafka_marshal.adapters.interface import DataFault, Message
+from kafka_marshal.adapters.kafka.settings import Role, properties
+from kafka_marshal.engine.policies import View, Wishes
+from kafka_marshal.repeats import Repeats
+from kafka_marshal.testing.interrupts import Interrupts
+from tests.faults import cases
+from tests.faults.crew import WAYS, share
+from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened
+from tests.faults.stories import AGAIN_S, MESSAGES, PARTITIONS, TOPIC, Story, answer, member, memory_cluster
+
+__all__ = ["PROOFS", "SHARED", "Proof", "heard"]
+
+Read = tuple[list[Message], list[DataFault]]
+
+
+class OddError(Exception):
+    """What only these proofs raise."""
+
+
+class OddExit(BaseException):
+    """Like SystemExit, no Exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One of them."""
+
+    run: Callable[[], object]
+    #: Parts of what may be logged as an error meanwhile.
+    says: tuple[str, ...] = ()
+
+
+class _Ear(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage())
+
+
+@contextmanager
+def heard(*says: str) -> Iterator[None]:
+    """Nothing is logged as an error but what has one of these in it; all of these are said."""
+    ear, logger = _Ear(), logging.getLogger("kafka_marshal")
+    guard._repeats = Repeats(guard.SAID_EVERY_S)  # what was said before is said again
+    logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
+    wrong = [line for line in ear.said if not any(part in line for part in says)]
+    assert not wrong, f"logged: {wrong[0]}"
+    missing = [part for part in says if not any(part in line for line in ear.said)]
+    assert not missing, f"not logged: {missing}"
+
+
+def eventually(condition: Callable[[], object], what: str, within_s: float = AGAIN_S) -> None:
+    until = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until, f"not within {within_s:g} s: {what}"
+        time.sleep(0.002)
+
+
+# A read that fails when messages are taken already, as where a callback raises within librdkafka.
+
+
+class Torn:
+    """A reader's calls, each third of which raises after it was carried out."""
+
+    def __init__(self, consumer: Consumer, name: str) -> None:
+        self._call: Callable[..., Any] = getattr(consumer._reader, name)
+        self._came = 0
+        self.times = 0
+        setattr(consumer._reader, name, self)
+
+    def __call__(self, *args: Any) -> Any:
+        found = self._call(*args)
+        self._came += bool(found[0] if args else found)
+        if self._came == 2 and self.times < 3:
+            self._came = 0
+            self.times += 1
+            raise OddError("torn")
+        return found
+
+
+def torn(loop: Callable[[Story, Consumer], None], name: str, **options: Any) -> None:
+    story = Story(**options)
+    if name == "take_ends":
+        for partition in range(PARTITIONS):
+            story.cluster.broker.skip(TOPIC, partition, 2)
+            story.skipped |= {(partition, MESSAGES), (partition, MESSAGES + 1)}
+    consumer = story.make_consumer()
+    reader = Torn(consumer, name)
+    consumer._message_bytes = options.get("max_bytes_in_flight", 1e9)  # a message at a time: many reads
+    waiting = Interrupts(None, OddError)
+    story.work(waiting, lambda story: loop(story, consumer))
+    assert reader.times > 0, f"{name}() was never torn"
+    assert consumer.reread > 0, "a torn read was taken for a whole one"
+    story.check(consumer)
+
+
+# The user's functions.
+
+
+class Moody(Policy):
+    """Balanced, once it has failed often enough."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+        self.asked = 0
+
+    def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
+        self.asked += 1
+        if self.asked < 3:
+            raise self._error(f"time {self.asked}")
+        return Balanced().wishes(view, own, now)
+
+
+def a_policy_raises(error: type[BaseException]) -> None:
+    story = Story(policy=Moody(error))
+    consumer = story.make_consumer()
+    story.work(Interrupts(None), lambda story: cases.poll(story, consumer))
+    story.check(consumer)
+
+
+def callbacks_raise(error: type[BaseException]) -> None:
+    """Each is called though others have raised, and work goes on."""
+    calls: list[str] = []
+
+    def raising(name: str) -> Callable[..., None]:
+        def call(*_: object) -> None:
+            calls.append(name)
+            raise error(name)
+
+        return call
+
+    story = Story(on_assign=raising("assign"), on_revoke=raising("revoke"))
+    consumer = story.make_consumer()
+    story.work(Interrupts(None), lambda story: cases.poll(story, consumer))
+    assert "assign" in calls
+    story.check(consumer)
+    assert "revoke" in calls
+
+
+def callbacks_of_librdkafka_raise() -> None:
+    """Whatever is callable in a configuration is guarded before librdkafka gets it."""
+    for name in ("stats_cb", "error_cb", "throttle_cb", "a.callback.of.the.future"):
+        for error in (OddError, OddExit):
+            guarded: Any = properties(Role.DATA, "h:1", {name: partial(_raise, error)})[name]
+            assert guarded("event") is None
+
+
+def _raise(error: type[BaseException], *_: object) -> None:
+    raise error
+
+
+def predicates_look() -> None:
+    """What ``wait_for`` is given runs with the lock held, and may call what takes it."""
+    with opened() as marshal:
+        consumer = marshal.consumer([TOPIC])
+        call = partial(marshal.world.wait_for, lambda world: len(consumer.assignment()) == PARTITIONS, AGAIN_S)
+        assert answer("wait_for with a predicate that calls assignment()", call)
+
+
+# What a user drops, leaves alone, or is never given.
+
+
+def a_dropped_message_comes_again() -> None:
+    """As a cancelled task drops it, whose poll() went on in its thread: nobody can ever say that it is done."""
+    story = Story()
+    consumer = story.make_consumer()
+    dropped = consumer.poll(AGAIN_S)
+    assert dropped is not None
+    key = (dropped.partition(), dropped.offset())
+    del dropped
+    story.was_interrupted = True
+    story.work(Interrupts(None), lambda story: cases.poll(story, consumer))
+    assert key in story.seen, f"{key} was dropped, and did not come again"
+    story.behind.discard(key)
+    story.check(consumer)
+
+
+def all_is_done_at_the_end(delivery: str) -> None:
+    """P6: the last offsets hold what no reader is given, the marker of a transaction or compacted records."""
+    cluster = memory_cluster(1, 3)
+    cluster.broker.skip(TOPIC, 0, 4)
+    marshal = member(cluster)
+    consumer = marshal.consumer([TOPIC], delivery=delivery)
+    for offset in range(3):
+        message = consumer.poll(AGAIN_S)
+        assert message is not None
+        assert message.offset() == offset
+        consumer.done(message)
+
+    def is_done() -> bool:
+        consumer.poll(0.01)
+        lease = marshal.world.lease(TOPIC, 0)
+        return lease is not None and lease.stable == 6
+
+    try:
+        eventually(is_done, "the end of the topic is done, there is no lag (P6)")
+    finally:
+        answer("Marshal.close()", marshal.close)
+
+
+def memory_is_bounded(delivery: str) -> None:
+    """``max_bytes_in_flight`` of large messages, though more of them are there."""
+    size, messages, limit = 10_000, 200, 200_000
+    cluster = memory_cluster(PARTITIONS, 0)
+    for number in range(messages):
+        for partition in range(PARTITIONS):
+            cluster.broker.produce(TOPIC, partition, b"%d" % number + b"x" * size)
+    marshal = member(cluster)
+    consumer = marshal.consumer([TOPIC], delivery=delivery, max_bytes_in_flight=limit)
+    try:
+        seen = 0
+        while seen < PARTITIONS * messages:
+            message = consumer.poll(AGAIN_S)
+            assert message is not None, f"{seen} of {PARTITIONS * messages} came within {AGAIN_S:g} s"
+            waiting = consumer._delivery.buffered * size
+            assert waiting <= limit, f"{waiting} bytes wait in a consumer that may keep {limit}"
+            seen += 1
+            consumer.done(message)
+    finally:
+        answer("Marshal.close()", marshal.close)
+
+
+ONCE: dict[str, Any] = {"delivery": "at-most-once", "batch_size": 2}
+TORN = ("reading messages was interrupted before they were noted",)
+ERRORS: tuple[type[BaseException], ...] = (OddError, OddExit)
+
+
+def _closes(callback: str, what: str) -> None:
+    with opened() as marshal:
+        a_callback_closes(marshal, callback, what)
+
+
+def _closed_at_once(what: str, delivery: str) -> None:
+    for loop in LOOPS:
+        with opened() as marshal:
+            closed_at_once(marshal, loop, what, delivery)
+
+
+PROOFS: dict[str, Proof] = {
+    "a read is torn: poll": Proof(partial(torn, cases.poll, "read"), TORN),
+    "a read is torn: iterate": Proof(partial(torn, cases.iterate, "read"), TORN),
+    "a read is torn: batches": Proof(partial(torn, cases.batches, "read"), TORN),
+    "a read is torn at its end: poll": Proof(partial(torn, cases.poll, "take_ends"), TORN),
+    "at most once: a read is torn: poll": Proof(partial(torn, cases.poll, "read", **ONCE), TORN),
+    "at most once: a read is torn: iterate": Proof(partial(torn, cases.iterate, "read", **ONCE), TORN),
+    **{
+        f"a policy raises {x.__name__}": Proof(partial(a_policy_raises, x), ("the policy Moody raised",))
+        for x in ERRORS
+    },
+    **{
+        f"callbacks raise {x.__name__}": Proof(partial(callbacks_raise, x), ("on_assign raised", "on_revoke raised"))
+        for x in ERRORS
+    },
+    "callbacks of librdkafka raise": Proof(
+        callbacks_of_librdkafka_raise, ("stats_cb raised", "error_cb raised", "throttle_cb raised", "future raised")
+    ),
+    "a predicate looks": Proof(predicates_look),
+    "a dropped message comes again": Proof(a_dropped_message_comes_again),
+    **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
+    **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},
+}
+
+#: Those that test_closing.py and test_threads.py run, too.
+SHARED: dict[str, Proof] = {
+    **{
+        f"{callback} closes the {what}": Proof(partial(_closes, callback, what))
+        for callback in CALLBACKS
+        for what in WHAT
+    },
+    **{f"{x}: threads close the {what}": Proof(partial(_closed_at_once, what, x)) for x in DELIVERIES for what in WHAT},
+    **{f"{x}: threads share: {'+'.join(ways)}": Proof(partial(share, ways, x)) for x in DELIVERIES for ways in WAYS},
+}

@@ -1,0 +1,238 @@
+"""Planted bugs in what interrupts, threads and the user's functions must not reach; most of them were there once."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+__all__ = ["FAULTS"]
+
+_SHELL = "marshal/kafka_marshal/"
+_CONSUMER = _SHELL + "consumer.py"
+_FETCHING = _SHELL + "fetching.py"
+_SERVING = _SHELL + "serving.py"
+_DRIVER = _SHELL + "driver.py"
+_MARSHAL = _SHELL + "marshal.py"
+
+_ONE_LINE = "  # fmt: skip  # noqa: E702 - one line: nothing may come in between"
+_POLL = f"out[0] = 1; return message{_ONE_LINE}"
+_CONSUME = f"out[0] = ALL; return ours{_ONE_LINE}"
+_ITERATE_GRANTED = f"out[0] = count; yield message{_ONE_LINE}"
+_BATCH = f"answer.receipt.out = True; yield batch{_ONE_LINE}"
+_BATCH_GRANTED = f"out[0] = ALL; yield batch{_ONE_LINE}"
+
+FAULTS: tuple[Mutation, ...] = (
+    # A read that fails when messages are taken already.
+    Mutation(
+        "a read under way is not marked", _FETCHING, "self._is_torn = True", "self._is_torn = False", "P6", "def _pump"
+    ),
+    Mutation("a torn read is not seen", _FETCHING, "if self._is_torn:", "if False:", "P6"),
+    Mutation("a torn read is not read again", _FETCHING, "self._fetch_anew(key)", "pass", "P6", within="def _go_back"),
+    # What has left the library, and what has not.
+    Mutation("poll: what leaves is not marked", _CONSUMER, _POLL, "return message", "C13"),
+    Mutation(
+        "poll: a message is marked before it leaves",
+        _CONSUMER,
+        "hand.taken.append(Taken([message], out, now))",
+        "hand.taken.append(Taken([message], out, now)); out[0] = 1",
+        "C13",
+    ),
+    Mutation("consume: what leaves is not marked", _CONSUMER, _CONSUME, "return ours", "C13"),
+    Mutation(
+        "consume: messages are marked before they leave",
+        _CONSUMER,
+        "now, out, ours = self._driver.now_ms(), [0], []",
+        "now, out, ours = self._driver.now_ms(), [ALL], []",
+        "C13",
+    ),
+    Mutation("iterate: what is granted and leaves is not marked", _CONSUMER, _ITERATE_GRANTED, "yield message", "C13"),
+    Mutation(
+        "iterate: what is granted is marked before it leaves",
+        _CONSUMER,
+        "messages, out = [], [0]",
+        "messages, out = [], [ALL]",
+        "C13",
+    ),
+    Mutation("batches: what is granted and leaves is not marked", _CONSUMER, _BATCH_GRANTED, "yield batch", "C13"),
+    Mutation(
+        "batches: what is granted is marked before it leaves",
+        _CONSUMER,
+        "hand.taken.append(Taken(messages, out, now))",
+        "hand.taken.append(Taken(messages, out, now)); out[0] = ALL",
+        "C13",
+    ),
+    Mutation("batches: what leaves is not marked", _CONSUMER, _BATCH, "yield batch", "C14"),
+    Mutation(
+        "what was in doubt after an interrupt is not",
+        _CONSUMER,
+        "self._in_doubt = True",
+        "pass",
+        "C14",
+        within="def poll",
+    ),
+    Mutation(
+        "close does not withhold what is about to leave",
+        _SHELL + "engine/delivery.py",
+        "run.withhold(withheld)",
+        "pass",
+        "C13",
+    ),
+    Mutation(
+        "poll hands out what close has reported", _CONSUMER, "if self._closed:", "if False:", "C13", within="def poll"
+    ),
+    # Answers that did not reach the caller.
+    Mutation(
+        "what reached nobody is not undone",
+        _SERVING,
+        "lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]",
+        "lost = []",
+        "C14",
+    ),
+    Mutation(
+        "a run that a loop has left is not undone",
+        _CONSUMER,
+        "answer = self._ask(self._serve_run, undo=self._undo)",
+        "answer = self._ask(self._serve_run)",
+        "C14",
+    ),
+    Mutation(
+        "a batch that reached nobody is not undone",
+        _CONSUMER,
+        "answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)",
+        "answer = self._ask(self._serve_batch, max_messages, timeout)",
+        "C14",
+    ),
+    Mutation(
+        "a consumer that reached nobody goes on",
+        _MARSHAL,
+        "answer = self._driver.servants.ask(made, undo=lambda consumer: consumer.end(True))",
+        "answer = self._driver.servants.ask(made)",
+        "C17",
+    ),
+    Mutation(
+        "a lease that reached nobody is kept",
+        _MARSHAL,
+        "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)",
+        "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout)",
+        "C17",
+    ),
+    Mutation(
+        "a call that was interrupted is waited for",
+        _SERVING,
+        "return self.receipt.left or self.answer() is None",
+        "return False",
+        "C14",
+    ),
+    Mutation(
+        "there is a line between a claim and its block",
+        _SHELL + "one_process.py",
+        "__enter__ = property(weakref.ref)  # a reference that is called returns what it refers to",
+        "__enter__ = lambda self: self",
+        "C17",
+    ),
+    # Threads that share a consumer.
+    Mutation(
+        "what another thread's hand has left is forgotten",
+        _FETCHING,
+        "if shared and self._hand is not None and self._hand.has_left:",
+        "if False:",
+        "C14",
+    ),
+    Mutation("two threads read at a time", _FETCHING, "with self._reading:", "if True:", "P6", within="def _pump"),
+    Mutation(
+        "a user's thread runs the engine itself",
+        _DRIVER,
+        "return self.servants.ask(lambda _: function(*args)).wait()",
+        "return function(*args)",
+        "C14",
+    ),
+    # The user's functions.
+    Mutation(
+        "SystemExit out of a callback is not guarded",
+        _SHELL + "guard.py",
+        "except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of ours",
+        "except Exception as error:",
+        "",
+    ),
+    Mutation(
+        "SystemExit out of a policy is not guarded",
+        _SHELL + "engine/placement.py",
+        "except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases",
+        "except Exception as error:",
+        "",
+    ),
+    Mutation(
+        "callbacks of librdkafka are not guarded",
+        _SHELL + "adapters/kafka/callbacks.py",
+        'return _Token(value) if name == "oauth_cb" else Guard(name, value)',
+        'return _Token(value) if name == "oauth_cb" else value',
+        "",
+    ),
+    Mutation(
+        "what a consumer's callback raised is told nobody",
+        _DRIVER,
+        "except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours",
+        "except () as error:",
+        "",
+    ),
+    Mutation(
+        "a callback that raises has never returned",
+        _DRIVER,
+        "finally:",
+        "else:",
+        "C17",
+        within="def _call(",
+    ),
+    # close(), from anywhere.
+    Mutation(
+        "close in a callback waits for close elsewhere",
+        _MARSHAL,
+        "if self._closed and calling.get() is not None:",
+        "if False:",
+        "",
+    ),
+    Mutation(
+        "Consumer.close waits for the callback that calls it",
+        _SHELL + "membership.py",
+        "self._driver.call(self.end, calling.get() is not None)",
+        "self._driver.call(self.end, False)",
+        "",
+    ),
+    Mutation(
+        "Marshal.close waits for the callback that calls it",
+        _MARSHAL,
+        "self._driver.call(self._carry_out_end, release, calling.get() is not None)",
+        "self._driver.call(self._carry_out_end, release, False)",
+        "",
+    ),
+    Mutation(
+        "a predicate waits for the lock that it holds",
+        _DRIVER,
+        "if under_lock.get() or self._ended:",
+        "if self._ended:",
+        "",
+    ),
+    # Ends, what is dropped, memory.
+    Mutation("where a reader has got to is not noted", _FETCHING, "assignment.reached(end)", "pass", "P6"),
+    Mutation(
+        "what a reader has passed at the end is not done",
+        _SHELL + "engine/assignment.py",
+        "self.tracker.pass_over(self._covered_to, end - 1)",
+        "pass",
+        "P6",
+    ),
+    Mutation(
+        "what was dropped never comes again",
+        _DRIVER,
+        "port.reclaim(now - self.engine.settings.heartbeat_interval_ms)",
+        "pass",
+        "C14",
+    ),
+    Mutation(
+        "what fetched messages take is not looked at",
+        _FETCHING,
+        "return int(self._options.max_bytes_in_flight / 2 / self._message_bytes) - waiting",
+        "return BURST",
+        "",
+    ),
+    Mutation("messages are never measured", _FETCHING, "self._measure(messages)", "pass", ""),
+)
