@@ -196,7 +196,8 @@ class ConsumerEngine:
         lease = self._engine.observer.lease(assignment.key)
         if lease is None:
             raise AssertionError("a granted lease is in the state of the world")
-        assignment.begin(lease.progress.stable + 1, lease.progress.stable, split(lease.progress.ranges).ranges)
+        stable, ranges = lease.progress.stable, split(lease.progress.ranges).ranges
+        assignment.begin(stable + 1, stable, ranges)
 
     def _locate(self, assignment: Assignment, now: float) -> None:
         """Find out where to start, in the topic that is there (P9, P12)."""
