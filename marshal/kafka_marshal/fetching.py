@@ -80,6 +80,8 @@ class FetchingConsumer(Membership["Consumer"]):
         self._spent: list[Message] = []
         #: A read is under way, or was parted from its note.
         self._is_torn = False
+        #: Partitions of which nothing is fetched until there is room for them.
+        self._held_up: set[Key] = set()
         #: How large a message is, as the last reads have shown; 0: nothing was read yet.
         self._message_bytes = 0.0
         #: How often messages were fetched again, as a read was not noted.
@@ -322,13 +324,45 @@ class FetchingConsumer(Membership["Consumer"]):
             return FIRST_READ
         with self._driver.locked(step=False):
             waiting = self._delivery.buffered
-        return int(self._options.max_bytes_in_flight / 2 / self._message_bytes) - waiting
+        return self._half() - waiting
 
     def _measure(self, messages: list[Message]) -> None:
         """How large messages are; large ones are remembered for a while, as others of their kind may follow."""
         some = messages if len(messages) <= FIRST_READ else messages[::MEASURED_ONE_IN]
         mean = sum(len(message.value() or b"") + MESSAGE_BYTES for message in some) / len(some)
         self._message_bytes = max(mean, self._message_bytes * 0.9)
+        if not self._options.at_most_once:  # there a batch is in hand, and no more
+            self._delivery.most_in_hand = max(1, self._half())
+
+    def _half(self) -> int:
+        return int(self._options.max_bytes_in_flight / 2 / self._message_bytes)
+
+    def _hold_up(self, room: int) -> None:
+        """Fetch nothing more of partitions that fill the memory, so that others can go on; and again, once they don't.
+
+        They are assigned again where they stand: what librdkafka had fetched ahead of that is fetched anew.
+        """
+        if room > 0 and not self._held_up:
+            return
+        with self._driver.locked(step=False):
+            assignments = self._engine.assignments
+            if room <= 0:
+                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffered]
+                if full and self._delivery.is_full:
+                    self._engine.warn(
+                        f"max_bytes_in_flight ({self._options.max_bytes_in_flight} bytes) is reached: nothing more is "
+                        "handed out of partitions of which messages are in hand, until some of those are done"
+                    )
+                self._held_up |= set(full)
+                self._change(dict.fromkeys(full))
+                return
+            ready = [
+                key
+                for key in self._held_up
+                if (x := assignments.get(key)) is not None and (not x.buffered or room >= self._half() / 2)
+            ]
+            self._change({key: assignments[key].fetch_next for key in ready})
+            self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
 
     def _pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
@@ -341,9 +375,11 @@ class FetchingConsumer(Membership["Consumer"]):
                 return 0
             if self._is_torn:
                 self._go_back()
+            room = self._room()
+            self._hold_up(room)
             self._is_torn = True
             fetched = self._fetched
-            limit = max(1, min(READ_SIZE, self._room()))
+            limit = max(1, min(READ_SIZE, room))
             messages, faults = self._reader.read(limit, timeout_s)
             if len(messages) < limit:
                 self.drained_at = self._driver.now_ms()
@@ -418,6 +454,10 @@ class FetchingConsumer(Membership["Consumer"]):
         """Carry out StartFetch and StopFetch."""
         if self._closed:
             return
+        self._held_up.difference_update(changes)
+        self._change(changes)
+
+    def _change(self, changes: Mapping[Key, int | None]) -> None:
         self._assigns += 1
         begun = {key: offset for key, offset in changes.items() if offset is not None}
         ended = [key for key, offset in changes.items() if offset is None]

@@ -175,9 +175,10 @@ class Marshal(OneProcess, WithBlock):
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
         is left of the one in hand, reported as ever (C13).
-        ``max_bytes_in_flight``: the bytes of message values that this consumer keeps, fetched or handed out with a run;
-        above it no more is fetched than needed to go on, and batches are smaller than asked for. (librdkafka stores up
-        to ``queued.max.messages.kbytes`` besides.)
+        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half fetched,
+        half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of which
+        something is in hand nothing more comes until some of that is done; one message of each partition does in any
+        case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
         finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
         done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka

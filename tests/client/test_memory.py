@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 
 import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import ConfigurationError
-from tests.client.conftest import Scene
+from kafka_marshal.adapters.interface import Message
+from tests.client.conftest import Scene, wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -51,3 +53,45 @@ def test_one_message_that_is_larger_than_the_limit_comes_all_the_same(scene: Sce
 def test_a_limit_below_one_byte_is_refused(scene: Scene) -> None:
     with pytest.raises(ConfigurationError, match="max_bytes_in_flight must be at least 1"):
         scene.member("a").consumer(["t"], max_bytes_in_flight=0)
+
+
+def test_what_is_in_hand_and_not_done_counts_and_each_partition_has_one_in_any_case(scene: Scene) -> None:
+    """Nothing is done for a while: memory holds no more than the limit, and goes on where something is done."""
+    topic = large_messages(scene)
+    limit = 20 * SIZE
+    consumer = scene.member("a").consumer([topic], max_bytes_in_flight=limit)
+    wait_until(lambda: len(consumer.assignment()) == PARTITIONS)
+    kept: list[Message] = []
+    idle_since = time.monotonic()
+    while time.monotonic() < idle_since + 1.5:
+        if (message := consumer.poll(0.1)) is not None:
+            kept.append(message)
+            idle_since = time.monotonic()
+    assert {message.partition() for message in kept} == set(range(PARTITIONS))
+    fetched = consumer._delivery.buffered
+    assert (len(kept) + fetched) * SIZE <= limit + 2 * PARTITIONS * SIZE, f"{len(kept)} in hand, {fetched} fetched"
+    seen = {(message.partition(), message.offset()) for message in kept}
+    for message in kept:
+        consumer.done(message)
+    kept.clear()
+    while len(seen) < PARTITIONS * MESSAGES:
+        message = consumer.poll(20)
+        assert message is not None, f"{len(seen)} came"
+        seen.add((message.partition(), message.offset()))
+        consumer.done(message)
+
+
+def test_a_partition_that_is_never_done_holds_up_no_other(scene: Scene) -> None:
+    topic = large_messages(scene)
+    consumer = scene.member("a").consumer([topic], max_bytes_in_flight=20 * SIZE)
+    kept: list[Message] = []
+    others = 0
+    while others < (PARTITIONS - 1) * MESSAGES:
+        message = consumer.poll(20)
+        assert message is not None, f"{others} messages of others came, with {len(kept)} in hand"
+        if message.partition() == 0:
+            kept.append(message)
+        else:
+            others += 1
+            consumer.done(message)
+    assert len(kept) < MESSAGES

@@ -7,8 +7,9 @@ message is handed out or reported, never repeated (C13).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,10 @@ class Delivery:
         self._batch_size = batch_size
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
+        #: At least once: so many messages may be in hand, and one of each partition in any case.
+        self.most_in_hand = sys.maxsize
+        #: No fewer than are in hand: counting them takes a look at each assignment.
+        self._in_hand_at_most = 0
         #: The granted run being handed out (at most once).
         self.granted: Run | None = None
         #: Granted runs of partitions that the user holds back, in order; what is left of them is recalled.
@@ -64,12 +69,27 @@ class Delivery:
         """Is there anything to hand out without another fetch? A user's thread asks."""
         self._heard(now)
         waiting = self.granted is not None or any(not run.assignment.user_paused for run in self._held_back)
-        return waiting or any(x.can_hand_out(now) for x in self._turns)
+        return waiting or any(True for _ in self._open(now))
 
     def fullest(self, now: float) -> int:
         """Messages that can be handed out now from one partition, at most. A user's thread asks."""
         self._heard(now)
-        return max((x.buffered for x in self._turns if x.can_hand_out(now)), default=0)
+        return max((x.buffered for x in self._open(now)), default=0)
+
+    def _open(self, now: float) -> Iterator[Assignment]:
+        """Those of which something can be handed out now, in their turn."""
+        is_full = self._room_in_hand() <= 0
+        return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
+
+    def _room_in_hand(self) -> int:
+        if self._in_hand_at_most >= self.most_in_hand:
+            self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())
+        return self.most_in_hand - self._in_hand_at_most
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is handed out before something that is in hand is done, though there is more."""
+        return self._room_in_hand() <= 0 and any(x.buffered and x.tracker.in_hand for x in self._turns)
 
     @property
     def buffered(self) -> int:
@@ -103,11 +123,10 @@ class Delivery:
         self._heard(now)
         for empty in [x for x in self._turns if not x.buffered or x.over]:
             del self._turns[empty]
-        for assignment in self._turns:
-            if assignment.can_hand_out(now):
-                self._turns.move_to_end(assignment)
-                return assignment
-        return None
+        assignment = next(self._open(now), None)
+        if assignment is not None:
+            self._turns.move_to_end(assignment)
+        return assignment
 
     def next_run(self, max_messages: int, iterating: bool, now: float, *, shared: bool = False) -> Run | None:
         """At least once: the next messages of one partition, in hand from here on; None: nothing to hand out.
@@ -117,7 +136,8 @@ class Delivery:
         assignment = self._next(now)
         if assignment is None:
             return None
-        run = assignment.take(max_messages, iterating, now)
+        run = assignment.take(max(1, min(max_messages, self._room_in_hand())), iterating, now)
+        self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
         if not (iterating or shared):
             run.take(run.size)
