@@ -20,6 +20,16 @@ class AppendFailures:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._repeats = Repeats(SAID_EVERY_MS)
+        #: Why appends fail, and since when (own clock, ms); None: the last one succeeded. Read without a lock.
+        self.failing: tuple[str, float] | None = None
+
+    def hear(self, reason: str | None, now: float) -> None:
+        """What became of an append: why it failed, None where it did not."""
+        if reason is None:
+            self.failing = None
+        else:
+            self.failing = (reason, now if self.failing is None else self.failing[1])
+            self.say(reason, now)
 
     def say(self, reason: str, now: float) -> None:
         """One more has failed, at now (our own clock, ms)."""

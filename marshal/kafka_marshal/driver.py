@@ -37,8 +37,9 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.guard import report
+from kafka_marshal.pulse import Pulse
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.runtime import Thread
+from kafka_marshal.runtime import Thread, is_ours
 from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -52,6 +53,7 @@ from kafka_marshal.topic_watch import (
     Interest,
     TopicWatch,
 )
+from kafka_marshal.user_calls import UserCalls
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
 __all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
@@ -139,8 +141,6 @@ class Driver:
         self.ports: dict[int, ConsumerPort] = {}
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Applied] = []
-        #: Errors to be raised by the next call of any kind, and the end of this driver.
-        self.stop_requested = False
         self._topic = topic
         self._started = False
         self._ended = False
@@ -156,12 +156,13 @@ class Driver:
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
         self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self._callbacks = runtime.executor(1, "kafka-marshal-callback")
+        self.callbacks = UserCalls(runtime)
         self._topics = TopicWatch(cluster, topic)
         self._next_metadata = 0.0
         self._rng = runtime.random()
-        self.servants = Servants(runtime)
-        self._failures = AppendFailures(topic)
+        self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
+        self.servants = Servants(runtime, self.pulse.look)
+        self.failures = AppendFailures(topic)
         self._metadata_running = False
         self._next_measure = 0.0
         self._thread: Thread | None = None
@@ -192,21 +193,19 @@ class Driver:
     # The background thread.
 
     def _run(self) -> None:
+        self.pulse.begin()
         try:
             while not self._ended:
                 self._turn()
-        except MarshalError as error:
+        except BaseException as error:  # noqa: BLE001 - this thread never ends without a word
             if not self._ended:  # else: the tail was closed under us, as shut_down does
-                self._fail(error)
-        except Exception as error:
-            logger.exception("the background thread of kafka-marshal failed; all leases are over")
-            self._fail(error)
+                self._fail(self.pulse.ended_by(error))
 
     def _turn(self) -> None:
         self.servants.undo_lost()
         if self._beats_sent:
             self._let_beats_gather()
-        batch = self.replica.read(self._wait_s())
+        batch = self.replica.read(self.pulse.turned(self._wait_s()))
         is_alone = self.runtime.whole_batches and len(_drivers) == 1
         *others, batch = batch.slices(AT_ONCE) if self._started and not is_alone else (batch,)
         for some in others:
@@ -375,11 +374,13 @@ class Driver:
         Directly where that is the one way: under the lock already, or where this driver has ended.
         """
         self.refuse_fork()
-        if under_lock.get() or self._ended:
+        if under_lock.get() or is_ours.get() or self._ended:
             return function(*args)
         try:
             return self.servants.ask(lambda _: function(*args)).wait()
         except EndedError:
+            if not self.is_over:
+                raise
             return function(*args)
 
     def post(self, function: Callable[[], object]) -> None:
@@ -467,11 +468,10 @@ class Driver:
             if (port := self.ports.get(number)) is not None:
                 port.fetch(changes)
         for number, callback, called in calls:
-            self._callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
+            self.callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
 
     def _acked(self, token: int, ack: Ack) -> None:
-        if ack.error is not None:
-            self._failures.say(ack.error, self.now_ms())
+        self.failures.hear(ack.error, self.now_ms())
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
             self._fail(
@@ -587,7 +587,7 @@ class Driver:
         if self._thread is not None and not self.runtime.is_current(self._thread):
             self._thread.join(END_TIMEOUT_S)
         self._lookups.shutdown(wait=False, cancel_futures=True)
-        self._callbacks.shutdown(wait=False)
+        self.callbacks.shutdown(wait=False)
         self.servants.end()
         for appender in (*self._retired, self._appender):
             appender.close()

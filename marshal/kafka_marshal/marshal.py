@@ -26,6 +26,7 @@ from kafka_marshal.errors import (
     HeldError,
     SnapshotDifferenceError,
 )
+from kafka_marshal.health import Health, examine
 from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership, calling
 from kafka_marshal.one_process import OneProcess
@@ -348,6 +349,14 @@ class Marshal(OneProcess):
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
         """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
         return tuple(self._driver.alarms)
+
+    def health(self) -> Health:
+        """How this member is at this moment: for probes, and for people (``str()`` of it).
+
+        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
+        probe wants ``health().ok``, a liveness probe ``not health().needs_restart``.
+        """
+        return examine(self._driver, closed=self._closed or self._driver.is_over)
 
     def close(self) -> None:
         """Release everything with its offsets, and end. A second call does nothing."""

@@ -20,6 +20,7 @@ from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.one_process import OneProcess
+from kafka_marshal.runtime import is_ours
 from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
@@ -167,9 +168,11 @@ class Membership(OneProcess, Generic[S]):
         function = self._callbacks.get(callback)
         if function is not None:
             calling.set(self)
+            before = is_ours.set(False)
             try:
                 function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
             finally:
+                is_ours.reset(before)
                 calling.set(None)
 
     # Ending.

@@ -173,8 +173,26 @@ def interrupt() -> None:
         print(json.dumps({"ended": "by Ctrl-C"}), flush=True)
 
 
+def polls() -> None:
+    """Gets messages, and looks how it is; says so once it was stopped, and is well again."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    logging.basicConfig(level=logging.WARNING)
+    with make_marshal() as marshal, make_consumer(marshal) as consumer:
+        consumer.poll(10)
+        print("waiting", flush=True)
+        looked_at, was_stopped = time.monotonic(), False
+        while not ended:
+            consumer.poll(0.02)
+            was_stopped = was_stopped or time.monotonic() - looked_at > 1.0
+            looked_at = time.monotonic()
+            if was_stopped and marshal.health().ok:
+                print("well again", flush=True)
+                was_stopped = False
+
+
 faulthandler.dump_traceback_later(HANGS_S, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if arguments.get("quiet"):
     logging.disable(logging.CRITICAL)
-{each.__name__: each for each in (alarms, sigterm, leave, interrupt)}[sys.argv[1]]()
+{each.__name__: each for each in (alarms, sigterm, leave, interrupt, polls)}[sys.argv[1]]()
