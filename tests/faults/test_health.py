@@ -91,6 +91,7 @@ def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
         seen = max(seen, found.turned_ago_ms)
         time.sleep(0.01)
     assert seen > interval_ms
+    wait_until(lambda: made.health().turned_ago_ms < interval_ms, 5)
     made.close()
 
 
