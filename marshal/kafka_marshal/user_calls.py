@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka_marshal.engine.assignment import Assignment
@@ -83,7 +83,7 @@ class UserCalls:
         finally:
             self.running = None
 
-    def drop(self, ports: list[Any]) -> list[UserCall]:
+    def drop(self, ports: Sequence[Any]) -> list[UserCall]:
         """Those of these consumers that have not begun, and will not."""
         dropped = []
         for call in list(self._waiting):
