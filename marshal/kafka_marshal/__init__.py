@@ -30,6 +30,7 @@ from kafka_marshal.errors import (
     PartitionStuckError,
     PositionLostError,
 )
+from kafka_marshal.health import Health
 from kafka_marshal.lease import Lease
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.ranges import OffsetRange, RangeConsumer
@@ -47,6 +48,7 @@ __all__ = [
     "CoordinationTopicError",
     "Greedy",
     "GroupPausedError",
+    "Health",
     "HeldError",
     "InHand",
     "KafkaUnavailableError",

@@ -19,7 +19,7 @@ from kafka_marshal.engine.tracker import ALL, Run, Taken
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.membership import TopicPartition
-from kafka_marshal.serving import Answer, EndedError
+from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
@@ -300,10 +300,10 @@ class Consumer(FetchingConsumer):
         try:
             answer = self._ask(self._serve_hand, deadline, collected)
             try:
-                return answer.wait()
+                return answer.wait(None if deadline is None else deadline - self._driver.monotonic() + LOOK_S)
             finally:
                 answer.receipt.left = True
-        except EndedError:
+        except (EndedError, LateError):  # late where our own threads are held up
             return None
 
     # Saying what is done.

@@ -17,6 +17,7 @@ from math import inf
 from typing import TypeVar
 
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster
+from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
@@ -34,15 +35,17 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from kafka_marshal.guard import report
+from kafka_marshal.pulse import Pulse
 from kafka_marshal.repeats import Told
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.runtime import Thread
+from kafka_marshal.runtime import Thread, is_ours
 from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from kafka_marshal.topic_rounds import TopicRounds
 from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
+from kafka_marshal.user_calls import UserCalls
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
 __all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
@@ -131,8 +134,6 @@ class Driver:
         self.ports: dict[int, ConsumerPort] = {}
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Applied] = []
-        #: Errors to be raised by the next call of any kind, and the end of this driver.
-        self.stop_requested = False
         self._topic = topic
         self._started = False
         self._ended = False
@@ -148,9 +149,11 @@ class Driver:
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
         self._lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self._callbacks = runtime.executor(1, "kafka-marshal-callback")
+        self.callbacks = UserCalls(runtime)
         self.topics = TopicRounds(self, topic)
-        self.servants = Servants(runtime)
+        self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
+        self.servants = Servants(runtime, self.pulse.look)
+        self.failures = AppendFailures(topic, self.told)
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
@@ -180,21 +183,19 @@ class Driver:
     # The background thread.
 
     def _run(self) -> None:
+        self.pulse.begin()
         try:
             while not self._ended:
                 self._turn()
-        except MarshalError as error:
+        except BaseException as error:  # noqa: BLE001 - this thread never ends without a word
             if not self._ended:  # else: the tail was closed under us, as shut_down does
-                self.fail(error)
-        except Exception as error:
-            logger.exception("the background thread of kafka-marshal failed; all leases are over")
-            self.fail(error)
+                self.fail(self.pulse.ended_by(error))
 
     def _turn(self) -> None:
         self.servants.undo_lost()
         if self._beats_sent:
             self._let_beats_gather()
-        batch = self.replica.read(self._wait_s())
+        batch = self.replica.read(self.pulse.turned(self._wait_s()))
         is_alone = self.runtime.whole_batches and len(_drivers) == 1
         *others, batch = batch.slices(AT_ONCE) if self._started and not is_alone else (batch,)
         for some in others:
@@ -363,11 +364,13 @@ class Driver:
         Directly where that is the one way: under the lock already, or where this driver has ended.
         """
         self.refuse_fork()
-        if under_lock.get() or self._ended:
+        if under_lock.get() or is_ours.get() or self._ended:
             return function(*args)
         try:
             return self.servants.ask(lambda _: function(*args)).wait()
         except EndedError:
+            if not self.is_over:
+                raise
             return function(*args)
 
     def post(self, function: Callable[[], object]) -> None:
@@ -455,13 +458,10 @@ class Driver:
             if (port := self.ports.get(number)) is not None:
                 port.fetch(changes)
         for number, callback, called in calls:
-            self._callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
+            self.callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
 
     def _acked(self, token: int, ack: Ack) -> None:
-        if ack.error is not None:
-            # "… (after 3ms in state CONNECT)": the same but for how long it took.
-            reason = ack.error.partition(" (after ")[0]
-            self.told.warn(("append", reason), f"an append to {self._topic} failed: {ack.error}")
+        self.failures.hear(ack.error, self.now_ms())
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
             self.fail(
@@ -520,7 +520,7 @@ class Driver:
         if self._thread is not None and not self.runtime.is_current(self._thread):
             self._thread.join(END_TIMEOUT_S)
         self._lookups.shutdown(wait=False, cancel_futures=True)
-        self._callbacks.shutdown(wait=False)
+        self.callbacks.shutdown(wait=False)
         self.servants.end()
         for appender in (*self._retired, self._appender):
             appender.close()

@@ -10,6 +10,16 @@ from typing import Any, Self, TypeVar
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
+from kafka_marshal.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    cut_off,
+    end_all,
+    late_text,
+)
 from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.consumer_options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions
@@ -26,8 +36,9 @@ from kafka_marshal.errors import (
     HeldError,
     SnapshotDifferenceError,
 )
+from kafka_marshal.health import Health, examine
 from kafka_marshal.lease import Lease
-from kafka_marshal.membership import Membership, calling
+from kafka_marshal.membership import Membership
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.watchdog import Watchdog
@@ -38,9 +49,6 @@ from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lea
 __all__ = ["Marshal"]
 
 M = TypeVar("M", bound=Membership[Any])
-
-#: How long close() waits for its releases to show in the log. They are sent in any case.
-CLOSE_TIMEOUT_S = 1.0
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
@@ -105,7 +113,9 @@ class Marshal(OneProcess, WithBlock):
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False
+        self._limit = Limit(cluster.runtime)
         self._ending = cluster.runtime.lock()
+        self._has_ended = False
         #: The process that speaks for this one should it die; None: there is none.
         self.watchdog: Watchdog | None = None
         self._driver: Driver = None  # type: ignore[assignment]  # until it is open
@@ -349,26 +359,61 @@ class Marshal(OneProcess, WithBlock):
         """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
         return tuple(self._driver.alarms)
 
-    def close(self) -> None:
-        """Release everything with its offsets, and end. A second call does nothing."""
-        self._end(release=True)
+    def health(self) -> Health:
+        """How this member is at this moment: for probes, and for people (``str()`` of it).
+
+        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
+        probe wants ``health().ok``, a liveness probe ``not health().needs_restart``.
+        """
+        return examine(self._driver, closed=self._closed or self._driver.is_over)
+
+    def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Release everything with its offsets, and end. A second call does nothing.
+
+        Waits for callbacks (``on_assign``, ``on_revoke``, ``on_lost``) that have not returned, but for one that calls
+        it, for at most ``timeout`` seconds (None: as long as it takes). Then a warning names what was not waited for,
+        all other partitions are released, and those of a callback that runs on end by themselves after two heartbeat
+        intervals. It ends a second after ``timeout`` at the latest, whatever holds it up, from any thread, in a
+        callback, in a signal's handler and at the interpreter's end (in a destructor that runs when threads have been
+        stopped it does nothing). In Kubernetes, choose a timeout well below ``terminationGracePeriodSeconds``.
+        """
+        self._end(True, timeout)
 
     def terminate(self) -> None:
         """End without releasing: a restart with the same client_id within HI takes its partitions over (C7)."""
-        self._end(release=False)
+        self._end(False, CLOSE_TIMEOUT_S)
 
-    def _end(self, *, release: bool) -> None:
+    def _end(self, release: bool, timeout: float | None) -> None:
         if self._closed and calling.get() is not None:
             return  # another thread ends it, and waits for this callback
         self._closed = True
         self.stop_signal.append(True)
         if not self._driver.forked:
-            self._driver.call(self._carry_out_end, release, calling.get() is not None)
+            self._limit.lower(timeout)
+            in_callback = calling.get() is not None
+            carry_out(
+                self._driver,
+                lambda: self._carry_out_end(release, in_callback),
+                timeout,
+                lambda: self._cut_off(timeout),
+            )
+
+    def _cut_off(self, timeout: float | None) -> str:
+        """The end is held up: beats end now, all waiting calls end, and the rest in the background; what that means."""
+        text = late_text(self._driver, "close() of a Marshal", timeout)
+        cut_off(self._driver)
+        return (
+            f"{text} It goes on in the background, and no heartbeat is sent any more: leases that are not released end "
+            "after two heartbeat intervals, and what was not reported as done is repeated by others"
+        )
 
     def _carry_out_end(self, release: bool, in_callback: bool) -> None:
+        with self._driver.condition:
+            self._driver.condition.notify_all()  # whoever waits may have to be less patient
         with self._ending:
-            if self._driver.is_over:
+            if self._has_ended:
                 return
+            self._has_ended = True
             try:
                 if release:
                     self._release_all(in_callback)
@@ -392,14 +437,14 @@ class Marshal(OneProcess, WithBlock):
             self.watchdog.close()
 
     def _release_all(self, in_callback: bool) -> None:
-        for consumer in list(self._consumers):
-            consumer.end(in_callback)
+        consumers = [consumer for consumer in self._consumers if not consumer.is_freed]
         with self._driver.locked() as engine:
+            for consumer in consumers:
+                consumer.let_go()
             manual = list(engine.manual.values())
             for lease in manual:
                 lease.release(None, self._driver.now_ms())
-        with self._driver.condition:
-            self._driver.wait_for(lambda: all(x.is_released or x.loss for x in manual), CLOSE_TIMEOUT_S)
+        end_all(self._driver, consumers, self._limit, in_callback, manual, for_good=True)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,10 +9,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from kafka_marshal.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    end_all,
+    late_text,
+)
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
@@ -21,6 +29,7 @@ from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.one_process import OneProcess, WithBlock
+from kafka_marshal.runtime import is_ours
 from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
@@ -30,14 +39,8 @@ __all__ = ["Membership", "TopicPartition", "calling"]
 
 logger = logging.getLogger("kafka_marshal")
 
-#: How long close() waits, once on_revoke has returned, for the releases to show in the log.
-CLOSE_TIMEOUT_S = 1.0
-
 #: How long close() may take to learn which topics were worked on, where nobody has told yet.
 IDENTIFY_TIMEOUT_S = 0.5
-
-#: The consumer whose callback this thread is in: it must not wait for itself.
-calling: ContextVar[object] = ContextVar("calling", default=None)
 
 S = TypeVar("S")
 
@@ -68,6 +71,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._callbacks = callbacks
         self._closed = False
         self.drained_at = 0.0
+        self._limit = Limit(driver.runtime)
         self._engine: ConsumerEngine
         self._entered = False
         #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
@@ -177,20 +181,34 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         function = self._callbacks.get(callback)
         if function is not None:
             calling.set(self)
+            before = is_ours.set(False)
             try:
                 function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
             finally:
+                is_ours.reset(before)
                 calling.set(None)
 
     # Ending.
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
 
-        All callbacks have returned by then, but for one that calls it.
+        Callbacks have returned by then, but for one that calls it, or those that have not within ``timeout`` seconds
+        (None: wait as long as it takes): a warning names them. The partitions of one that runs on are released when it
+        returns, all others at once. ``close()`` ends a second after ``timeout`` at the latest. Any thread may call it,
+        and a signal's handler.
         """
-        if not self._closed:
-            self._driver.call(self.end, calling.get() is not None)
+        if self._closed:
+            return
+        self._driver.refuse_fork()
+        self._limit.lower(timeout)
+        in_callback = calling.get() is not None
+        carry_out(
+            self._driver,
+            lambda: self.end(in_callback),
+            timeout,
+            lambda: f"{late_text(self._driver, 'close() of a consumer', timeout)} It goes on in the background",
+        )
 
     def end(self, in_callback: bool) -> None:
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
@@ -198,12 +216,29 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             return
         self._identify()
         with self._driver.locked():
-            self._engine.close(self._driver.now_ms())
-        with self._driver.condition:
-            if not in_callback:
-                self._driver.wait_for(lambda: not self._engine.callbacks_running, None)
-            self._driver.wait_for(lambda: self._engine.closed, CLOSE_TIMEOUT_S)
+            self.let_go()
+        end_all(self._driver, [self], self._limit, in_callback)
         self.free()
+
+    def let_go(self) -> None:
+        """Begin to release everything; the lock is held."""
+        if not self._engine.closing:
+            self._engine.close(self._driver.now_ms())
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    @property
+    def callbacks_running(self) -> int:
+        """Callbacks that were called, or are to be, and have not returned; the lock is held."""
+        return self._engine.callbacks_running
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
+        return all(x.callbacks_running for x in self._engine.assignments.values())
 
     def _identify(self) -> None:
         """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""

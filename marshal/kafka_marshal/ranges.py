@@ -16,7 +16,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.membership import Membership, TopicPartition
-from kafka_marshal.serving import EndedError
+from kafka_marshal.serving import LOOK_S, EndedError, LateError
 
 if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
@@ -91,12 +91,15 @@ class RangeConsumer(Membership["RangeConsumer"]):
             return []
         answer = self._driver.servants.ask(self._serve, max_records, ends, timeout, undo=self.give_back)
         try:
-            found = answer.wait()
+            # At most once, what is granted late is as good as lost: it is waited for.
+            found = answer.wait(None if timeout is None or self._options.at_most_once else timeout + LOOK_S)
             answer.receipt.out = True; return found  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except EndedError:
             return []
-        except BaseException:
+        except BaseException as error:
             answer.receipt.left = True
+            if isinstance(error, LateError):  # our own threads are held up
+                return []
             raise
 
     def _serve(

@@ -12,18 +12,36 @@ import queue
 import threading
 import time
 import uuid
+import weakref
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextvars import ContextVar
 from random import Random
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kafka_marshal.clock import CLOCK_ID
 
-__all__ = ["EMPTY", "THREADS", "Condition", "Executor", "Lock", "Mailbox", "Runtime", "Thread", "Threads"]
+__all__ = [
+    "EMPTY",
+    "THREADS",
+    "Box",
+    "Condition",
+    "Executor",
+    "Lock",
+    "Mailbox",
+    "Runtime",
+    "Thread",
+    "Threads",
+    "is_ours",
+]
 
 T = TypeVar("T")
 
+#: Whether this thread is one of ours, at our own work: it may hold the engine's lock, so it must not wait for another
+#: one of ours. The user's code gets there all the same: a destructor, run by the collector, that calls ``close()``.
+is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 
 #: Long enough that a thread that waits is awake by then; with 0 the lock would be ours again before that.
 GIVE_WAY_S = 50e-6
@@ -46,17 +64,26 @@ class Condition(Lock, Protocol):
     def notify_all(self) -> None: ...
 
 
-#: What a mailbox gives when nothing came in time.
+#: What a box gives when nothing came in time.
 EMPTY: Any = object()
 
 
 class Mailbox(Protocol):
-    """Things from one thread to another. Both calls are one step, which no signal can part."""
+    """Things for threads of ours. To put one is one step, which no signal can part."""
 
     def put(self, thing: Any, /) -> None: ...
 
-    def get(self, timeout: float | None, /) -> Any:
-        """The oldest thing; EMPTY after timeout seconds (None: wait until there is one)."""
+    def get(self) -> Any:
+        """The oldest thing, as soon as there is one."""
+
+
+class Box(Protocol):
+    """One thing, put once, for one thread. A signal may interrupt its wait anywhere."""
+
+    def put(self, thing: Any, /) -> None: ...
+
+    def get(self, timeout: float, /) -> Any:
+        """The thing; EMPTY where it has not come after timeout seconds."""
 
 
 class Thread(Protocol):
@@ -66,7 +93,7 @@ class Thread(Protocol):
 
 
 class Executor(Protocol):
-    """The part of ThreadPoolExecutor that the shell uses."""
+    """The part of concurrent.futures.Executor that the shell uses."""
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]: ...
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
@@ -103,6 +130,7 @@ class Runtime(Protocol):
     def lock(self) -> Lock: ...
 
     def mailbox(self) -> Mailbox: ...
+    def box(self) -> Box: ...
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """Run target in a thread of its own, one that does not keep the process alive."""
@@ -120,18 +148,124 @@ class Runtime(Protocol):
 class _Mailbox:
     """A queue written in C."""
 
-    __slots__ = ("_get", "put")
+    __slots__ = ("get", "put")
 
     def __init__(self) -> None:
         things: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.put = things.put
-        self._get = things.get
+        self.get = things.get
 
-    def get(self, timeout: float | None) -> Any:
+
+class _Box:
+    """A lock, for its wait: that of a queue written in C never ends where a signal is handled as the time runs out."""
+
+    __slots__ = ("_lock", "_thing")
+
+    def __init__(self) -> None:
+        self._thing: Any = EMPTY
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def put(self, thing: Any) -> None:
+        self._thing = thing
+        self._lock.release()
+
+    def get(self, timeout: float) -> Any:
+        self._lock.acquire(True, timeout)
+        return self._thing
+
+
+class _Pool:
+    """Up to so many threads, and what they are to do."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._most = threads
+        self._name = name
+        self._news = threading.Condition(threading.Lock())
+        self._jobs: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._idle = 0
+        self._closed = False
+        self.threads: list[threading.Thread] = []
+
+    def submit(self, function: Callable[..., T], args: tuple[Any, ...]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._news:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._idle <= len(self._jobs) and len(self.threads) < self._most:
+                self._start()
+            self._jobs.append((future, function, args))
+            self._news.notify()
+        return future
+
+    def _start(self) -> None:
+        name = f"{self._name}_{len(self.threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
-            return self._get(True, timeout)
-        except queue.Empty:
-            return EMPTY
+            thread.start()
+        except RuntimeError:  # the limit of threads: those there are go on
+            if not self.threads:
+                raise
+            return
+        self.threads.append(thread)
+
+    def _work(self) -> None:
+        is_ours.set(True)
+        while True:
+            with self._news:
+                self._idle += 1
+                while not self._jobs and not self._closed:
+                    self._news.wait()
+                self._idle -= 1
+                if not self._jobs:
+                    return
+                future, function, args = self._jobs.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function(*args)
+                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            del future, function, args
+
+    def close(self, cancel: bool = False) -> None:
+        with self._news:
+            self._closed = True
+            if cancel:
+                while self._jobs:
+                    self._jobs.popleft()[0].cancel()
+            self._news.notify_all()
+
+
+class _Executor:
+    """Runs functions in up to so many daemon threads, which end with it.
+
+    The interpreter's end waits for none of them. For the threads of a ThreadPoolExecutor it waits without limit, and
+    that refuses to submit anything from then on: ``close()`` in an atexit handler could not call ``on_revoke``.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = _Pool(threads, name)
+        weakref.finalize(self, self._pool.close).atexit = False
+
+    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
+        return self._pool.submit(function, args)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.close(cancel_futures)
+        if wait:
+            for thread in self._pool.threads:
+                thread.join()
+
+    def __enter__(self) -> _Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        self.shutdown()
 
 
 class Threads:
@@ -163,6 +297,9 @@ class Threads:
     def mailbox(self) -> _Mailbox:
         return _Mailbox()
 
+    def box(self) -> _Box:
+        return _Box()
+
     def start(self, target: Callable[[], object], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
@@ -174,8 +311,8 @@ class Threads:
     def is_current(self, thread: Thread) -> bool:
         return thread is threading.current_thread()
 
-    def executor(self, threads: int, name: str) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(threads, name)
+    def executor(self, threads: int, name: str) -> _Executor:
+        return _Executor(threads, name)
 
 
 #: Of everything that does not say otherwise.

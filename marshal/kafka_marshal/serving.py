@@ -9,14 +9,16 @@ becomes of the caller, and an answer that did not reach it is undone.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from kafka_marshal.errors import ClosedError
-from kafka_marshal.runtime import EMPTY, Mailbox, Runtime
+from kafka_marshal.errors import ClosedError, ForkedError
+from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
 
-__all__ = ["Answer", "EndedError", "Servants"]
+__all__ = ["Answer", "EndedError", "LateError", "Servants"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -31,6 +33,10 @@ LOOK_S = 1.0
 
 class EndedError(ClosedError):
     """The Marshal was closed while a call waited."""
+
+
+class LateError(TimeoutError):
+    """The answer has not come in the time given; the job goes on."""
 
 
 class _Receipt:
@@ -52,14 +58,27 @@ class Answer(Generic[T]):
 
     def __init__(self, servants: Servants) -> None:
         self._servants = servants
-        self._box: Mailbox = servants.runtime.mailbox()
+        self._box: Box = servants.runtime.box()
         self.receipt = _Receipt()
 
-    def wait(self) -> T:
-        """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*)."""
-        while (found := self._box.get(LOOK_S)) is EMPTY:
-            if self._servants.over:
-                raise EndedError("this Marshal was closed by another thread; make a new one")
+    def wait(self, timeout: float | None = None) -> T:
+        """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*).
+
+        LateError after timeout seconds (None: wait as long as it takes).
+        """
+        servants = self._servants
+        until = None if timeout is None else servants.runtime.monotonic() + timeout
+        servants.look()
+        wait_s = LOOK_S
+        while True:
+            if until is not None:
+                wait_s = min(LOOK_S, max(0.0, until - servants.runtime.monotonic()))
+            if (found := self._box.get(wait_s)) is not EMPTY:
+                break
+            servants.check()
+            if until is not None and servants.runtime.monotonic() >= until:
+                raise LateError
+            servants.look()
         value, error = found
         if error is not None:
             raise error
@@ -93,16 +112,22 @@ class _Job:
 class Servants:
     """Threads that carry out calls: one that waits for the next, and one for each call that is being carried out."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, look: Callable[[], object] = lambda: None) -> None:
+        """look: called by callers that wait, now and then; it may wait briefly."""
         self.runtime = runtime
+        self.look = look
         self._jobs = runtime.mailbox()
         self._lock = runtime.lock()
         #: Held while something is undone: a call that follows finds it undone.
         self._undoing = runtime.lock()
         self._waiting = 0
         self._delivered: list[tuple[_Job, Any]] = []
+        self._process_id = os.getpid()
         #: Nothing is carried out any more.
         self.over = False
+        #: How many threads there are, and why no further one could be started; "": none was refused.
+        self.threads = 0
+        self.refusal = ""
 
     def begin(self) -> None:
         """Start the first thread."""
@@ -110,9 +135,30 @@ class Servants:
 
     def _start(self) -> None:
         self._waiting += 1
-        self.runtime.start(self._serve, "kafka-marshal-call")
+        self.threads += 1
+        try:
+            self.runtime.start(self._serve, "kafka-marshal-call")
+        except BaseException:
+            self._waiting -= 1
+            self.threads -= 1
+            raise
 
     # User threads.
+
+    def check(self) -> None:
+        """Raise EndedError or ForkedError where no thread will answer any more."""
+        if self.over:
+            raise EndedError("this Marshal was closed by another thread; make a new one")
+        if sys.is_finalizing():
+            raise EndedError(
+                "the interpreter ends, and has stopped the threads of this Marshal: its leases end after two "
+                "heartbeat intervals. Close it before, best by a with block"
+            )
+        if os.getpid() != self._process_id:
+            raise ForkedError(
+                "this process was forked while a call of this Marshal was waiting, and its threads are those of the "
+                "parent, which goes on. Make a Marshal of its own in the child"
+            )
 
     def ask(
         self,
@@ -132,16 +178,29 @@ class Servants:
     # Threads of our own.
 
     def _serve(self) -> None:
+        is_ours.set(True)
+        try:
+            self._serve_all()
+        finally:
+            with self._lock:
+                self.threads -= 1
+
+    def _serve_all(self) -> None:
         while True:
-            job = self._jobs.get(None)
+            job = self._jobs.get()
             with self._lock:
                 self._waiting -= 1
             if self.over:
                 self._jobs.put(None)  # for the next one
                 return
             with self._lock:
-                if self._waiting == 0:
-                    self._start()
+                refusal = self._start_another()
+            if refusal:
+                logger.error(
+                    "no further thread could be started to carry out calls (%s): a call waits until the one before has "
+                    "ended. Nothing is lost. Raise the limit of threads of this process or container",
+                    refusal,
+                )
             self._carry_out(job)
             del job
             with self._lock:
@@ -149,13 +208,26 @@ class Servants:
                     return
                 self._waiting += 1
 
+    def _start_another(self) -> str:
+        """See that a thread waits for the next call; the lock is held. Why none could be started, if that is news."""
+        if self._waiting:
+            self.refusal = ""
+            return ""
+        try:
+            self._start()
+        except RuntimeError as error:
+            before, self.refusal = self.refusal, str(error)
+            return "" if before else self.refusal
+        self.refusal = ""
+        return ""
+
     def _carry_out(self, job: _Job | Callable[[], object]) -> None:
         try:
             self.undo_lost()
             if not isinstance(job, _Job):
                 job()
                 return
-        except Exception:
+        except BaseException:
             logger.exception("a call that nobody waits for failed; what it was about is done by time")
             if not isinstance(job, _Job):
                 return

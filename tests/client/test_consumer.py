@@ -22,7 +22,7 @@ from kafka_marshal import (
     beginning,
     topic_watch,
 )
-from kafka_marshal.membership import CLOSE_TIMEOUT_S
+from kafka_marshal.closing import CLOSE_TIMEOUT_S
 from tests.client.conftest import HI, Scene, take, wait_until
 
 

@@ -42,6 +42,7 @@ class Program:
     """A user's program (programs.py) in a process of its own, which has to end by itself in time."""
 
     def __init__(self, scene: Scene, name: str, topic: str, **options: object) -> None:
+        self.topic = topic
         arguments = {
             "bootstrap": scene.bootstrap,
             "group": scene.group,

@@ -35,6 +35,10 @@ class Background:
         except BaseException as error:  # noqa: BLE001  end() reports it
             self.error = error
 
+    def has_ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def end(self) -> None:
         """It ends by itself, and raises nothing."""
         self._thread.join(ANSWER_S)

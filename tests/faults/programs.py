@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kafka_marshal import Consumer, Marshal
+from kafka_marshal.errors import ForkedError
 from kafka_marshal.testing.interrupts import Alarms
 
 arguments: dict[str, Any] = json.loads(sys.argv[2])
@@ -162,6 +167,65 @@ def leave() -> None:
             sys.exit(0)
 
 
+class Keeper:
+    """Closes what it keeps as the interpreter takes it apart, when our threads are frozen."""
+
+    def __init__(self, marshal: Marshal) -> None:
+        self.marshal = marshal
+
+    def __del__(
+        self, write: Callable[[int, bytes], int] = os.write, is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        self.marshal.close()
+        write(1, b"finalizing: %d" % is_finalizing())
+
+
+def ends() -> None:
+    """The interpreter ends while a callback does not return, or something closes the Marshal then."""
+    marshal = make_marshal()
+    if arguments["by"] == "atexit":
+        atexit.register(marshal.close)
+    elif arguments["by"] == "destructor":
+        late = ModuleType("late")  # taken apart before those that were imported earlier
+        late.kept = Keeper(marshal)  # type: ignore[attr-defined]
+        sys.modules["late"] = late
+        del late
+    assigned = threading.Event()
+
+    def on_assign(*_: object) -> None:
+        assigned.set()
+        if arguments["by"] == "stuck":
+            threading.Event().wait()
+
+    def on_revoke(*_: object) -> None:
+        print("revoked", flush=True)
+
+    marshal.consumer([TOPIC], on_assign=on_assign, on_revoke=on_revoke)
+    assert assigned.wait(10)
+
+
+def forks() -> None:
+    """A fork while a call waits: the child's copy of the call ends, and so does close() there."""
+    marshal = make_marshal()
+    consumer = make_consumer(marshal)
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        children.append(os.fork())
+
+    signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        consumer.poll(2.0)
+    except ForkedError:
+        assert children == [0]
+    if children == [0]:
+        marshal.close()
+        os._exit(17)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 17
+    marshal.close()
+
+
 def interrupt() -> None:
     """Ctrl-C out of ``with`` blocks."""
     try:
@@ -173,8 +237,26 @@ def interrupt() -> None:
         print(json.dumps({"ended": "by Ctrl-C"}), flush=True)
 
 
+def polls() -> None:
+    """Gets messages, and looks how it is; says so once it was stopped, and is well again."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    logging.basicConfig(level=logging.WARNING)
+    with make_marshal() as marshal, make_consumer(marshal) as consumer:
+        consumer.poll(10)
+        print("waiting", flush=True)
+        looked_at, was_stopped = time.monotonic(), False
+        while not ended:
+            consumer.poll(0.02)
+            was_stopped = was_stopped or time.monotonic() - looked_at > 1.0
+            looked_at = time.monotonic()
+            if was_stopped and marshal.health().ok:
+                print("well again", flush=True)
+                was_stopped = False
+
+
 faulthandler.dump_traceback_later(HANGS_S, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if arguments.get("quiet"):
     logging.disable(logging.CRITICAL)
-{each.__name__: each for each in (alarms, sigterm, leave, interrupt)}[sys.argv[1]]()
+{each.__name__: each for each in (alarms, sigterm, leave, interrupt, polls, ends, forks)}[sys.argv[1]]()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from kafka_marshal import Consumer, Marshal
+from kafka_marshal import Balanced, Consumer, HeldError, Marshal, Policy
+from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.interrupts import run_within
 from tests.faults.endings import (
@@ -17,11 +23,15 @@ from tests.faults.endings import (
     Background,
     a_callback_closes,
     closed_at_once,
+    iterate,
     opened,
 )
-from tests.faults.stories import AGAIN_S, TOPIC, answer
+from tests.faults.stories import AGAIN_S, ANSWER_S, HI, TOPIC, answer, member
 
 pytestmark = pytest.mark.flaky(reruns=0)
+
+#: What a busy machine may add to a limit.
+SLACK_S = 0.7
 
 
 @pytest.fixture
@@ -90,6 +100,206 @@ def test_calls_after_close_answer(marshal: Marshal, call: str) -> None:
         "consumer": lambda: _refused(lambda: marshal.consumer([TOPIC])),
     }
     answer(call, calls[call])
+
+
+class Hung:
+    """A callback that does not return before it is let."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.begun.set()
+        self.go_on.wait()
+
+
+@pytest.fixture
+def hung(marshal: Marshal) -> Iterator[Hung]:
+    made = Hung()
+    yield made
+    made.go_on.set()
+
+
+def within(what: str, timeout_s: float, close: Callable[[], object]) -> None:
+    """close() ends a second after its timeout at the latest."""
+    run_within(timeout_s + 1.0 + SLACK_S, close, what)
+
+
+def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [x.getMessage() for x in caplog.records if x.name == "kafka_marshal" and text in x.getMessage()]
+
+
+@contextmanager
+def another(marshal: Marshal) -> Iterator[Marshal]:
+    made = member(marshal._cluster.connect("other"), "other")  # type: ignore[attr-defined]
+    yield made
+    answer("Marshal.close()", made.close)
+
+
+@pytest.mark.parametrize("callback", ["on_assign", "on_revoke"])
+def test_a_marshal_does_not_wait_for_ever_for_a_callback(
+    marshal: Marshal, hung: Hung, callback: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    marshal._cluster.broker.create_topic("u", 1)  # type: ignore[attr-defined]
+    called: list[object] = []
+    options: dict[str, Any] = {callback: hung}
+    marshal.consumer(["u"], on_revoke=lambda *_: called.append(1))
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 1, AGAIN_S)
+    marshal.consumer([TOPIC], **options)
+    by_hand = marshal.claim("by-hand", 0)
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 4, AGAIN_S)
+    if callback == "on_assign":
+        assert hung.begun.wait(AGAIN_S)
+    with another(marshal) as other:
+        within("Marshal.close()", 0.2, lambda: marshal.close(0.2))
+        # What nobody is at work on was released: there is no wait for it. The rest ends by time.
+        other.claim("by-hand", by_hand.partition, timeout=0).release()
+        if callback == "on_assign":
+            other.claim("u", 0, timeout=0).release()
+            assert not called
+        with pytest.raises(HeldError):
+            other.claim(TOPIC, 0, timeout=0)
+        assert other.claim(TOPIC, 0, timeout=AGAIN_S).valid
+    (told,) = warnings(caplog, "close() does not wait any longer")
+    assert f"{callback} of t [0], t [1] has not returned for" in told
+    assert "in __call__)" in told
+    assert ("not called any more, for none begins before that one returns: on_revoke of u [0]" in told) is (
+        callback == "on_assign"
+    )
+
+
+def test_a_consumer_does_not_wait_for_ever_and_releases_when_the_callback_returns(
+    marshal: Marshal, hung: Hung, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = marshal.consumer([TOPIC], on_revoke=hung)
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    within("Consumer.close()", 0.1, lambda: consumer.close(0.1))
+    assert "stay with this Marshal" in warnings(caplog, "on_revoke of t [0], t [1] has not returned")[0]
+    threading.Event().wait(3 * HI / 1000)  # longer than a lease lives without beats
+    assert [lease.client_id for lease in marshal.world.leases()] == ["a", "a"]
+    hung.go_on.set()
+    assert marshal.world.wait_for(lambda world: not any(x.client_id for x in world.leases()), AGAIN_S)
+
+
+@pytest.mark.parametrize("what", ["consumer", "marshal"])
+def test_the_most_impatient_close_counts(marshal: Marshal, hung: Hung, what: str) -> None:
+    consumer = marshal.consumer([TOPIC], on_revoke=hung)
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    closing = consumer.close if what == "consumer" else marshal.close
+    patient = Background(lambda: closing(None))
+    assert hung.begun.wait(AGAIN_S)
+    within("an impatient close()", 0.0, lambda: closing(0.0))
+    patient.end()
+
+
+def test_a_callback_is_waited_for_as_long_as_was_asked_for(marshal: Marshal, hung: Hung) -> None:
+    consumer = marshal.consumer([TOPIC], on_revoke=hung)
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    closing = Background(consumer.close)
+    assert hung.begun.wait(AGAIN_S)
+    assert not closing.has_ended_within(1.5)
+    hung.go_on.set()
+    closing.end()
+
+
+class Stuck(Policy):
+    """Does not return, with the engine's lock in hand, once it is told not to."""
+
+    def __init__(self, hung: Hung) -> None:
+        self.hung = hung
+        self.is_stuck = False
+
+    def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
+        if self.is_stuck:
+            self.hung()
+        return Balanced().wishes(view, own, now)
+
+
+@pytest.mark.parametrize("what", ["consumer", "marshal"])
+def test_close_ends_where_the_engines_lock_is_never_free(
+    marshal: Marshal, hung: Hung, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Stuck(hung)
+    consumer = marshal.consumer([TOPIC], policy=policy)
+    user = Background(lambda: iterate(consumer))
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    policy.is_stuck = True
+    assert hung.begun.wait(AGAIN_S)
+    within(f"{what}.close()", 0.3, lambda: (consumer if what == "consumer" else marshal).close(0.3))
+    told = warnings(caplog, "has not ended 1 s after its timeout of 0.3 s")
+    assert len(told) == 1
+    assert "has not turned" in told[0]
+    assert "test_closing.py" in told[0]
+    if what == "consumer":
+        hung.go_on.set()
+    user.end()  # where the Marshal was closed, though the lock is not free
+
+
+def test_close_ends_where_a_thread_of_ours_hangs(marshal: Marshal, hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a read of messages that never returns; what was held is released before."""
+    consumer = marshal.consumer([TOPIC])
+    assert consumer.poll(AGAIN_S) is not None
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    monkeypatch.setattr(consumer._reader, "read", hung)
+    user = Background(lambda: iterate(consumer))
+    assert hung.begun.wait(AGAIN_S)
+    with another(marshal) as other:
+        within("Marshal.close()", 0.2, lambda: marshal.close(0.2))
+        other.claim(TOPIC, 0, timeout=0).release()
+    user.end()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
+def test_a_handler_of_a_signal_closes_while_a_callback_hangs(marshal: Marshal, hung: Hung, delay_s: float) -> None:
+    consumer = marshal.consumer([TOPIC], on_revoke=hung)
+    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    before = signal.signal(signal.SIGALRM, lambda *_: marshal.close(0.1))
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001 + delay_s)
+        iterate(consumer)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 0.1 + 1.0 + SLACK_S
+
+
+@pytest.mark.parametrize("what", ["consumer", "marshal"])
+def test_a_destructor_that_closes_may_run_in_a_thread_of_ours(marshal: Marshal, what: str) -> None:
+    """With the engine's lock in hand, as the collector of garbage does it."""
+    consumer = marshal.consumer([TOPIC])
+    closing = (consumer if what == "consumer" else marshal).close
+    done: list[bool] = []
+
+    def applied(*_: object) -> None:
+        if not done:
+            done.append(True)
+            closing()
+
+    marshal._driver.listeners.append(applied)
+    user = Background(lambda: iterate(consumer))
+    user.end()
+    with another(marshal) as other:
+        assert other.claim(TOPIC, 0, timeout=AGAIN_S).valid
+
+
+@pytest.mark.parametrize("what", ["consumer", "marshal"])
+def test_a_callback_that_closes_does_not_wait_for_itself(marshal: Marshal, what: str) -> None:
+    took: list[float] = []
+
+    def close(consumer: Consumer, _partitions: object) -> None:
+        began = time.monotonic()
+        (consumer if what == "consumer" else marshal).close()
+        took.append(time.monotonic() - began)
+
+    consumer = marshal.consumer([TOPIC], on_assign=close)
+    user = Background(lambda: iterate(consumer))
+    user.end()
+    until = time.monotonic() + ANSWER_S
+    while not took:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    assert took[0] < 0.8
 
 
 def _refused(call: Callable[[], object]) -> None:

@@ -110,3 +110,21 @@ def test_a_program_may_end_without_close(scene: Scene, by: str, delivery: str) -
     program = Program(scene, "leave", scene.topic(1, 20), by=by, options={"delivery": delivery, "batch_size": 5})
     status, _, err = program.end(10.0 + END_S)
     assert (status, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("by", "wanted"), [("atexit", "revoked"), ("destructor", "finalizing: 1"), ("stuck", "")], ids=lambda x: x
+)
+def test_the_interpreters_end_waits_for_no_thread(scene: Scene, by: str, wanted: str) -> None:
+    program = Program(scene, "ends", scene.topic(1), by=by)
+    status, out, err = program.end(10.0 + END_S)
+    assert (status, out.strip(), err) == (0, wanted, "")
+    if by == "atexit":  # its leases were released, too
+        with scene.member("other") as other:
+            other.claim(program.topic, 0, timeout=0).release()
+
+
+def test_a_call_that_waits_ends_in_a_forked_child(scene: Scene) -> None:
+    program = Program(scene, "forks", scene.topic(1))
+    status, _, err = program.end(10.0 + END_S)
+    assert (status, err) == (0, "")

@@ -148,7 +148,7 @@ class _Mailbox:
             self._scheduler.wake(self._waiting[0], self._scheduler.now + WAKE_MS * self._chance())
         self._interrupting.come()
 
-    def get(self, timeout: float | None) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         scheduler, task = self._scheduler, self._scheduler.current
         if scheduler.over or task is None:
             raise Over
@@ -316,6 +316,9 @@ class SimulatedRuntime:
 
     def mailbox(self) -> _Mailbox:
         return _Mailbox(self._scheduler, self._rng, self.rate, self._interrupting)
+
+    def box(self) -> _Mailbox:
+        return self.mailbox()
 
     def start(self, target: Callable[[], object], name: str) -> _Thread:
         owner = getattr(target, "__self__", None)

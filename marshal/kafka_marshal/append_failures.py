@@ -1,0 +1,26 @@
+"""Tells people of records that could not be appended, without drowning everything else in their log."""
+
+from __future__ import annotations
+
+from kafka_marshal.repeats import Told
+
+__all__ = ["AppendFailures"]
+
+
+class AppendFailures:
+    """Of each reason a line now and then, and what the last append came to."""
+
+    def __init__(self, topic: str, told: Told) -> None:
+        self._topic = topic
+        self._told = told
+        #: Why appends fail, and since when (own clock, ms); None: the last one succeeded. Read without a lock.
+        self.failing: tuple[str, float] | None = None
+
+    def hear(self, reason: str | None, now: float) -> None:
+        """What became of an append, at now (own clock, ms): why it failed, None where it did not."""
+        if reason is None:
+            self.failing = None
+            return
+        self.failing = (reason, now if self.failing is None else self.failing[1])
+        # "… (after 3ms in state CONNECT)": the same but for how long it took.
+        self._told.warn(("append", reason.partition(" (after ")[0]), f"an append to {self._topic} failed: {reason}")

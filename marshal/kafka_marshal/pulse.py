@@ -1,0 +1,136 @@
+"""The turns of the background thread as other threads see them, and what they say when it does not turn.
+
+Everything here may be asked from any thread, also in a signal's handler: whole stores only, and no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from kafka_marshal.engine.settings import proof_margin_ms
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.repeats import Repeats
+from kafka_marshal.runtime import Runtime, is_ours
+
+__all__ = ["Pulse", "place_of", "say"]
+
+logger = logging.getLogger("kafka_marshal")
+
+#: Of several outages in a row one is logged within this time (ms).
+SAID_EVERY_MS = 10_000.0
+
+#: A user's thread reports an outage that it has seen twice, this long apart (ms). What stopped the whole process is
+#: over by the second time: the background thread has turned meanwhile.
+AGAIN_MS = 500.0
+
+#: A user's thread waits this long for its report to be written (s).
+SAYING_S = 1.0
+
+
+class Pulse:
+    """When the background thread has turned last, and when it is to turn again."""
+
+    def __init__(self, runtime: Runtime, whose: str, heartbeat_interval_ms: int) -> None:
+        """whose: the member, for people."""
+        self._runtime = runtime
+        self._whose = whose
+        self._interval_ms = heartbeat_interval_ms
+        self._margin_ms = proof_margin_ms(heartbeat_interval_ms)
+        #: Own clock (ms).
+        self.turned_at = runtime.now_ms()
+        self._due_at = self.turned_at
+        #: The thread has ended with an error.
+        self.over = False
+        self.thread_id: int | None = None
+        #: An outage that a user's thread has seen: the turn it began with, and when that was.
+        self._seen = (0.0, 0.0)
+        self._said_of = 0.0
+        self._repeats = Repeats(SAID_EVERY_MS)
+
+    def begin(self) -> None:
+        """The thread begins."""
+        is_ours.set(True)
+        self.thread_id = threading.get_ident()
+
+    def ended_by(self, error: BaseException) -> Exception:
+        """The thread ends with this error: the one that is raised in user threads from now on."""
+        self.over = True
+        if isinstance(error, MarshalError):
+            return error
+        logger.error("the background thread of %s failed; all its leases are over", self._whose, exc_info=error)
+        if isinstance(error, Exception):
+            return error
+        found = MarshalError(
+            f"the background thread of {self._whose} was ended by {type(error).__name__}, raised by a callback or a "
+            "log handler. All leases of this Marshal are over: what is in hand is repeated by others. Make a new one"
+        )
+        found.__cause__ = error
+        return found
+
+    def turned(self, wait_s: float) -> float:
+        """The thread turns, and may wait this long for the log now; returns that."""
+        self.turned_at = now = self._runtime.now_ms()
+        self._due_at = now + wait_s * 1000
+        return wait_s
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it has not turned for a heartbeat interval, nor where it was to."""
+        return now > max(self.turned_at + self._interval_ms, self._due_at + self._margin_ms)
+
+    def place(self) -> str:
+        """Where the thread stands, for people: `` (it stands at FILE:LINE in FUNCTION)``, or nothing."""
+        return place_of(self.thread_id)
+
+    def stalled_text(self, now: float) -> str:
+        """What an outage means, for people."""
+        return (
+            f"the background thread of {self._whose} has not turned for {(now - self.turned_at) / 1000:.1f} s, more "
+            f"than its heartbeat interval of {self._interval_ms / 1000:g} s{self.place()}. Meanwhile no heartbeat goes "
+            "out: two intervals after the last one its leases are over, it hands out nothing more, and others take "
+            "the partitions over; what is in hand by then is repeated there. A policy, a callback of librdkafka or a "
+            "log handler that does not return holds the thread up, or the machine is too busy: let it return, or "
+            "restart the process"
+        )
+
+    def look(self) -> None:
+        """A user's thread waits for an answer: report an outage, once (*blocking*, briefly)."""
+        now = self._runtime.now_ms()
+        turn = self.turned_at
+        if self.over or self._said_of == turn or not self.is_stalled(now):
+            return
+        if self._seen[0] != turn:
+            self._seen = (turn, now)
+        elif now - self._seen[1] >= min(AGAIN_MS, self._interval_ms):
+            self._said_of = turn
+            if self._repeats.due("stalled", now) is not None:
+                say(self._runtime, logger.error, f"{self.stalled_text(now)}. Marshal.health() says how it is now")
+
+
+def place_of(thread_id: int | None) -> str:
+    """Where a thread stands, as `` (it stands at FILE:LINE in FUNCTION)``; nothing where that is not known."""
+    frame = None if thread_id is None else sys._current_frames().get(thread_id)
+    # What waits is the standard library most often: whose call it was is of more use.
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f" (it stands at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})"
+
+
+def say(runtime: Runtime, log: Callable[[str, object], object], text: str) -> None:
+    """Log from a user's thread (*blocking*, briefly).
+
+    Another thread writes it. Interrupted within ``logging``, this one would keep the lock of a handler for ever, and
+    every thread of ours that logs would wait for it.
+    """
+    write = partial(log, "%s", text)
+    try:
+        thread = runtime.start(write, "kafka-marshal-log")
+    except RuntimeError:  # no thread can be started any more
+        write()
+    else:
+        thread.join(SAYING_S)
