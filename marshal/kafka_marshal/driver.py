@@ -102,9 +102,11 @@ class Driver:
         make_settings: Callable[[int], EngineSettings],
         *,
         keep_snapshots: bool = False,
+        servants: Servants | None = None,
     ) -> None:
         """Open the replica, start the thread, wait until the world is known (*blocking*).
 
+        servants: have begun already; else their threads begin here.
         keep_snapshots: take snapshots of the replica, and compare it with those of others (S2).
         """
         self.cluster = cluster
@@ -152,13 +154,16 @@ class Driver:
         self.callbacks = UserCalls(runtime)
         self.topics = TopicRounds(self, topic)
         self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
-        self.servants = Servants(runtime, self.pulse.look)
+        has_begun = servants is not None
+        self.servants = servants or Servants(runtime)
+        self.servants.look = self.pulse.look
         self.failures = AppendFailures(topic, self.told)
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
             _drivers.add(self)
-            self.servants.begin()
+            if not has_begun:
+                self.servants.begin()
             self._thread = runtime.start(self._run, "kafka-marshal")
             self._await_start()
         except BaseException:  # Ctrl-C: nobody else will end what has begun

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
@@ -41,6 +41,7 @@ from kafka_marshal.lease import Lease
 from kafka_marshal.membership import Membership
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.serving import Answer, Servants
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 from kafka_marshal.world import WorldView, lease_info
@@ -51,6 +52,20 @@ __all__ = ["Marshal"]
 M = TypeVar("M", bound=Membership[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+
+class _Opened(NamedTuple):
+    """What a Marshal has open."""
+
+    driver: Driver
+    watchdog: Watchdog | None
+    world: WorldView
+
+    def undo(self) -> None:
+        """Nobody got it."""
+        self.driver.shut_down()
+        if self.watchdog is not None:
+            self.watchdog.close()
 
 
 class Marshal(OneProcess, WithBlock):
@@ -118,30 +133,46 @@ class Marshal(OneProcess, WithBlock):
         self._has_ended = False
         #: The process that speaks for this one should it die; None: there is none.
         self.watchdog: Watchdog | None = None
-        self._driver: Driver = None  # type: ignore[assignment]  # until it is open
+        self._driver: Driver
+        #: What the log says about this group, read-only.
+        self.world: WorldView
+        servants = Servants(cluster.runtime)
+        answer: Answer[_Opened] | None = None
+        try:
+            servants.begin()
+            answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=_Opened.undo)
+            opened = answer.wait()
+            answer.receipt.out = True; self._driver, self.watchdog, self.world = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+            if answer is not None:
+                answer.receipt.left = True
+            servants.end()
+            raise
+
+    def _open(self, cluster: Cluster, servants: Servants, *, watchdog: bool) -> _Opened:
+        """Open everything, on a thread of our own: no signal can part that."""
+        beside: Watchdog | None = None
         try:
             if watchdog:
-                self.watchdog = self._start_watchdog()
-            cluster.expect(topic, delivery_timeout_ms=heartbeat_interval_ms)
-            self._driver = Driver(
+                beside = self._start_watchdog()
+            cluster.expect(self.topic, delivery_timeout_ms=self.heartbeat_interval_ms)
+            driver = Driver(
                 cluster,
-                topic,
+                self.topic,
                 lambda partitions: EngineSettings(
-                    self.group_id, self.client_id, self.instance_id, partitions, heartbeat_interval_ms
+                    self.group_id, self.client_id, self.instance_id, partitions, self.heartbeat_interval_ms
                 ),
                 keep_snapshots=True,
+                servants=servants,
             )
-            if self.watchdog is not None:
-                self.watchdog.watch(self._driver)
-            #: What the log says about this group, read-only.
-            self.world = WorldView(self._driver)
-        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
-            if self._driver is not None:
-                self._driver.shut_down()
-            if self.watchdog is not None:
-                self.watchdog.close()
+        except BaseException:
+            if beside is not None:
+                beside.close()
             cluster.close()
             raise
+        if beside is not None:
+            beside.watch(driver)
+        return _Opened(driver, beside, WorldView(driver))
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""

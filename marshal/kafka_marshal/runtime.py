@@ -8,6 +8,7 @@ see a difference.
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
 import time
@@ -134,6 +135,9 @@ class Runtime(Protocol):
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """Run target in a thread of its own, one that does not keep the process alive."""
+
+    def launch(self, target: Callable[[], object], name: str) -> None:
+        """The same, from a thread that a signal may interrupt: in one step, and without a word of it."""
 
     def give_way(self) -> None:
         """Let other threads that wait for a lock, or for the interpreter, go first."""
@@ -304,6 +308,11 @@ class Threads:
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
+
+    def launch(self, target: Callable[[], object], name: str) -> None:
+        # Thread.start() waits for the thread under a lock that an interrupt would leave locked: here another one waits.
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        _thread.start_new_thread(thread.start, ())
 
     def give_way(self) -> None:
         time.sleep(GIVE_WAY_S)

@@ -137,7 +137,7 @@ class Servants:
         self._waiting += 1
         self.threads += 1
         try:
-            self.runtime.start(self._serve, "kafka-marshal-call")
+            self.runtime.launch(self._serve, "kafka-marshal-call")
         except BaseException:
             self._waiting -= 1
             self.threads -= 1

@@ -326,6 +326,9 @@ class SimulatedRuntime:
             self._process.joined(owner)
         return _Thread(self._scheduler, self._scheduler.spawn(self._process, name, target))
 
+    def launch(self, target: Callable[[], object], name: str) -> None:
+        self.start(target, name)
+
     def give_way(self) -> None:
         """Whoever takes a lock gives way here."""
 
