@@ -62,7 +62,11 @@ class Answer(Generic[T]):
                 raise EndedError("this Marshal was closed by another thread; make a new one")
         value, error = found
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                # An error that its own traceback leads to keeps the frames of its callers, with all that they had.
+                del found, error
         return value  # type: ignore[no-any-return]
 
 
@@ -168,6 +172,7 @@ class Servants:
             with self._lock:
                 self._delivered.append((job, value))
         job.box.put((value, error))
+        del error  # as in Answer.wait
 
     def undo_lost(self) -> None:
         """Take back the values that reached nobody."""

@@ -6,10 +6,12 @@ second or two each, with what the log is expected to say meanwhile: any other er
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -221,6 +223,32 @@ def all_is_done_at_the_end(delivery: str) -> None:
         answer("Marshal.close()", marshal.close)
 
 
+class Kept:
+    """What a user's function has in a variable."""
+
+
+def an_error_keeps_nothing() -> None:
+    """What the caller had goes with its frame, not when garbage is collected: a message is seen to be dropped then."""
+    story = Story()
+    consumer = story.make_consumer()
+    cases.await_assigned(consumer)
+    setattr(consumer._reader, "read", partial(_raise, OddError))  # noqa: B010 - a method is not assigned otherwise
+
+    def fails() -> weakref.ref[Kept]:
+        kept = Kept()
+        with suppress(OddError):
+            consumer.poll(AGAIN_S)
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        kept = fails()
+        eventually(lambda: kept() is None, "what the caller of poll() had is gone")
+    finally:
+        gc.enable()
+    story.close()
+
+
 def memory_is_bounded(delivery: str) -> None:
     """``max_bytes_in_flight`` of large messages, though more of them are there."""
     size, messages, limit = 10_000, 200, 200_000
@@ -278,6 +306,7 @@ PROOFS: dict[str, Proof] = {
         callbacks_of_librdkafka_raise, ("stats_cb raised", "error_cb raised", "throttle_cb raised", "future raised")
     ),
     "a predicate looks": Proof(predicates_look),
+    "an error keeps nothing": Proof(an_error_keeps_nothing),
     "a dropped message comes again": Proof(a_dropped_message_comes_again),
     **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
     **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},

@@ -129,6 +129,8 @@ FAULTS: tuple[Mutation, ...] = (
         "__enter__ = lambda self: self",
         "C17",
     ),
+    Mutation("an error keeps its caller's frame", _SERVING, "del found, error", "pass", "C14"),
+    Mutation("an error keeps the frame of the job", _SERVING, "del error  # as in Answer.wait", "pass", "C14"),
     # Threads that share a consumer.
     Mutation(
         "what another thread's hand has left is forgotten",
