@@ -27,6 +27,8 @@ MOST_WAITING = 8
 
 #: A caller that waits checks this often that there is still a thread to answer it (s).
 LOOK_S = 1.0
+#: Where there is none any more, what is under way has this long to be answered (s).
+LAST_LOOK_S = 0.05
 
 
 class EndedError(ClosedError):
@@ -57,7 +59,7 @@ class Answer(Generic[T]):
 
     def wait(self) -> T:
         """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*)."""
-        while (found := self._box.get(LOOK_S)) is EMPTY:
+        while (found := self._box.get(LAST_LOOK_S if self._servants.over else LOOK_S)) is EMPTY:
             if self._servants.over:
                 raise EndedError("this Marshal was closed by another thread; make a new one")
         value, error = found
