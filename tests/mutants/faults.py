@@ -139,6 +139,13 @@ FAULTS: tuple[Mutation, ...] = (
         "if False:",
         "C14",
     ),
+    Mutation(
+        "what another thread has claimed is taken for refused",
+        _FETCHING,
+        "if assignment.grant is grant:",
+        "if True:",
+        "C13",
+    ),
     Mutation("two threads read at a time", _FETCHING, "with self._reading:", "if True:", "P6", within="def _pump"),
     Mutation(
         "a user's thread runs the engine itself",
