@@ -182,6 +182,41 @@ def predicates_look() -> None:
         assert answer("wait_for with a predicate that calls assignment()", call)
 
 
+def another_thread_is_faster(delivery: str) -> None:
+    """One thread's time is up; while it looks a last time, another one gets the messages that have come."""
+    cluster = memory_cluster(PARTITIONS, 0)
+    marshal = member(cluster)
+    consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
+    cases.await_assigned(consumer)
+    pump, got, looks = consumer._pump, list[tuple[int | None, int | None]](), list[float]()
+
+    def take() -> None:
+        if (message := consumer.poll(0.0)) is not None:
+            got.append((message.partition(), message.offset()))
+            consumer.done(message)
+
+    def is_complete() -> bool:
+        take()
+        return len(got) == PARTITIONS * MESSAGES
+
+    def looked(timeout_s: float) -> int:
+        looks.append(timeout_s)
+        if len(looks) == 2:  # the last look of the first call
+            for partition in range(PARTITIONS):
+                for number in range(MESSAGES):
+                    cluster.broker.produce(TOPIC, partition, b"%d" % number)
+            answer("poll() of another thread", take)
+        return pump(timeout_s)
+
+    setattr(consumer, "_pump", looked)  # noqa: B010 - a method is not assigned otherwise
+    try:
+        answer("poll()", take)
+        eventually(is_complete, "all are handed out")
+        assert len(set(got)) == len(got), f"handed out twice: {got}"
+    finally:
+        answer("Marshal.close()", marshal.close)
+
+
 # What a user drops, leaves alone, or is never given.
 
 
@@ -306,6 +341,7 @@ PROOFS: dict[str, Proof] = {
         callbacks_of_librdkafka_raise, ("stats_cb raised", "error_cb raised", "throttle_cb raised", "future raised")
     ),
     "a predicate looks": Proof(predicates_look),
+    **{f"{x}: another thread is faster": Proof(partial(another_thread_is_faster, x)) for x in DELIVERIES},
     "an error keeps nothing": Proof(an_error_keeps_nothing),
     "a dropped message comes again": Proof(a_dropped_message_comes_again),
     **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
