@@ -280,19 +280,22 @@ class FetchingConsumer(Membership["Consumer"]):
     def _await_grant(self, assignment: Assignment) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time.
 
-        No more than that one: it keeps the interpreter from the thread that reads the answer.
+        No more than that one: it keeps the interpreter from the thread that reads the answer. Another thread may be
+        faster: then what is under way of this assignment is the claim after this one, whose answer is not there yet.
         """
 
         def answered() -> bool:
-            return assignment.over or assignment.grant is None or assignment.grant.accepted is not None
+            return assignment.over or grant is not assignment.grant or grant is None or grant.accepted is not None
 
         with self._driver.locked(step=False):
+            grant = assignment.grant
             room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
         self._fill(room, answered)
         with self._driver.condition:
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
-            self._delivery.collect(assignment, self._driver.now_ms())
+            if assignment.grant is grant:
+                self._delivery.collect(assignment, self._driver.now_ms())
 
     def _claim_ahead(self) -> None:
         """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""

@@ -29,6 +29,8 @@ MOST_WAITING = 8
 
 #: A caller that waits checks this often that there is still a thread to answer it (s).
 LOOK_S = 1.0
+#: Where there is none any more, what is under way has this long to be answered (s).
+LAST_LOOK_S = 0.05
 
 
 class EndedError(ClosedError):
@@ -69,10 +71,10 @@ class Answer(Generic[T]):
         servants = self._servants
         until = None if timeout is None else servants.runtime.monotonic() + timeout
         servants.look()
-        wait_s = LOOK_S
         while True:
+            wait_s = LAST_LOOK_S if servants.over else LOOK_S
             if until is not None:
-                wait_s = min(LOOK_S, max(0.0, until - servants.runtime.monotonic()))
+                wait_s = min(wait_s, max(0.0, until - servants.runtime.monotonic()))
             if (found := self._box.get(wait_s)) is not EMPTY:
                 break
             servants.check()
@@ -81,7 +83,11 @@ class Answer(Generic[T]):
             servants.look()
         value, error = found
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                # An error that its own traceback leads to keeps the frames of its callers, with all that they had.
+                del found, error
         return value  # type: ignore[no-any-return]
 
 
@@ -240,6 +246,7 @@ class Servants:
             with self._lock:
                 self._delivered.append((job, value))
         job.box.put((value, error))
+        del error  # as in Answer.wait
 
     def undo_lost(self) -> None:
         """Take back the values that reached nobody."""

@@ -6,10 +6,12 @@ second or two each, with what the log is expected to say meanwhile: any other er
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -180,6 +182,41 @@ def predicates_look() -> None:
         assert answer("wait_for with a predicate that calls assignment()", call)
 
 
+def another_thread_is_faster(delivery: str) -> None:
+    """One thread's time is up; while it looks a last time, another one gets the messages that have come."""
+    cluster = memory_cluster(PARTITIONS, 0)
+    marshal = member(cluster)
+    consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
+    cases.await_assigned(consumer)
+    pump, got, looks = consumer._pump, list[tuple[int | None, int | None]](), list[float]()
+
+    def take() -> None:
+        if (message := consumer.poll(0.0)) is not None:
+            got.append((message.partition(), message.offset()))
+            consumer.done(message)
+
+    def is_complete() -> bool:
+        take()
+        return len(got) == PARTITIONS * MESSAGES
+
+    def looked(timeout_s: float) -> int:
+        looks.append(timeout_s)
+        if len(looks) == 2:  # the last look of the first call
+            for partition in range(PARTITIONS):
+                for number in range(MESSAGES):
+                    cluster.broker.produce(TOPIC, partition, b"%d" % number)
+            answer("poll() of another thread", take)
+        return pump(timeout_s)
+
+    setattr(consumer, "_pump", looked)  # noqa: B010 - a method is not assigned otherwise
+    try:
+        answer("poll()", take)
+        eventually(is_complete, "all are handed out")
+        assert len(set(got)) == len(got), f"handed out twice: {got}"
+    finally:
+        answer("Marshal.close()", marshal.close)
+
+
 # What a user drops, leaves alone, or is never given.
 
 
@@ -219,6 +256,32 @@ def all_is_done_at_the_end(delivery: str) -> None:
         eventually(is_done, "the end of the topic is done, there is no lag (P6)")
     finally:
         answer("Marshal.close()", marshal.close)
+
+
+class Kept:
+    """What a user's function has in a variable."""
+
+
+def an_error_keeps_nothing() -> None:
+    """What the caller had goes with its frame, not when garbage is collected: a message is seen to be dropped then."""
+    story = Story()
+    consumer = story.make_consumer()
+    cases.await_assigned(consumer)
+    setattr(consumer._reader, "read", partial(_raise, OddError))  # noqa: B010 - a method is not assigned otherwise
+
+    def fails() -> weakref.ref[Kept]:
+        kept = Kept()
+        with suppress(OddError):
+            consumer.poll(AGAIN_S)
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        kept = fails()
+        eventually(lambda: kept() is None, "what the caller of poll() had is gone")
+    finally:
+        gc.enable()
+    story.close()
 
 
 def memory_is_bounded(delivery: str) -> None:
@@ -278,6 +341,8 @@ PROOFS: dict[str, Proof] = {
         callbacks_of_librdkafka_raise, ("stats_cb raised", "error_cb raised", "throttle_cb raised", "future raised")
     ),
     "a predicate looks": Proof(predicates_look),
+    **{f"{x}: another thread is faster": Proof(partial(another_thread_is_faster, x)) for x in DELIVERIES},
+    "an error keeps nothing": Proof(an_error_keeps_nothing),
     "a dropped message comes again": Proof(a_dropped_message_comes_again),
     **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
     **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},

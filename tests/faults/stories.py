@@ -63,8 +63,8 @@ def memory_cluster(partitions: int = PARTITIONS, messages: int = MESSAGES) -> Me
     return cluster
 
 
-def member(cluster: MemoryCluster, client_id: str = "a") -> Marshal:
-    return Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval_ms=HI)
+def member(cluster: MemoryCluster, client_id: str = "a", hi: int = HI) -> Marshal:
+    return Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval_ms=hi)
 
 
 class Story:

@@ -129,6 +129,8 @@ FAULTS: tuple[Mutation, ...] = (
         "__enter__ = lambda self: self",
         "C17",
     ),
+    Mutation("an error keeps its caller's frame", _SERVING, "del found, error", "pass", "C14"),
+    Mutation("an error keeps the frame of the job", _SERVING, "del error  # as in Answer.wait", "pass", "C14"),
     # Threads that share a consumer.
     Mutation(
         "what another thread's hand has left is forgotten",
@@ -136,6 +138,13 @@ FAULTS: tuple[Mutation, ...] = (
         "if shared and self._hand is not None and self._hand.has_left:",
         "if False:",
         "C14",
+    ),
+    Mutation(
+        "what another thread has claimed is taken for refused",
+        _FETCHING,
+        "if assignment.grant is grant:",
+        "if True:",
+        "C13",
     ),
     Mutation("two threads read at a time", _FETCHING, "with self._reading:", "if True:", "P6", within="def _pump"),
     Mutation(

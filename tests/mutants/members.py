@@ -259,7 +259,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "nobody waits for the claim of messages",
         _FETCHING,
-        "return assignment.over or assignment.grant is None or assignment.grant.accepted is not None",
+        "return assignment.over or grant is not assignment.grant or grant is None or grant.accepted is not None",
         "return True",
         "C13",
     ),

@@ -50,9 +50,6 @@ FAULTS_WITHIN_S = 400.0
 #: With fewer points of each case, the proofs that take seconds are left out.
 MANY_POINTS = 10
 
-#: Many of their points take a second, until a caller sees that nobody answers it any more: so many are enough.
-SLOW_CASE, SLOW_POINTS = "closes the marshal", 8
-
 #: Where the interpreter runs handlers of signals, these get messages.
 CHECKED = ("iterate", "poll", "consume", "batches")
 
@@ -187,7 +184,6 @@ def _faults(points: int) -> Found | None:
         except BaseException as error:  # noqa: BLE001 - whatever a thread of it raised
             return "faults", f"{name}: {_said(error)}"
     for name, attempt in CASES.items() if points else ():
-        limit = min(points, SLOW_POINTS) if SLOW_CASE in name else points
         kinds = (Points.LINES, Points.CHECKS) if name.removeprefix("at most once: ") in CHECKED else (Points.LINES,)
         for kind in kinds:
             with heard():
@@ -197,7 +193,7 @@ def _faults(points: int) -> Found | None:
                     points=kind,
                     modules=MODULES if kind is Points.LINES else (*MODULES, "threading", "queue"),
                     without=WITHOUT,
-                    limit=limit,
+                    limit=points,
                     per_line=1,
                     most_failures=1,
                 )

@@ -51,6 +51,22 @@ def test_seeds_have_them() -> None:
     assert not [x for seed in range(50) for x in Scenario.from_seed(seed, worker=True).faults if x.kind in KINDS]
 
 
+def test_a_loop_that_is_left_after_an_error_gives_its_messages_back() -> None:
+    """The error kept the frames that it had come through, and one of them the loop: it was never closed (seed 1993)."""
+    scenario = Scenario(
+        seed=1993,
+        clients=(Client("c0", "batches", claims_ahead=True), Client("c2", claims_ahead=True), Client("c3", "poll")),
+        faults=(Fault(61.45, "torn reads", "c2", 12.18, 0.18),),
+        heartbeat_interval_ms=200,
+        messages=13.7,
+        handling_ms=1.0,
+        intervals=75,
+        snapshots=150,
+    )
+    result = simulate_one(scenario)
+    assert result.violation is None, result.tell()
+
+
 def what_was_taken_and_is_lost_is_not_found(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Run, "astray", lambda self, *, final=False: [])
 

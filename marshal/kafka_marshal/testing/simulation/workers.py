@@ -275,7 +275,10 @@ def _ahead(job: Job, client: Client) -> None:
         except StaleEpochError:
             return
         if last + 1 >= position:
-            consumer.seek(topic, partition, last + 1)
+            try:
+                consumer.seek(topic, partition, last + 1)
+            except ConfigurationError:  # it is assigned no more
+                return
             begins[topic, partition, epoch] = last + 1
 
     with job.marshal() as marshal, _consumer(job, client, marshal, begin=begin) as consumer:
