@@ -252,12 +252,14 @@ class _Executor:
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = _Pool(threads, name)
-        weakref.finalize(self, self._pool.close).atexit = False
+        self._end = weakref.finalize(self, self._pool.close)
+        self._end.atexit = False
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
         return self._pool.submit(function, args)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._end.detach()  # else whoever drops the last reference, a user's thread most likely, ends it once more
         self._pool.close(cancel_futures)
         if wait:
             for thread in self._pool.threads:
