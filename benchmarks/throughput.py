@@ -4,12 +4,14 @@ Both touch value and offset of every 100-byte record, on the same broker, interl
 
     python -m benchmarks.throughput [--records N] [--rounds N] [--json FILE]
 
-Rows: batches() on one partition and on four, iteration, and at most once with batches of 10,000, all three ways.
+Rows: batches() on one partition and on four (there by 1, 2 and 4 threads), iteration, and at most once with batches of
+10,000, all three ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -112,6 +114,32 @@ def by_whole_batches(consumer: Consumer, records: int) -> float:
     return by_batches(consumer, records, AMO_BATCH)
 
 
+def by_threads(threads: int) -> Callable[[Consumer, int], float]:
+    """So many threads take batches from one consumer."""
+
+    def loop(consumer: Consumer, records: int) -> float:
+        seen, began, ended = [0] * threads, [0.0] * threads, threading.Event()
+
+        def work(number: int) -> None:
+            for batch in consumer.batches(max_messages=RAW_BATCH, timeout=0.0):
+                began[number] = began[number] or time.perf_counter()
+                sum(len(message.value() or b"") + (message.offset() or 0) for message in batch.messages)
+                batch.done()
+                seen[number] += len(batch)
+                if sum(seen) >= records:
+                    ended.set()
+                if ended.is_set():
+                    break
+
+        workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)]
+        for worker in workers:
+            worker.start()
+        ended.wait()
+        return time.perf_counter() - min(filter(None, began))
+
+    return loop
+
+
 def by_iteration(consumer: Consumer, records: int) -> float:
     total = 0
     began = 0.0
@@ -164,6 +192,8 @@ def main() -> None:
     cases: list[tuple[str, int, Callable[[Consumer, int], float], dict[str, object], float]] = [
         ("ALO batches(), 1 partition", 1, by_batches, {}, 0.95),
         ("ALO batches(), 4 partitions", 4, by_batches, {}, 0.88),
+        ("ALO batches(), 4 partitions, 2 threads", 4, by_threads(2), {}, 0.0),
+        ("ALO batches(), 4 partitions, 4 threads", 4, by_threads(4), {}, 0.0),
         ("ALO iteration, 1 partition", 1, by_iteration, {}, 0.85),
         ("AMO batches(), handed out in halves", 1, by_batches, AMO, 0.80),
         ("AMO batches(), handed out whole", 1, by_whole_batches, AMO, 0.80),
@@ -186,7 +216,7 @@ def main() -> None:
                 ours=args.records / median(times[name]),
                 baseline=args.records / median(times[f"raw {name}"]),
                 ratio=median(b / a for a, b in zip(times[name], times[f"raw {name}"], strict=True)),
-                target=target,
+                target=target or None,
                 unit="records/s",
             )
             for name, _, _, _, target in cases
