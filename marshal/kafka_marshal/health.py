@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_marshal.engine.stuck import Stuck
+
 if TYPE_CHECKING:
     from kafka_marshal.driver import Driver
 
@@ -41,12 +43,14 @@ class Health:
     failure: Exception | None
     #: How many leases it holds.
     leases: int
+    #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
+    stuck: tuple[Stuck, ...] = ()
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
         leases = "1 lease" if self.leases == 1 else f"{self.leases} leases"
         head = f"{state}: {leases} held, last turn {self.turned_ago_ms / 1000:.1f} s ago"
-        return "\n".join([head, *(f"- {problem}" for problem in self.problems)])
+        return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck))])
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
@@ -73,6 +77,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         closed=closed,
         failure=failure,
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values())),
+        stuck=tuple(one for consumer in list(driver.engine.consumers.values()) for one in consumer.stuck.found),
     )
 
 

@@ -469,6 +469,8 @@ class Marshal(OneProcess, WithBlock):
 
     def _release_all(self, in_callback: bool) -> None:
         consumers = [consumer for consumer in self._consumers if not consumer.is_freed]
+        for consumer in consumers:
+            consumer.identify()
         with self._driver.locked() as engine:
             for consumer in consumers:
                 consumer.let_go()

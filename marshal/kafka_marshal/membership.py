@@ -214,7 +214,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
-        self._identify()
+        self.identify()
         with self._driver.locked():
             self.let_go()
         end_all(self._driver, [self], self._limit, in_callback)
@@ -240,7 +240,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
         return all(x.callbacks_running for x in self._engine.assignments.values())
 
-    def _identify(self) -> None:
+    def identify(self) -> None:
         """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
         with self._driver.locked():
             names = self._engine.marks.lacking()

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.repeats import Repeats
 from kafka_marshal.runtime import Runtime, is_ours
@@ -22,6 +21,9 @@ logger = logging.getLogger("kafka_marshal")
 
 #: Of several outages in a row one is logged within this time (ms).
 SAID_EVERY_MS = 10_000.0
+
+#: A thread that waits is late when it has not turned this long after its wait was to end (ms): machines are busy.
+LATE_MS = 500.0
 
 #: A user's thread reports an outage that it has seen twice, this long apart (ms). What stopped the whole process is
 #: over by the second time: the background thread has turned meanwhile.
@@ -39,7 +41,6 @@ class Pulse:
         self._runtime = runtime
         self._whose = whose
         self._interval_ms = heartbeat_interval_ms
-        self._margin_ms = proof_margin_ms(heartbeat_interval_ms)
         #: Own clock (ms).
         self.turned_at = runtime.now_ms()
         self._due_at = self.turned_at
@@ -79,7 +80,7 @@ class Pulse:
 
     def is_stalled(self, now: float) -> bool:
         """Whether it has not turned for a heartbeat interval, nor where it was to."""
-        return now > max(self.turned_at + self._interval_ms, self._due_at + self._margin_ms)
+        return now > max(self.turned_at + self._interval_ms, self._due_at + LATE_MS)
 
     def place(self) -> str:
         """Where the thread stands, for people: `` (it stands at FILE:LINE in FUNCTION)``, or nothing."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kafka_marshal import ConfigurationError, Consumer, HeldError, Lease, Marshal, MarshalError
+from kafka_marshal import Admin, ConfigurationError, Consumer, HeldError, Lease, Marshal, MarshalError
+from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.testing.interrupts import Interrupts
-from tests.faults.stories import AGAIN_S, PARTITIONS, TOPIC, Story, answer, member
+from kafka_marshal.testing.interrupts import Interrupts, stacks
+from tests.faults.stories import (
+    AGAIN_S,
+    ANSWER_S,
+    GROUP,
+    HI,
+    PARTITIONS,
+    TOPIC,
+    Story,
+    answer,
+    is_ours,
+    member,
+    memory_cluster,
+)
 
 Attempt = Callable[[Interrupts], None]
 
@@ -318,6 +332,73 @@ def ranging(*, gives_back: bool = False, **options: Any) -> Attempt:
     return attempt
 
 
+# Admins.
+
+#: Longer than any test: a pause that is left over is seen.
+EXPIRES_S = 600.0
+
+
+def an_admin(cluster: MemoryCluster, client_id: str) -> Admin:
+    return Admin.on_cluster(lambda: cluster.connect(client_id), client_id=client_id, heartbeat_interval_ms=HI)
+
+
+def administering(
+    act: Callable[[Admin], object], check: Callable[[Admin], object] = lambda _: None, leased: bool = False
+) -> Attempt:
+    """Interrupted anywhere, it leaves no thread, no pause and no lease behind, and another admin can go on."""
+
+    def attempt(interrupts: Interrupts) -> None:
+        before = set(threading.enumerate())
+        cluster = memory_cluster()
+        if leased:
+            dead = member(cluster)
+            dead.claim(TOPIC, 0).heartbeat(1)
+            dead.terminate()
+        try:
+            with interrupts:
+                act(an_admin(cluster, "ops"))
+        except BaseException as error:
+            if not isinstance(error, interrupts.exception):  # type: ignore[arg-type]
+                raise
+        other = an_admin(cluster, "other")
+        until = time.monotonic() + AGAIN_S
+        while pauses := other.pauses(GROUP):
+            assert time.monotonic() < until, f"still paused after {AGAIN_S:g} s: {pauses}"
+            time.sleep(0.005)
+        check(other)
+        with other.pause(GROUP, EXPIRES_S) as pause:
+            assert pause.wait_released(AGAIN_S) is not None
+        assert other.pauses(GROUP) == []
+        while left := sorted(each.name for each in set(threading.enumerate()) - before if is_ours(each)):
+            assert time.monotonic() < until + ANSWER_S, f"threads are left: {left}\n{stacks()}"
+            time.sleep(0.005)
+
+    return attempt
+
+
+def look_while_paused(admin: Admin) -> None:
+    with admin.pause(GROUP, EXPIRES_S) as pause:
+        pause.wait_released(AGAIN_S)
+        pause.check()
+        _ = pause.in_hand(), pause.signs_of_life, pause.seconds_left
+
+
+def reposition(admin: Admin) -> None:
+    with admin.pause(GROUP, EXPIRES_S) as pause:
+        pause.wait_released(AGAIN_S)
+        pause.reposition({(TOPIC, partition): 3 for partition in range(PARTITIONS)})
+
+
+def check_moved_whole(admin: Admin) -> None:
+    stable = [lease.stable for lease in admin.progress(GROUP)]
+    assert stable in ([], [None], [None] * PARTITIONS, [2] * PARTITIONS), f"moved in a part: {stable}"
+
+
+def evict_and_resume(admin: Admin) -> None:
+    admin.evict(GROUP, TOPIC, 0, force=True)
+    admin.resume(GROUP)
+
+
 ONCE: dict[str, Any] = {"delivery": "at-most-once", "batch_size": 4}
 ONCE_RANGES: dict[str, Any] = {"delivery": "at-most-once"}
 
@@ -358,4 +439,8 @@ CASES: dict[str, Attempt] = {
     "ranges": ranging(),
     "ranges, give_back": ranging(gives_back=True),
     "at most once: ranges": ranging(**ONCE_RANGES),
+    "Admin.pause()": administering(look_while_paused),
+    "Pause.reposition()": administering(reposition, check_moved_whole),
+    "Admin.forget()": administering(lambda admin: admin.forget(GROUP)),
+    "Admin.evict(), resume()": administering(evict_and_resume, leased=True),
 }

@@ -135,7 +135,7 @@ def test_a_short_poll_tells_of_it_too_and_each_outage_is_told_once(
     for outage in (1, 2):
         go_on.clear()
         monkeypatch.setattr(tail, "read", stuck)
-        until = time.monotonic() + 4 * HI / 1000
+        until = time.monotonic() + 6 * HI / 1000
         while time.monotonic() < until:
             consumer.poll(0.02)
         assert len(reports(caplog, "has not turned")) == outage

@@ -202,22 +202,22 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "Consumer.close waits for the callback that calls it",
         _SHELL + "membership.py",
-        "self._driver.call(self.end, calling.get() is not None)",
-        "self._driver.call(self.end, False)",
+        "lambda: self.end(in_callback),",
+        "lambda: self.end(False),",
         "",
     ),
     Mutation(
         "Marshal.close waits for the callback that calls it",
         _MARSHAL,
-        "self._driver.call(self._carry_out_end, release, calling.get() is not None)",
-        "self._driver.call(self._carry_out_end, release, False)",
+        "lambda: self._carry_out_end(release, in_callback),",
+        "lambda: self._carry_out_end(release, False),",
         "",
     ),
     Mutation(
         "a predicate waits for the lock that it holds",
         _DRIVER,
-        "if under_lock.get() or self._ended:",
-        "if self._ended:",
+        "if under_lock.get() or is_ours.get() or self._ended:",
+        "if is_ours.get() or self._ended:",
         "",
     ),
     # Ends, what is dropped, memory.
@@ -239,7 +239,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what fetched messages take is not looked at",
         _FETCHING,
-        "return int(self._options.max_bytes_in_flight / 2 / self._message_bytes) - waiting",
+        "return self._half() - waiting",
         "return BURST",
         "",
     ),

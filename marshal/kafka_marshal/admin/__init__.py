@@ -3,6 +3,7 @@
 ==============  ==============================================================================================
 ``client``      :class:`Admin`: what an operator asks for
 ``pause``       :class:`Pause`: a group paused in every CP, for as long as it is needed
+``pausing``     its work, on threads of ours: user threads may be interrupted anywhere
 ``moving``      the way positions are moved under a pause, and put back when that fails (C11)
 ``hold``        the pause itself: begun, extended without a break, ended (C10)
 ``members``     what members do meanwhile: who holds what, who let go when

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -138,8 +137,7 @@ class Admin(OneProcess):
         the holder beat within the last HI (``force`` takes the lease from a living one), and where somebody was faster.
         """
         self._check_group(group)
-        with self._session(group) as session:
-            return groups.evict(session, topic, partition, force=force)
+        return self._open(group).run(lambda session: groups.evict(session, topic, partition, force=force))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
         """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
@@ -148,8 +146,7 @@ class Admin(OneProcess):
         An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
         """
         self._check_group(group)
-        with self._session(group) as session:
-            return groups.end_pause(session, client_id)
+        return self._open(group).run(lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
         """In which CPs the group is paused, by whom, until when; nothing is appended."""
@@ -196,14 +193,6 @@ class Admin(OneProcess):
 
     def _open(self, group: str) -> Session:
         return Session(self._open_cluster(), self.topic, group, self.client_id, self._heartbeat_interval_ms)
-
-    @contextmanager
-    def _session(self, group: str) -> Iterator[Session]:
-        session = self._open(group)
-        try:
-            yield session
-        finally:
-            session.close()
 
     def _open_to_pause(self, group: str) -> Session:
         if not self._is_new:

@@ -41,7 +41,8 @@ class Hold:
     @property
     def seconds_left(self) -> float:
         """How long the pause lasts if nobody extends it, by our own clock."""
-        return max(0.0, min((term.until for term in self._terms.values()), default=0.0) - self._session.now_ms()) / 1000
+        until = min((term.until for term in list(self._terms.values())), default=0.0)  # any thread may ask
+        return max(0.0, until - self._session.now_ms()) / 1000
 
     @property
     def _extend_at(self) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError
+from kafka_marshal.serving import Answer, EndedError, Servants
 from rationalizer import Lease, Outcome, Record, ReleasingPartition, Tick, World, route_lease
 from rationalizer import Pause as PauseInForce
 
-__all__ = ["Asked", "Session", "bare_release", "key_of"]
+__all__ = ["Asked", "CallerGoneError", "Session", "bare_release", "key_of"]
+
+T = TypeVar("T")
 
 #: How long the log may take to show a record of ours before the operation fails.
 ANSWER_TIMEOUT_S = 10.0
@@ -32,6 +36,14 @@ def bare_release(lease: Lease) -> ReleasingPartition:
     """A release in the holder's name, under the present epoch, which says nothing about the offset."""
     holder = lease.instance_id or "", lease.client_id or ""
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
+
+
+class CallerGoneError(Exception):
+    """Whoever asked for this waits no longer: an exception has ended the call, or the pause is to end."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -54,7 +66,11 @@ class Asked:
 
 
 class Session:
-    """A driver under the group's id and the admin's client_id. One thread at a time."""
+    """A driver under the group's id and the admin's client_id. One thread at a time, and none of the user's.
+
+    A user's thread makes it, and has everything else carried out by threads of ours (:mod:`kafka_marshal.serving`):
+    an exception of a signal's handler would leave the engine's lock held.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
         """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.marshal.Marshal` does."""
@@ -65,20 +81,42 @@ class Session:
         self.now_ms = cluster.runtime.now_ms
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
+        #: Whether the caller of what is being done now waits no longer; it is told once, in a wait.
+        self.is_gone: Callable[[], bool] = _never
         self._waiting: list[Asked] = []
-        self._closed = False
+        self._running = cluster.runtime.lock()
+        self._closing: Answer[None] | None = None
+        servants = Servants(cluster.runtime)
+        answer: Answer[Driver] | None = None
+        self.driver: Driver
         try:
-            self.driver = Driver(
-                cluster,
+            servants.begin()
+            answer = servants.ask(
+                lambda _: self._open(topic, heartbeat_interval_ms, servants), undo=lambda driver: driver.shut_down()
+            )
+            driver = answer.wait()
+            answer.receipt.out = True; self.driver = driver  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+            if answer is not None:
+                answer.receipt.left = True
+            servants.end()
+            raise
+
+    def _open(self, topic: str, heartbeat_interval_ms: int, servants: Servants) -> Driver:
+        try:
+            driver = Driver(
+                self.cluster,
                 topic,
                 lambda partitions: EngineSettings(
-                    group_id, client_id, self.instance_id, partitions, heartbeat_interval_ms
+                    self.group_id, self.client_id, self.instance_id, partitions, heartbeat_interval_ms
                 ),
+                servants=servants,
             )
         except BaseException:
-            cluster.close()
+            self.cluster.close()
             raise
-        self.driver.listeners.append(self._applied)
+        driver.listeners.append(self._applied)
+        return driver
 
     # Looking.
 
@@ -122,10 +160,17 @@ class Session:
             yield engine
 
     def wait_for(self, met: Callable[[], object], until: float) -> bool:
-        """Wait until met() is true, asked under the lock after every change, or our own clock shows until (ms)."""
+        """Wait until met() is true, asked under the lock after every change, or our own clock shows until (ms).
+
+        Raises CallerGoneError, once, where the caller waits no longer; what has to be put in order can wait then.
+        """
         with self.driver.condition:
-            done = bool(self.driver.wait_for(lambda: bool(met()), max(0.0, until - self.now_ms()) / 1000))
+            left_s = max(0.0, until - self.now_ms()) / 1000
+            done = bool(self.driver.wait_for(lambda: bool(met()) or self.is_gone(), left_s))
             self.driver.check()
+            if self.is_gone():
+                self.is_gone = _never
+                raise CallerGoneError
         return done
 
     # Asking the log.
@@ -185,10 +230,45 @@ class Session:
         if self.on_applied is not None:
             self.on_applied(cp, offset, outcome)
 
-    def close(self) -> None:
-        """End the session; nothing is released or resumed by that. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+    # User threads.
+
+    def run(self, function: Callable[[Session], T]) -> T:
+        """Have function(this session) carried out, and the session closed (*blocking*).
+
+        Where an exception ends the wait, both happen all the same.
+        """
+        try:
+            found = self.driver.servants.ask(lambda _: self._carry_out(function)).wait()
+        except BaseException:
+            self.driver.post(self._close_unused)  # an interrupt may have come before it was asked for
+            raise
+        self.await_closed()
+        return found
+
+    def await_closed(self) -> None:
+        """Wait until it is closed, which was asked for."""
+        if self._closing is not None:
+            with suppress(EndedError):
+                self._closing.wait()
+
+    # The end, on a thread of ours.
+
+    def _carry_out(self, function: Callable[[Session], T]) -> T:
+        with self._running:
+            try:
+                return function(self)
+            finally:
+                self.close_soon()
+
+    def _close_unused(self) -> None:
+        with self._running:
+            self.close_soon()
+
+    def close_soon(self) -> None:
+        """Have it closed; nothing is released or resumed by that. A second call does nothing."""
+        if self._closing is None:
+            self._closing = self.driver.servants.ask(lambda _: self._close())
+
+    def _close(self) -> None:
         self.driver.flush(FLUSH_TIMEOUT_S)
         self.driver.shut_down()
