@@ -176,7 +176,8 @@ class _Box:
 
     def get(self, timeout: float) -> Any:
         self._lock.acquire(True, timeout)
-        return self._thing
+        thing, self._thing = self._thing, EMPTY  # an error in it would lead back here, and keep its caller's frames
+        return thing
 
 
 class _Pool:
