@@ -315,7 +315,14 @@ class Threads:
     def launch(self, target: Callable[[], object], name: str) -> None:
         # Thread.start() waits for the thread under a lock that an interrupt would leave locked: here another one waits.
         thread = threading.Thread(target=target, name=name, daemon=True)
-        _thread.start_new_thread(thread.start, ())
+
+        def begin() -> None:
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads: this one will do
+                target()
+
+        _thread.start_new_thread(begin, ())
 
     def give_way(self) -> None:
         time.sleep(GIVE_WAY_S)

@@ -136,14 +136,14 @@ class Servants:
         self.refusal = ""
 
     def begin(self) -> None:
-        """Start the first thread."""
-        self._start()
+        """Start the first thread (a user's thread may ask)."""
+        self._start(self.runtime.launch)
 
-    def _start(self) -> None:
+    def _start(self, start: Callable[[Callable[[], object], str], object]) -> None:
         self._waiting += 1
         self.threads += 1
         try:
-            self.runtime.launch(self._serve, "kafka-marshal-call")
+            start(self._serve, "kafka-marshal-call")
         except BaseException:
             self._waiting -= 1
             self.threads -= 1
@@ -220,7 +220,7 @@ class Servants:
             self.refusal = ""
             return ""
         try:
-            self._start()
+            self._start(self.runtime.start)
         except RuntimeError as error:
             before, self.refusal = self.refusal, str(error)
             return "" if before else self.refusal

@@ -213,13 +213,6 @@ FAULTS: tuple[Mutation, ...] = (
         "lambda: self._carry_out_end(release, False),",
         "",
     ),
-    Mutation(
-        "a predicate waits for the lock that it holds",
-        _DRIVER,
-        "if under_lock.get() or is_ours.get() or self._ended:",
-        "if is_ours.get() or self._ended:",
-        "",
-    ),
     # Ends, what is dropped, memory.
     Mutation("where a reader has got to is not noted", _FETCHING, "assignment.reached(end)", "pass", "P6"),
     Mutation(

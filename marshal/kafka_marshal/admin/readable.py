@@ -6,10 +6,8 @@ something comes, and then halved back to the first offset from which it does. A 
 
 from __future__ import annotations
 
-import contextlib
-
-from kafka_marshal.adapters.interface import Cluster, DataReader, FaultKind, TopicPartition
-from kafka_marshal.errors import AdminError, ClosedError
+from kafka_marshal.adapters.interface import Cluster, FaultKind, TopicPartition
+from kafka_marshal.errors import AdminError
 
 __all__ = ["first_readable"]
 
@@ -17,6 +15,9 @@ __all__ = ["first_readable"]
 TRY_S = 10.0
 
 SLICE_S = 0.2
+
+#: What a read of spoilt bytes ends in: librdkafka may take some of them for an offset, and be refused there.
+FAILED = (FaultKind.OTHER, FaultKind.OUT_OF_RANGE)
 
 #: Spoilt bytes are to be noticed in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True}
@@ -27,40 +28,33 @@ def first_readable(cluster: Cluster, key: TopicPartition, first: int, end: int) 
 
     Raises AdminError where nothing is answered.
     """
-    reader = cluster.data_reader("kafka-marshal-skip", CONFIG)
-    try:
-        return _search(reader, key, first, end)
-    finally:
-        with contextlib.suppress(ClosedError):
-            reader.close()
-
-
-def _search(reader: DataReader, key: TopicPartition, first: int, end: int) -> int:
-    if first >= end or _can_read(reader, key, first):
+    if first >= end or _can_read(cluster, key, first):
         return min(first, end)
     bad, step = first, 1
-    while (good := min(bad + step, end)) < end and not _can_read(reader, key, good):
+    while (good := min(bad + step, end)) < end and not _can_read(cluster, key, good):
         bad, step = good, 2 * step
     while good - bad > 1:
         middle = (bad + good) // 2
-        if _can_read(reader, key, middle):
+        if _can_read(cluster, key, middle):
             good = middle
         else:
             bad = middle
     return good
 
 
-def _can_read(reader: DataReader, key: TopicPartition, offset: int) -> bool:
-    reader.assign({key: offset})
+def _can_read(cluster: Cluster, key: TopicPartition, offset: int) -> bool:
+    # A reader of its own: what one says of an offset may come when it reads at the next.
+    reader = cluster.data_reader("kafka-marshal-skip", CONFIG)
     try:
+        reader.assign({key: offset})
         for _ in range(int(TRY_S / SLICE_S)):
             messages, faults = reader.read(1, SLICE_S)
             if messages or reader.take_ends():
                 return True
-            if any((x.topic, x.partition) == key and x.kind is FaultKind.OTHER for x in faults):
+            if any((x.topic, x.partition) == key and x.kind in FAILED for x in faults):
                 return False
     finally:
-        reader.unassign([key])
+        reader.close()
     raise AdminError(
         f"{key[0]} [{key[1]}]: nothing was read at offset {offset} within {TRY_S:g} s, and no fault was told. Nothing "
         "was changed. Can the broker that leads it be reached from here? Is a record larger than "
