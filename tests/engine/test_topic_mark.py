@@ -243,3 +243,31 @@ def test_p12_a_life_shorter_than_a_beat_is_marked_with_its_release() -> None:
     net.run_until(lambda: not net.world(T0).held)
     assert net.world(T0).progress.stable == 4
     assert marks(net) == {mark_of("id-1")}
+
+
+def test_q43_of_two_marks_one_is_of_another_topic() -> None:
+    net = marked()
+    epoch = net.write(ClaimingPartition("old-1", "old", "g", "t", 0, HI), 0)
+    other = mark_of("id-0") or 0
+    net.write(CommitRanges("old-1", "old", "g", "t", 0, epoch, ((other, other),)), 0)
+    net.write(ReleasingPartition("old-1", "old", "g", "t", 0, epoch, None), 0)
+    assert marks(net) == {mark_of("id-0"), mark_of("id-1")}
+    member = net.member("b")
+    consumer = member.consumer("t")
+    net.run(3 * HI)
+    assert member.held() == []
+    assert isinstance(consumer.errors[0], PositionLostError)
+
+
+def test_q43_a_position_of_before_is_marked_for_what_is_there() -> None:
+    """An older release has reached it."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=50, tid="id-1")
+    epoch = net.write(ClaimingPartition("old-1", "old", "g", "t", 0, HI), 0)
+    net.write(ReleasingPartition("old-1", "old", "g", "t", 0, epoch, 9), 0)
+    member = net.member("b")
+    member.consumer("t")
+    net.run_until(lambda: member.held() == [T0])
+    assert member.work()[0].at == 10
+    net.run(2 * HI)
+    assert marks(net) == {mark_of("id-1")}
