@@ -260,8 +260,8 @@ class _Executor:
         return self._pool.submit(function, args)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._end.detach()  # else whoever drops the last reference, a user's thread most likely, ends it once more
         self._pool.close(cancel_futures)
+        self._end.detach()  # else whoever drops the last reference, a user's thread most likely, ends it once more
         if wait:
             for thread in self._pool.threads:
                 thread.join()
