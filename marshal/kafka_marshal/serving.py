@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from kafka_marshal.errors import ClosedError, ForkedError
 from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
 
-__all__ = ["Answer", "EndedError", "LateError", "Servants"]
+__all__ = ["Answer", "EndedError", "LateError", "Servants", "have_done"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -113,6 +113,16 @@ class _Job:
     def is_gone(self) -> bool:
         """Whether the caller waits no longer: an exception has ended its call."""
         return self.receipt.left or self.answer() is None
+
+
+def have_done(runtime: Runtime, function: Callable[[], T]) -> T:
+    """Have function carried out by a thread of our own, and wait for it (*blocking*): no interrupt parts it."""
+    servants = Servants(runtime)
+    try:
+        servants.begin()
+        return servants.ask(lambda _: function()).wait()
+    finally:
+        servants.end()
 
 
 class Servants:

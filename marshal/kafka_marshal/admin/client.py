@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.adapters.opening import open_cluster
@@ -17,10 +17,14 @@ from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.one_process import OneProcess
+from kafka_marshal.replica import Replica
+from kafka_marshal.serving import have_done
 from kafka_marshal.world import LeaseInfo
 from rationalizer import Lease
 
 __all__ = ["Admin"]
+
+T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
@@ -121,14 +125,15 @@ class Admin(OneProcess):
     def plan(self, group: str, positions: Mapping[TopicPartition, Target], *, force: bool = False) -> list[Move]:
         """What ``Pause.reposition`` would move, as things are now; nothing is paused, and nothing appended."""
         self._check_group(group)
-        cluster = self._open_cluster()
-        with groups.caught_up(cluster, self.topic) as replica:
 
+        def planned(cluster: Cluster, replica: Replica) -> list[Move]:
             def lease_of(key: TopicPartition) -> Lease | None:
                 return groups.find_lease(replica, group, key)
 
             targets = resolve(cluster, positions, lambda key: stands_at(lease_of(key)), force=force)
             return moves_to(targets, lease_of)
+
+        return self._look(planned)
 
     def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
@@ -151,14 +156,12 @@ class Admin(OneProcess):
     def pauses(self, group: str) -> list[groups.PausedPartition]:
         """In which CPs the group is paused, by whom, until when; nothing is appended."""
         self._check_group(group)
-        with groups.caught_up(self._open_cluster(), self.topic) as replica:
-            return groups.pauses(replica, group)
+        return self._look(lambda _, replica: groups.pauses(replica, group))
 
     def progress(self, group: str) -> list[LeaseInfo]:
         """All leases of the group with their positions, sorted by topic and partition; nothing is appended."""
         self._check_group(group)
-        with groups.caught_up(self._open_cluster(), self.topic) as replica:
-            return groups.progress(replica, group)
+        return self._look(lambda _, replica: groups.progress(replica, group))
 
     def prune(
         self,
@@ -188,6 +191,16 @@ class Admin(OneProcess):
 
     # Inside.
 
+    def _look(self, look: Callable[[Cluster, Replica], T]) -> T:
+        """Have somebody look at a replica that knows the whole log."""
+        cluster = self._open_cluster()
+
+        def looked() -> T:
+            with groups.caught_up(cluster, self.topic) as replica:
+                return look(cluster, replica)
+
+        return have_done(cluster.runtime, looked)
+
     def _check_group(self, group: str) -> None:
         check_ids(group, self.client_id, self._heartbeat_interval_ms)
 
@@ -201,10 +214,14 @@ class Admin(OneProcess):
 
     def _refuse_consumer(self, group: str) -> None:
         cluster = self._open_cluster()
-        try:
-            deed = find_consuming(cluster, self.topic, group, self.client_id)
-        finally:
-            cluster.close()
+
+        def found() -> str | None:
+            try:
+                return find_consuming(cluster, self.topic, group, self.client_id)
+            finally:
+                cluster.close()
+
+        deed = have_done(cluster.runtime, found)
         if deed is not None:
             raise ConfigurationError(
                 f"client_id {self.client_id!r} is a consumer's in group {group!r}: it {deed}. Paused by it, the "
