@@ -72,12 +72,14 @@ class Answer(Generic[T]):
         until = None if timeout is None else servants.runtime.monotonic() + timeout
         servants.look()
         while True:
-            wait_s = LAST_LOOK_S if servants.over else LOOK_S
+            was_over = servants.over
+            wait_s = LAST_LOOK_S if was_over else LOOK_S
             if until is not None:
                 wait_s = min(wait_s, max(0.0, until - servants.runtime.monotonic()))
             if (found := self._box.get(wait_s)) is not EMPTY:
                 break
-            servants.check()
+            if was_over or not servants.over:  # else what is under way may be answered still
+                servants.check()
             if until is not None and servants.runtime.monotonic() >= until:
                 raise LateError
             servants.look()
@@ -118,11 +120,20 @@ class _Job:
 def have_done(runtime: Runtime, function: Callable[[], T]) -> T:
     """Have function carried out by a thread of our own, and wait for it (*blocking*): no interrupt parts it."""
     servants = Servants(runtime)
+
+    def last(_: object) -> T:
+        try:
+            return function()
+        finally:
+            servants.end()
+
     try:
         servants.begin()
-        return servants.ask(lambda _: function()).wait()
-    finally:
+        answer = servants.ask(last)
+    except BaseException:
         servants.end()
+        raise
+    return answer.wait()
 
 
 class Servants:
