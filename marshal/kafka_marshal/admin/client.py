@@ -142,7 +142,7 @@ class Admin(OneProcess):
         the holder beat within the last HI (``force`` takes the lease from a living one), and where somebody was faster.
         """
         self._check_group(group)
-        return self._open(group).run(lambda session: groups.evict(session, topic, partition, force=force))
+        return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
         """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
@@ -151,7 +151,7 @@ class Admin(OneProcess):
         An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
         """
         self._check_group(group)
-        return self._open(group).run(lambda session: groups.end_pause(session, client_id))
+        return self._act(group, lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
         """In which CPs the group is paused, by whom, until when; nothing is appended."""
@@ -204,13 +204,18 @@ class Admin(OneProcess):
     def _check_group(self, group: str) -> None:
         check_ids(group, self.client_id, self._heartbeat_interval_ms)
 
-    def _open(self, group: str) -> Session:
-        return Session(self._open_cluster(), self.topic, group, self.client_id, self._heartbeat_interval_ms)
+    def _act(self, group: str, act: Callable[[Session], T]) -> T:
+        """Have something done in a session of its own; an interrupt ends the wait alone."""
+        cluster = self._open_cluster()
+        return have_done(cluster.runtime, lambda: self._open(group, cluster).run(act))
+
+    def _open(self, group: str, cluster: Cluster) -> Session:
+        return Session(cluster, self.topic, group, self.client_id, self._heartbeat_interval_ms)
 
     def _open_to_pause(self, group: str) -> Session:
         if not self._is_new:
             self._refuse_consumer(group)
-        return self._open(group)
+        return self._open(group, self._open_cluster())
 
     def _refuse_consumer(self, group: str) -> None:
         cluster = self._open_cluster()
