@@ -65,6 +65,7 @@ def test_every_clarification_has_a_test() -> None:
         *sorted((ROOT / "tests/snapshots").glob("*.py")),
         ROOT / "tests/engine/test_at_most_once.py",
         ROOT / "tests/engine/test_positions.py",
+        ROOT / "tests/engine/test_topic_mark.py",
         ROOT / "tests/client/test_topic_watch.py",
         ROOT / "tests/client/test_ends.py",
         ROOT / "tests/faults/test_threads.py",

@@ -303,7 +303,7 @@ class Closed(MemoryCluster):
 def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
     story: Story, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.driver.METADATA_INTERVAL_MS", 20.0)
+    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 20.0)
     story.beat(10)
     first = story.snapshot()
     story.beat(10)
