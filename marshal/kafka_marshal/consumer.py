@@ -157,9 +157,9 @@ class Consumer(FetchingConsumer):
                 message = None
             return None
         except BaseException as error:
+            self._in_doubt = True  # first: another interrupt may come at once
             if _is_withheld(error, out):
                 return None  # close() came in between, and has reported it
-            self._in_doubt = True
             if message is not None and hand is not None:
                 self._refuse(hand, [message])  # unless it has left
             raise
@@ -193,9 +193,9 @@ class Consumer(FetchingConsumer):
                 if ours or not found:
                     out[0] = ALL; return ours  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException as error:
+            self._in_doubt = True
             if _is_withheld(error, out):
                 return []
-            self._in_doubt = True
             for run, messages in found:
                 self._refuse(run, messages)  # but for those that have left
             raise

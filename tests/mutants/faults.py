@@ -64,7 +64,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what was in doubt after an interrupt is not",
         _CONSUMER,
-        "self._in_doubt = True",
+        "self._in_doubt = True  # first: another interrupt may come at once",
         "pass",
         "C14",
         within="def poll",
