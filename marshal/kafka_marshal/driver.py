@@ -101,12 +101,12 @@ class Driver:
         topic: str,
         make_settings: Callable[[int], EngineSettings],
         *,
+        servants: Servants,
         keep_snapshots: bool = False,
-        servants: Servants | None = None,
     ) -> None:
         """Open the replica, start the thread, wait until the world is known (*blocking*).
 
-        servants: have begun already; else their threads begin here.
+        servants: have begun, and end with this driver.
         keep_snapshots: take snapshots of the replica, and compare it with those of others (S2).
         """
         self.cluster = cluster
@@ -125,12 +125,7 @@ class Driver:
         #: Snapshots that were found to differ from our replica (S2).
         self.alarms: list[SnapshotDifferenceError] = []
         if keep_snapshots and self._keeper is None:
-            logger.warning(
-                "%s: members start from the beginning of the log, which takes longer as it grows, and do not compare "
-                "what they hold. kafka-marshal init%s makes it, and says what is wrong with one that is there (S2)",
-                self.replica.lacks_snapshots,
-                topic_option(topic),
-            )
+            self._warn_of_no_snapshots()
         settings = make_settings(self.replica.info.partitions)
         self.engine = Engine(settings, self.replica.worlds, self.runtime.random())
         self.ports: dict[int, ConsumerPort] = {}
@@ -154,16 +149,13 @@ class Driver:
         self.callbacks = UserCalls(runtime)
         self.topics = TopicRounds(self, topic)
         self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
-        has_begun = servants is not None
-        self.servants = servants or Servants(runtime)
-        self.servants.look = self.pulse.look
+        self.servants = servants
+        servants.look = self.pulse.look
         self.failures = AppendFailures(topic, self.told)
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
             _drivers.add(self)
-            if not has_begun:
-                self.servants.begin()
             self._thread = runtime.start(self._run, "kafka-marshal")
             self._await_start()
         except BaseException:  # Ctrl-C: nobody else will end what has begun
@@ -298,6 +290,14 @@ class Driver:
             raise self._upgrade_error(cp, level)
 
     # Snapshots (S2).
+
+    def _warn_of_no_snapshots(self) -> None:
+        logger.warning(
+            "%s: members start from the beginning of the log, which takes longer as it grows, and do not compare what "
+            "they hold. kafka-marshal init%s makes it, and says what is wrong with one that is there (S2)",
+            self.replica.lacks_snapshots,
+            topic_option(self.replica.topic),
+        )
 
     def _new_keeper(self, reader: SnapshotReader | None) -> SnapshotKeeper | None:
         if reader is None or not self._keep_snapshots:

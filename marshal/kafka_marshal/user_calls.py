@@ -19,6 +19,10 @@ __all__ = ["UserCall", "UserCalls"]
 MOST_NAMED = 10
 
 
+#: Runs a callback of a consumer for these partitions.
+Run = Callable[["ConsumerPort | None", Callback, tuple[Assignment, ...]], object]
+
+
 class UserCall:
     """One call of one callback."""
 
@@ -26,7 +30,7 @@ class UserCall:
 
     def __init__(
         self,
-        run: Callable[[ConsumerPort | None, Callback, tuple[Assignment, ...]], object],
+        run: Run,
         port: ConsumerPort | None,
         callback: Callback,
         assignments: tuple[Assignment, ...],
@@ -62,7 +66,7 @@ class UserCalls:
 
     def submit(
         self,
-        run: Callable[[ConsumerPort | None, Callback, tuple[Assignment, ...]], object],
+        run: Run,
         port: ConsumerPort | None,
         callback: Callback,
         assignments: tuple[Assignment, ...],

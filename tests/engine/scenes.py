@@ -36,3 +36,12 @@ def taken(member: Member, count: int) -> list[FakeMessage]:
     while len(found) < count and (run := member.take(1)) is not None:
         found.extend(run.messages)  # type: ignore[arg-type]
     return found
+
+
+def reposition(net: Net, offset: int) -> None:
+    """As an admin does: pause, claim, release with the new position (C11)."""
+    net.pause(10 * HI)
+    net.run(2.5 * HI)
+    epoch = net.write(ClaimingPartition("admin-1", "admin", "g", "t", 0, HI), 0)
+    net.write(ReleasingPartition("admin-1", "admin", "g", "t", 0, epoch, offset), 0)
+    net.pause(0)

@@ -12,8 +12,9 @@ from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy, MaxClaims
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import PositionLostError
-from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch
 from tests.engine.harness import HI, DataLog, Member, Net
+from tests.engine.scenes import reposition
 
 T0, T1 = ("t", 0), ("t", 1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -390,15 +391,6 @@ def test_p11_a_position_beyond_the_log_end_is_lost_and_nothing_handed_out() -> N
     net.data[T0].end = 100
     assert read_all(net, member, 10 * HI) == []
     assert net.world(T0).progress.stable == 49
-
-
-def reposition(net: Net, offset: int) -> None:
-    """As an admin does: pause, claim, release with the new position (C11)."""
-    net.pause(10 * HI)
-    net.run(2.5 * HI)
-    epoch = net.write(ClaimingPartition("admin-1", "admin", "g", "t", 0, HI), 0)
-    net.write(ReleasingPartition("admin-1", "admin", "g", "t", 0, epoch, offset), 0)
-    net.pause(0)
 
 
 def test_p11_a_repositioned_partition_is_worked_on_again() -> None:

@@ -8,9 +8,8 @@ from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.stuck import LOOK_UP_AGAIN_MS, SAID_EVERY_MS, SILENT_AFTER_MS, STUCK_AFTER_MS
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
-from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.harness import HI, Member, Net
-from tests.engine.scenes import T0
+from tests.engine.scenes import T0, reposition
 
 
 def at_work(end: int = 10) -> tuple[Net, Member, ConsumerEngine]:
@@ -166,11 +165,7 @@ def test_p11_a_lost_position_stands_still_until_somebody_sets_it() -> None:
     assert why(consumer) == ["position lost"]
     assert isinstance(consumer.errors[0], PositionLostError)
     assert sum("release-group g --partition t:0" in line for line in member.warnings) == 1
-    net.pause(10 * HI)
-    net.run(2.5 * HI)
-    epoch = net.write(ClaimingPartition("admin-1", "admin", "g", "t", 0, HI), 0)
-    net.write(ReleasingPartition("admin-1", "admin", "g", "t", 0, epoch, -1), 0)
-    net.pause(0)
+    reposition(net, -1)
     net.run_until(lambda: member.held() == [T0])
     assert why(consumer) == []
 

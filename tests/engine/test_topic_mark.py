@@ -11,7 +11,7 @@ from kafka_marshal.errors import PositionLostError
 from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
 from rationalizer.limits import MAX_OFFSET
 from tests.engine.harness import HI, FakeMessage, Member, Net
-from tests.engine.scenes import taken
+from tests.engine.scenes import reposition, taken
 
 T0 = ("t", 0)
 
@@ -50,15 +50,6 @@ def marked(end: int = 500, **options: object) -> Net:
     net.topic("t", 1, end=end, tid="id-1")
     stopped(net, one_life(net, **options))  # type: ignore[arg-type]
     return net
-
-
-def reposition(net: Net, offset: int) -> None:
-    """As an admin does: pause, claim, release with the new position (C11)."""
-    net.pause(10 * HI)
-    net.run(2.5 * HI)
-    epoch = net.write(ClaimingPartition("admin-1", "admin", "g", "t", 0, HI), 0)
-    net.write(ReleasingPartition("admin-1", "admin", "g", "t", 0, epoch, offset), 0)
-    net.pause(0)
 
 
 def test_p12_the_mark_is_an_offset_no_partition_reaches() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,14 @@ class Timeout(BaseException):
     """As KeyboardInterrupt: nothing that catches Exception catches it."""
 
 
+AT_CHECKS: Any = {
+    "exception": Timeout,
+    "points": Points.CHECKS,
+    "modules": MODULES_OF_CHECKS,
+    "without": WITHOUT,
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_of_lines(name: str) -> None:
     limit, per_line = (None, 1) if name in EVERY_LINE else (SAMPLE, 2)
@@ -49,17 +58,7 @@ def test_a_sample_of_lines(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["poll", "at most once: iterate", "claim"])
 def test_a_sample_of_checks(name: str) -> None:
-    report = sweep(
-        CASES[name],
-        exception=Timeout,
-        points=Points.CHECKS,
-        modules=MODULES_OF_CHECKS,
-        without=WITHOUT,
-        limit=SAMPLE,
-        per_line=2,
-        seed=2,
-        most_failures=MOST_FAILURES,
-    )
+    report = sweep(CASES[name], **AT_CHECKS, limit=SAMPLE, per_line=2, seed=2, most_failures=MOST_FAILURES)
     assert not report.failures, verdict(report)
 
 
@@ -85,15 +84,7 @@ def test_every_line(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_check(name: str) -> None:
     """Where the interpreter really runs handlers of signals, which is after calls, whose results are lost."""
-    report = sweep(
-        CASES[name],
-        exception=Timeout,
-        points=Points.CHECKS,
-        modules=MODULES_OF_CHECKS,
-        without=WITHOUT,
-        per_line=1,
-        most_failures=MOST_FAILURES_OF_A_CAMPAIGN,
-    )
+    report = sweep(CASES[name], **AT_CHECKS, per_line=1, most_failures=MOST_FAILURES_OF_A_CAMPAIGN)
     print(f"{name}: {verdict(report).splitlines()[0]}")
     assert not report.failures, verdict(report)
 

@@ -174,13 +174,7 @@ def release_group(
             return _only_pause(options, admin, wanted)
         targets = _targets(options, admin, wanted)
         plan = admin.plan(group, targets, force=force)
-        if not options.json and (dry_run or not yes):
-            _print_moves(plan)
-        if dry_run:
-            if options.json:
-                print_json(_result(group, None, plan, [], moved=False))
-            return DONE
-        return _move(options, admin, wanted, targets, plan)
+        return _show_and_move(options, admin, wanted, targets, plan, dry_run)
 
 
 @command()
@@ -208,7 +202,7 @@ def skip(
     """
     if partition.partition is None or partition.position is not None:
         raise click.UsageError("name one partition, as TOPIC:PARTITION, such as flights:3; where to is for --to.")
-    targets = {(partition.topic, partition.partition): "readable" if to is None else to}
+    targets: dict[tuple[str, int], Target] = {(partition.topic, partition.partition): "readable" if to is None else to}
     with admin_of(options, None) as admin:
         (move,) = plan = admin.plan(group, targets)
         if move.before is None or move.after <= move.before:
@@ -218,14 +212,8 @@ def skip(
                 f"receive.message.max.bytes, or leave it out with --to {move.after + 1}.",
                 NO,
             )
-        if not options.json and (dry_run or not yes):
-            _print_moves(plan)
-        if dry_run:
-            if options.json:
-                print_json(_result(group, None, plan, [], moved=False))
-            return DONE
         wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait, force=False, yes=yes)
-        return _move(options, admin, wanted, dict.fromkeys(targets, move.after), plan)
+        return _show_and_move(options, admin, wanted, targets, plan, dry_run)
 
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:
@@ -264,6 +252,23 @@ def _partition_counts(options: Options, topics: list[str]) -> dict[str, int]:
             NO,
         )
     return {topic: info.partitions for topic, info in infos.items()}
+
+
+def _show_and_move(
+    options: Options,
+    admin: Admin,
+    wanted: Wanted,
+    targets: dict[tuple[str, int], Target],
+    plan: list[Move],
+    dry_run: bool,
+) -> int:
+    if not options.json and (dry_run or not wanted.yes):
+        _print_moves(plan)
+    if not dry_run:
+        return _move(options, admin, wanted, targets, plan)
+    if options.json:
+        print_json(_result(wanted.group, None, plan, [], moved=False))
+    return DONE
 
 
 def _move(
