@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from kafka_marshal.engine.tracker import Taken
@@ -45,3 +47,26 @@ def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
     assert delivery.has_granted()
     assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
     assert reported(consumer) == []
+
+
+def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread hands out what it has taken, and lets go of it, between our look at what has left and our count."""
+    net, member, consumer = proposing()
+    net.tick()
+    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    assert run is not None
+    out = [0]
+    run.taken.append(Taken([next(run.walk)], out, net.now))
+    count = sys.getrefcount
+
+    def counted(message: object) -> int:
+        out[0] = 1
+        return count(message) - 1  # without our own argument
+
+    monkeypatch.setattr("kafka_marshal.engine.tracker.sys.getrefcount", counted)
+    assert run.astray() == []
+    monkeypatch.undo()
+    assert consumer.delivery.has_granted()
+    assert [message.offset() for message in run.take(10)] == [1, 2, 3, 4]

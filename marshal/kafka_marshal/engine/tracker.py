@@ -207,18 +207,19 @@ class Run:
         """
         if self.is_settled:
             return []
-        known = {id(message) for message in self.recall()}
-        known |= {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
-        noted = {id(message) for taken in self.taken for message in taken.messages[taken.out[0] :]}
+        ahead = {id(message) for message in self.recall()}
+        noted = {id(message) for taken in self.taken for message in taken.messages}
         lost = set(map(id, self.refused))
         found = []
         for index in range(len(self.messages)):
             name = id(self.messages[index])
-            if name in known:
+            if name in ahead:
                 continue
             if name in lost or final or sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + (name in noted):
                 found.append(self.messages[index])
-        return found
+        # Asked last: a thread that has handed one out, and let go of it while we counted, has said so before.
+        left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
+        return [message for message in found if id(message) not in left]
 
     @property
     def is_settled(self) -> bool:
