@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
+import threading
 from typing import Any
 
 from kafka_marshal import Admin
@@ -40,7 +40,8 @@ class Appender:
     def append(self, partition: int, value: bytes, on_ack: Any = None) -> None:
         if step_of(decode(value)) == arguments["before"]:
             self._appender.flush(10)
-            os.kill(os.getpid(), signal.Signals[arguments["signal"]])
+            # To this very thread: sent to the process, another one may take it, and this one goes on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.Signals[arguments["signal"]])
         self._appender.append(partition, value, on_ack)
 
     def __getattr__(self, name: str) -> Any:
