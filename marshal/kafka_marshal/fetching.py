@@ -53,8 +53,10 @@ RUN_SIZE = 10_000
 #: twice: confluent-kafka cuts waits into pieces of this.)
 SLICE_S = 0.2
 
-#: Messages ``poll`` takes at a time from the engine.
+#: Messages ``poll`` takes at a time from the engine. An interrupt has all of these that have not left given back, so
+#: after one it is twice what was handed out since the one before, or the least; it doubles with each hand.
 HAND_SIZE = 10_000
+LEAST_HAND = 64
 
 PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
@@ -88,6 +90,7 @@ class FetchingConsumer(Membership["Consumer"]):
         self.reread = 0
         #: What threads take messages from, but for iterating and batches at least once.
         self._hand: Run | None = None
+        self._hand_size = HAND_SIZE
         #: An exception may have kept a message taken from the hand from leaving the library.
         self._in_doubt = False
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
@@ -136,7 +139,9 @@ class FetchingConsumer(Membership["Consumer"]):
         if self._options.at_most_once:
             self._delivery.decide()
             return
-        self._hand = None
+        if self._hand is not None:
+            self._hand_size = max(LEAST_HAND, min(2 * self._hand.handed_out, HAND_SIZE))
+            self._hand = None
         now = self._driver.now_ms()
         for assignment in [x for x in self._engine.assignments.values() if x.tracker.runs]:
             if not self._delivery.recall(assignment, keep=assignment.stage is not Stage.REVOKING):
@@ -168,7 +173,7 @@ class FetchingConsumer(Membership["Consumer"]):
                 self._hand = None
             if self._in_doubt:
                 self._regather()
-        return self._next_run(is_gone, HAND_SIZE, deadline, shared=True, collected=collected)
+        return self._next_run(is_gone, self._hand_size, deadline, shared=True, collected=collected)
 
     def _next_run(
         self,
@@ -223,6 +228,7 @@ class FetchingConsumer(Membership["Consumer"]):
         run = self._delivery.next_run(max_messages, iterating, now, shared=shared)
         if shared and run is not None:
             self._hand = run
+            self._hand_size = min(2 * self._hand_size, HAND_SIZE)
         return run
 
     def _next_granted(

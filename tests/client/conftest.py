@@ -101,7 +101,8 @@ class Scene:
 
     def publish(self, topic: str, partitions: int, messages: int) -> None:
         """That many messages to each partition; the value says which it is, counted from 0."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 2})
+        options = {"linger.ms": 2, "queue.buffering.max.messages": 10_000_000}
+        producer = Producer({"bootstrap.servers": self.bootstrap, **options})
         for number in range(messages):
             for partition in range(partitions):
                 producer.produce(topic, str(number).encode(), partition=partition)

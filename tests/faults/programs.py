@@ -88,7 +88,7 @@ def poll(account: Account) -> None:
 
 def batches(account: Account) -> None:
     account.say_done()
-    for batch in account.consumer.batches(50, 0.01):
+    for batch in account.consumer.batches(50, 0.0):  # an alarm comes before a batch has waited to be filled
         for message in batch:
             account.hand_out(message.offset() or 0)
         account.pending.append(batch.done)
@@ -102,7 +102,9 @@ def alarms() -> None:
     marshal = make_marshal()
     consumer = make_consumer(marshal)
     account = Account(consumer, arguments["messages"])
-    with Alarms(arguments["longest_s"], seed=arguments["seed"]) as ringing:
+    # A batch that a user was given, and dropped as its iterator was interrupted, is dropped by the user.
+    without = ("kafka_marshal.testing", "kafka_marshal.batch")
+    with Alarms(arguments["longest_s"], seed=arguments["seed"], without=without) as ringing:
         while not account.is_over and len(ringing.fired) < 100_000:
             ringing.run(lambda: loop(account))
     consumer.close()

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, lines, sweep
+from kafka_marshal.adapters.interface import Message
+from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt_at, lines, sweep
 from tests.faults.cases import CASES
 from tests.faults.stories import TOPIC, WITHOUT, member, memory_cluster, verdict
 
@@ -68,6 +70,29 @@ def test_no_line_lies_between_what_is_made_and_its_with_block() -> None:
             pass
 
     assert not [place for place in lines(program, without=WITHOUT) if "__enter__" in place.function]
+
+
+def test_what_an_interrupt_of_poll_costs_follows_what_was_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that could be: with an alarm every half millisecond a loop would stand still otherwise."""
+    messages, given_back = 5_000, []
+    put_back = Assignment.put_back
+
+    def counted(self: Assignment, messages: list[Message], covers_from: int) -> None:
+        given_back.append(len(messages))
+        put_back(self, messages, covers_from)
+
+    monkeypatch.setattr(Assignment, "put_back", counted)
+    with member(memory_cluster(1, messages)) as marshal, marshal.consumer([TOPIC]) as consumer:
+        for number in range(messages):
+            if number % 20 == 19:
+                with pytest.raises(Interrupted), interrupt_at(4, without=WITHOUT):
+                    consumer.poll()
+            message = consumer.poll()
+            assert message is not None
+            assert message.offset() == number
+            consumer.done(message)
+    assert len(given_back) >= messages / 20
+    assert sum(given_back) < 10 * messages  # 5,000 for the first interrupt, some 64 for each of the 249 others
 
 
 @pytest.mark.campaign

@@ -81,6 +81,7 @@ class Run:
         "_ahead",
         "_cursor",
         "_is_piece",
+        "_is_settled",
         "assignment",
         "covers_from",
         "done_count",
@@ -125,6 +126,8 @@ class Run:
         self.holder: Callable[[], object] | None = None
         #: Split off a run that threads took messages from: what they note there is about this one, too.
         self._is_piece = False
+        #: Known of a run of which nothing is left to be taken.
+        self._is_settled = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
         self.since = now
         self.seen_cursor = 0
@@ -176,6 +179,7 @@ class Run:
         numbers = sorted(map(self._number, (*self.recall(), *again)))
         self.recalled = []
         self.refused.clear()
+        self._is_settled = False
         # By number: a list of messages would count as one that has them all (``astray``).
         ahead: Iterator[int] = iter(numbers)
         self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
@@ -224,7 +228,12 @@ class Run:
     @property
     def is_settled(self) -> bool:
         """Whether all that threads have taken has left the library."""
-        return self.handed_out == self.left
+        if not self._is_settled:
+            is_taken = not self.has_left  # asked first: another thread may take the last one meanwhile
+            settled = self.handed_out == self.left
+            self._is_settled = is_taken and settled  # for good
+            return settled
+        return True
 
     @property
     def left(self) -> int:
