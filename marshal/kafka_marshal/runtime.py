@@ -12,7 +12,6 @@ import _thread
 import queue
 import threading
 import time
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from kafka_marshal.clock import CLOCK_ID
+from kafka_marshal.instance import new_instance_id
 
 __all__ = [
     "EMPTY",
@@ -293,7 +293,7 @@ class Threads:
         return Random()
 
     def new_instance_id(self) -> str:
-        return uuid.uuid4().hex
+        return new_instance_id()
 
     def condition(self) -> threading.Condition:
         return threading.Condition(threading.RLock())

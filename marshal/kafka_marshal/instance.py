@@ -1,0 +1,49 @@
+"""Names of runs: an instance_id says on which host, in which process and by which release a Marshal ran."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+__all__ = ["Instance", "new_instance_id", "release"]
+
+#: An instance_id has 255 bytes at most (E1); a host name of DNS can have as many.
+MAX_HOST = 120
+
+
+class Instance(NamedTuple):
+    """What an instance_id tells: where a Marshal ran. ``str`` gives host:pid."""
+
+    host: str
+    pid: int
+    release: str
+
+    @classmethod
+    def parse(cls, instance_id: str | None) -> Instance | None:
+        """None: it was not made by :func:`new_instance_id` (an older release, a simulation)."""
+        parts = (instance_id or "").split("/")
+        if len(parts) != 4 or not parts[1].isdecimal():
+            return None
+        return cls(parts[0], int(parts[1]), parts[2])
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+@cache
+def release() -> str:
+    """The version of this package; "0": it was not installed (a zip, a folder on the path)."""
+    try:
+        return version("kafka-marshal")
+    except PackageNotFoundError:
+        return "0"
+
+
+def new_instance_id() -> str:
+    """HOST/PID/RELEASE/RANDOM: names one run of one Marshal, for ever."""
+    host = socket.gethostname().encode("ascii", "replace").decode().replace("/", "-")[:MAX_HOST] or "?"
+    return f"{host}/{os.getpid()}/{release()}/{uuid.uuid4().hex[:16]}"
