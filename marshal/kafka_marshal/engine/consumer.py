@@ -338,7 +338,7 @@ class ConsumerEngine:
     ) -> None:
         self._report_position(assignment.key, position, low, high, now)
         self.blocked.add(assignment.key)
-        self._give_up(assignment, Loss.POSITION, now)
+        self._engine.book.lose(assignment.lease, Loss.POSITION, now)
 
     def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
         where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
@@ -447,9 +447,6 @@ class ConsumerEngine:
             last_offset = self._unreported(assignment)
             self._engine.book.release_epoch(assignment.key, assignment.lease.cp, assignment.epoch, last_offset)
 
-    def _give_up(self, assignment: Assignment, loss: Loss, now: float) -> None:
-        self._engine.book.lose(assignment.lease, loss, now)
-
     def _remove(self, assignment: Assignment) -> None:
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
@@ -508,13 +505,7 @@ class ConsumerEngine:
                     self._step_one(assignment, now)
         if self.closing:
             return
-        why = ""
-        if self._engine.draining:
-            why = "an operator asked this member to hand over (kafka-marshal drain)"
-        elif timeout is not None and self.delivery.is_hung(now, timeout):
-            # Nobody would handle what we hold: others get all of it, until a thread of the user's comes back.
-            why = "no handler of this member has come back within handler_timeout"
-        if why:
+        if why := self._lets_all_go(now):
             for assignment in list(self.assignments.values()):
                 self.revoke(assignment, why, now)
             return
@@ -523,6 +514,15 @@ class ConsumerEngine:
         wishes = self.placement.wishes(now)
         if wishes is not None:
             self._act(wishes, now)
+
+    def _lets_all_go(self, now: float) -> str:
+        """Why all is released and nothing claimed; "": it is not."""
+        timeout = self.settings.handler_timeout_ms
+        if self._engine.draining:
+            return "an operator asked this member to hand over (kafka-marshal drain)"
+        if timeout is not None and self.delivery.is_hung(now, timeout):  # until a thread of the user's comes back
+            return "no handler of this member has come back within handler_timeout"
+        return ""
 
     def _step_one(self, assignment: Assignment, now: float) -> None:
         hi = self._engine.settings.heartbeat_interval_ms
@@ -555,7 +555,7 @@ class ConsumerEngine:
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now >= oldest + timeout:
-                self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
+                self._engine.book.lose(lease, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
             self.try_finish(assignment, now)
@@ -572,9 +572,7 @@ class ConsumerEngine:
         """When ``step`` has something to do again."""
         hi = self._engine.settings.heartbeat_interval_ms
         timeout = self.settings.handler_timeout_ms
-        can_ask = not (self.closing or self._engine.draining)
-        asking = can_ask and (timeout is None or not self.delivery.is_hung(now, timeout))
-        times = [self.placement.deadline] if asking else []
+        times = [] if self.closing or self._lets_all_go(now) else [self.placement.deadline]
         for assignment in (self._restless if timeout is None else self.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
