@@ -437,9 +437,8 @@ class ConsumerEngine:
         self._engine.outbox.add(StopFetch(self.number, assignment.key))
         topic, partition = assignment.key
         self.warn(
-            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not "
-            "committed by "
-            "this process any more; the next holder may get it again"
+            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not committed "
+            "by this process any more; the next holder may get it again"
         )
         if assignment.shown or reason == Loss.POSITION:
             self._call(Callback.LOST, assignment)
