@@ -1,6 +1,6 @@
 """Digests of simulated histories: the same before and after a change of structure.
 
-    python -m tests.histories --seeds 200 > before; …; python -m tests.histories --seeds 200 | diff before -
+python -m tests.histories --seeds 200 > before; …; python -m tests.histories --seeds 200 | diff before -
 """
 
 from __future__ import annotations

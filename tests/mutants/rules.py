@@ -7,8 +7,8 @@ from tests.mutants.mutation import Mutation
 __all__ = ["RULES"]
 
 _WORLD = "rationalizer/world.py"
-_CLAIMS = "rationalizer/claims.py"
-_LEASE = "rationalizer/lease.py"
+_CLAIMS = "rationalizer/leases/machine.py"
+_LEASE = "rationalizer/leases/lease.py"
 _PROGRESS = "rationalizer/progress.py"
 _INTERVALS = "rationalizer/intervals.py"
 
@@ -40,8 +40,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "wall clock instead of log time",
         _WORLD,
-        "moment.log_time = self.log_time",
-        'moment.log_time = int(__import__("time").time() * 1000)',
+        "context.log_time = self.log_time",
+        'context.log_time = int(__import__("time").time() * 1000)',
         "T2",
     ),
     Mutation(
@@ -72,8 +72,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "the latest claim wins",
         _CLAIMS,
-        "elif lease.held and not lease.is_stale(moment.log_time):",
-        "elif lease.held and not lease.is_stale(moment.log_time) and lease.client_id == client_id:",
+        "elif lease.held and not lease.is_stale(context.log_time):",
+        "elif lease.held and not lease.is_stale(context.log_time) and lease.client_id == client_id:",
         "C4",
     ),
     Mutation(
@@ -93,7 +93,7 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "epochs are counted, not offsets",
         _CLAIMS,
-        "lease.epoch = moment.offset",
+        "lease.epoch = context.offset",
         "lease.epoch += 1",
         "C9",
         within="def _claiming_partition",
@@ -101,8 +101,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a claim does not count as a beat",
         _CLAIMS,
-        "lease.last_beat = moment.log_time",
-        "lease.last_beat = lease.last_beat or moment.log_time",
+        "lease.last_beat = context.log_time",
+        "lease.last_beat = lease.last_beat or context.log_time",
         "C6",
         within="def _claiming_partition",
     ),
@@ -133,14 +133,14 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a lease that is not fresh is taken over",
         _CLAIMS,
-        'if lease.freshness(moment.log_time) != "fresh":',
-        'if lease.freshness(moment.log_time) == "stale":',
+        'if lease.freshness(context.log_time) != "fresh":',
+        'if lease.freshness(context.log_time) == "stale":',
         "C7",
     ),
     Mutation(
         "a takeover keeps the epoch",
         _CLAIMS,
-        "lease.epoch = moment.offset",
+        "lease.epoch = context.offset",
         "lease.epoch = max(lease.epoch, 0)",
         "C7",
         within="def _take_over",
@@ -157,7 +157,7 @@ RULES: tuple[Mutation, ...] = (
         "a release moves the last beat",
         _CLAIMS,
         "lease.instance_id = None",
-        "lease.instance_id, lease.last_beat = None, moment.log_time",
+        "lease.instance_id, lease.last_beat = None, context.log_time",
         "C8",
         within="def _releasing_partition",
     ),
@@ -200,8 +200,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "an admin can only move positions forward",
         _CLAIMS,
-        "if moment.pausing:",
-        "if moment.pausing and last_offset > lease.progress.stable:",
+        "if context.pausing:",
+        "if context.pausing and last_offset > lease.progress.stable:",
         "C11",
     ),
     Mutation(
@@ -272,14 +272,14 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "true is an offset",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         "return type(value) is int and low <= value <= high",
         "return isinstance(value, int) and low <= value <= high",
         "E2",
     ),
     Mutation(
         "a field too many is read over",
-        "rationalizer/records.py",
+        "rationalizer/wire/records.py",
         "if len(own) != len(rules):",
         "if len(own) < len(rules):",
         "E2",
@@ -312,7 +312,7 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a stale holder is granted messages",
         _CLAIMS,
-        "if lease.is_stale(moment.log_time):",
+        "if lease.is_stale(context.log_time):",
         "if not lease.held:",
         "C12",
         within="def _claiming_messages",
@@ -369,28 +369,28 @@ RULES: tuple[Mutation, ...] = (
     # Values and places.
     Mutation(
         "newer versions are read",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if version > level:",
         "if version > level + 1:",
         "E3",
     ),
     Mutation(
         "large values may nest one deeper",
-        "rationalizer/unpacking.py",
+        "rationalizer/wire/unpacking.py",
         '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH)',
         '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH - 1)',
         "E2",
     ),
     Mutation(
         "binary is let through in large values",
-        "rationalizer/tokens.py",
+        "rationalizer/wire/tokens.py",
         "_FORBIDDEN: Final = bytes([*range(0xC4, 0xCC), *range(0xD4, 0xD9)])",
         "_FORBIDDEN: Final = bytes([*range(0xC7, 0xCC), *range(0xD4, 0xD9)])",
         "E2",
     ),
     Mutation(
         "-1 is no last_offset",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         "_is_position = _between(NOTHING_DONE, MAX_OFFSET)",
         "_is_position = _between(0, MAX_OFFSET)",
         "E2",
@@ -468,7 +468,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "an Upgrade may name level 0",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         'LEVEL: Final = Rule(_between(1, MAX_LEVEL), "an int, 1 … 2^31−1")',
         'LEVEL: Final = Rule(_between(0, MAX_LEVEL), "an int, 1 … 2^31−1")',
         "E2",
@@ -482,7 +482,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the longest value is too long",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if len(value) > MAX_VALUE_BYTES:",
         "if len(value) >= MAX_VALUE_BYTES:",
         "E2",
@@ -525,7 +525,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the longest strings are not allowed in large values",
-        "rationalizer/tokens.py",
+        "rationalizer/wire/tokens.py",
         "_LONG_STRINGS: Final = {0xDA: 2, 0xDB: 4}",
         "_LONG_STRINGS: Final = {0xDA: 2}",
         "E2",
@@ -553,7 +553,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is longest may not be written",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if len(value) > MAX_VALUE_BYTES:",
         "if len(value) >= MAX_VALUE_BYTES:",
         "E2",
