@@ -7,6 +7,7 @@ from tests.mutants.mutation import Mutation
 __all__ = ["RULES"]
 
 _WORLD = "rationalizer/world.py"
+_FAST_PATH = "rationalizer/leases/fast_path.py"
 _CLAIMS = "rationalizer/leases/machine.py"
 _LEASE = "rationalizer/leases/lease.py"
 _PROGRESS = "rationalizer/progress.py"
@@ -54,11 +55,11 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "log time is taken back, on the short cut only",
-        _WORLD,
-        "if timestamp_ms > self.log_time:",
-        "if timestamp_ms != self.log_time:",
+        _FAST_PATH,
+        "lease: Lease = leases[group_id, topic, partition]",
+        "lease: Lease = leases[group_id, topic, partition]; log.log_time = log_time = min(log_time, timestamp_ms)",
         "T1",
-        within="def apply_many",
+        within="def run",
     ),
     Mutation(
         "malformed records do not move log time",
@@ -192,9 +193,16 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a pause is ignored on the short cut",
-        _WORLD,
-        "and (not pauses or group_id not in pauses)",
-        "and (not pauses or group_id is not None)",
+        _FAST_PATH,
+        "or (pauses and group_id in pauses)",
+        "or (pauses and group_id is None)",
+        "C10",
+    ),
+    Mutation(
+        "a pause is ignored on the short cut of batches",
+        _FAST_PATH,
+        "if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:",
+        "if client_id is None or type(entries) is not list:",
         "C10",
     ),
     Mutation(
@@ -294,20 +302,49 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "progress goes back on the short cut",
-        _WORLD,
-        "progress.stable <= done <= max_offset",
-        "done <= max_offset",
+        _FAST_PATH,
+        "or not progress.stable <= done <= max_offset",
+        "or not -1 <= done <= max_offset",
+        "C5",
+    ),
+    Mutation(
+        "progress goes back on the short cut of batches",
+        _FAST_PATH,
+        "if moved is not None and moved > lease.progress.stable:",
+        "if moved is not None:",
         "C5",
     ),
     Mutation(
         "one range is forgotten on the short cut",
-        _WORLD,
-        "and not progress.intervals.firsts",
-        "and len(progress.intervals) < 2",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
         "P10",
+        within="def run",
     ),
     Mutation(
-        "an older epoch counts on the short cut", _WORLD, "and lease.epoch == epoch", "and lease.epoch >= epoch", "C5"
+        "one range is forgotten on the short cut of batches",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
+        "P10",
+        within="def _simple_batch",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def run",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut of batches",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def _simple_batch",
     ),
     Mutation(
         "a stale holder is granted messages",
@@ -397,9 +434,9 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "leases are routed by their topic alone",
-        _WORLD,
-        "route_lease(topic, partition, self.partitions) == self.partition",
-        "route_lease(topic, 0, self.partitions) == self.partition",
+        _CLAIMS,
+        "return route_lease(topic, partition, self._partitions) == self._partition",
+        "return route_lease(topic, 0, self._partitions) == self._partition",
         "L3",
     ),
     Mutation(
@@ -426,16 +463,16 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a state may hold an epoch that is to come",
-        "rationalizer/snapshot.py",
-        '_want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
-        '_want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
+        "rationalizer/leases/canonical.py",
+        'want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
+        'want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
         "S1",
     ),
     Mutation(
         "a state may hold a pause that is over",
         "rationalizer/snapshot.py",
-        '_want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
-        '_want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
+        'want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
+        'want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
         "S1",
     ),
     Mutation(
@@ -497,30 +534,33 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "on the short cut true is a partition",
-        "rationalizer/world.py",
-        "and type(partition) is int  # True == 1 == 1.0, also as keys",
-        "and partition is not None",
+        _FAST_PATH,
+        "type(partition) is not int  # True == 1 == 1.0, also as keys",
+        "partition is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut true is an epoch",
-        "rationalizer/world.py",
-        "and type(epoch) is int",
-        "and epoch is not None",
+        _FAST_PATH,
+        "or type(epoch) is not int",
+        "or epoch is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut true is an offset",
-        "rationalizer/world.py",
-        "and type(done) is int",
-        "and done is not None",
+        _FAST_PATH,
+        "or type(done) is not int",
+        "or done is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut nobody beats a free lease",
-        "rationalizer/world.py",
-        "and client_id is not None  # as the holder of a free lease is",
-        "and group_id is not None",
+        _FAST_PATH,
+        "or client_id is None  # as the holder of a free lease is",
+        "or group_id is None",
         "E2",
     ),
     Mutation(
