@@ -7,7 +7,6 @@ from tests.mutants.mutation import Mutation
 __all__ = ["RULES"]
 
 _WORLD = "rationalizer/world.py"
-_FAST_PATH = "rationalizer/leases/fast_path.py"
 _CLAIMS = "rationalizer/leases/machine.py"
 _LEASE = "rationalizer/leases/lease.py"
 _PROGRESS = "rationalizer/progress.py"
@@ -52,14 +51,6 @@ RULES: tuple[Mutation, ...] = (
         "if timestamp_ms != self.log_time:",
         "T1",
         within="def _replay",
-    ),
-    Mutation(
-        "log time is taken back, on the short cut only",
-        _FAST_PATH,
-        "lease: Lease = leases[group_id, topic, partition]",
-        "lease: Lease = leases[group_id, topic, partition]; log.log_time = log_time = min(log_time, timestamp_ms)",
-        "T1",
-        within="def run",
     ),
     Mutation(
         "malformed records do not move log time",
@@ -192,20 +183,6 @@ RULES: tuple[Mutation, ...] = (
         "C10",
     ),
     Mutation(
-        "a pause is ignored on the short cut",
-        _FAST_PATH,
-        "or (pauses and group_id in pauses)",
-        "or (pauses and group_id is None)",
-        "C10",
-    ),
-    Mutation(
-        "a pause is ignored on the short cut of batches",
-        _FAST_PATH,
-        "if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:",
-        "if client_id is None or type(entries) is not list:",
-        "C10",
-    ),
-    Mutation(
         "an admin can only move positions forward",
         _CLAIMS,
         "if context.pausing:",
@@ -299,52 +276,6 @@ RULES: tuple[Mutation, ...] = (
         "if offset < self.stable:",
         "if offset <= self.stable:",
         "C5",
-    ),
-    Mutation(
-        "progress goes back on the short cut",
-        _FAST_PATH,
-        "or not progress.stable <= done <= max_offset",
-        "or not -1 <= done <= max_offset",
-        "C5",
-    ),
-    Mutation(
-        "progress goes back on the short cut of batches",
-        _FAST_PATH,
-        "if moved is not None and moved > lease.progress.stable:",
-        "if moved is not None:",
-        "C5",
-    ),
-    Mutation(
-        "one range is forgotten on the short cut",
-        _FAST_PATH,
-        "or progress.intervals.firsts",
-        "or len(progress.intervals) > 1",
-        "P10",
-        within="def run",
-    ),
-    Mutation(
-        "one range is forgotten on the short cut of batches",
-        _FAST_PATH,
-        "or progress.intervals.firsts",
-        "or len(progress.intervals) > 1",
-        "P10",
-        within="def _simple_batch",
-    ),
-    Mutation(
-        "an older epoch counts on the short cut",
-        _FAST_PATH,
-        "or lease.epoch != epoch",
-        "or lease.epoch < epoch",
-        "C5",
-        within="def run",
-    ),
-    Mutation(
-        "an older epoch counts on the short cut of batches",
-        _FAST_PATH,
-        "or lease.epoch != epoch",
-        "or lease.epoch < epoch",
-        "C5",
-        within="def _simple_batch",
     ),
     Mutation(
         "a stale holder is granted messages",
@@ -533,37 +464,6 @@ RULES: tuple[Mutation, ...] = (
         "L3",
     ),
     Mutation(
-        "on the short cut true is a partition",
-        _FAST_PATH,
-        "type(partition) is not int  # True == 1 == 1.0, also as keys",
-        "partition is None",
-        "E2",
-        within="def run",
-    ),
-    Mutation(
-        "on the short cut true is an epoch",
-        _FAST_PATH,
-        "or type(epoch) is not int",
-        "or epoch is None",
-        "E2",
-        within="def run",
-    ),
-    Mutation(
-        "on the short cut true is an offset",
-        _FAST_PATH,
-        "or type(done) is not int",
-        "or done is None",
-        "E2",
-        within="def run",
-    ),
-    Mutation(
-        "on the short cut nobody beats a free lease",
-        _FAST_PATH,
-        "or client_id is None  # as the holder of a free lease is",
-        "or group_id is None",
-        "E2",
-    ),
-    Mutation(
         "the longest strings are not allowed in large values",
         "rationalizer/wire/tokens.py",
         "_LONG_STRINGS: Final = {0xDA: 2, 0xDB: 4}",
@@ -598,13 +498,6 @@ RULES: tuple[Mutation, ...] = (
         "if len(value) >= MAX_VALUE_BYTES:",
         "E2",
         "def encode",
-    ),
-    Mutation(
-        "beats on the short cut count as one",
-        "rationalizer/world.py",
-        "counts[code] = counts.get(code, 0) + records",
-        "counts[code] = counts.get(code, 0) + 1",
-        "S1",
     ),
     Mutation(
         "replay prints what nobody could apply",
