@@ -148,7 +148,10 @@ def in_order(told: Iterator[Told], ends: dict[int, int]) -> Iterator[Told]:
 @click.option("--group", help="Only this group's records.")
 @click.option("--cp", type=click.IntRange(min=0), help="Only this partition of the log.")
 @click.option(
-    "--since", callback=time_option, metavar="TIME", help="From then on: 2026-11-21T04:50Z, 10m (ago), milliseconds."
+    "--since",
+    callback=time_option,
+    metavar="TIME",
+    help="From then on: 03:14, yesterday 03:14, 2026-11-21T04:50Z, or 10m (ago).",
 )
 @click.option("-n", "last", type=click.IntRange(min=0), metavar="N", help="The last N records (with --follow: 10).")
 @click.option("--no-beats", is_flag=True, help="Leave out heartbeats and Ticks with nothing remarkable about them.")

@@ -104,7 +104,7 @@ class Wanted:
     "--to",
     callback=_to,
     metavar="earliest|latest|readable|TIME|OFFSET",
-    help="Where to go on: the next message to be read. TIME: 2026-11-21T04:50Z, or 10m (ago). readable: see skip.",
+    help="The next message to be read. TIME: 03:14, yesterday 03:14, 2026-11-21T04:50Z, 10m (ago). readable: see skip.",
 )
 @click.option(
     "--partition",

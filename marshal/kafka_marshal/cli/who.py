@@ -156,7 +156,9 @@ class Ownership:
 @click.argument("group", callback=id_argument)
 @click.argument("topic_name", metavar="TOPIC", callback=id_argument)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
-@click.option("--at", callback=time_option, metavar="TIME", help="2026-11-21T04:50:12Z, 10m (ago), or milliseconds.")
+@click.option(
+    "--at", callback=time_option, metavar="TIME", help="03:14, yesterday 03:14, 2026-11-21T04:50:12Z, or 10m (ago)."
+)
 @click.option(
     "--offset", type=click.IntRange(min=0), metavar="CP_OFFSET", help="At this offset of its part of the log."
 )
