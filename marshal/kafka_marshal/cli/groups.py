@@ -6,6 +6,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.names import complete_group, complete_topic, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
@@ -18,8 +19,8 @@ _NOT_DONE = "Nothing was changed."
 
 
 @command()
-@click.argument("group", callback=id_argument)
-@click.argument("topic_name", metavar="TOPIC", callback=id_argument)
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.argument("topic_name", metavar="TOPIC", callback=id_argument, shell_complete=complete_topic)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
@@ -38,13 +39,13 @@ def evict(options: Options, group: str, topic_name: str, partition: int, yes: bo
         leases = {(lease.topic, lease.partition): lease for lease in admin.progress(group)}
         lease = leases.get((topic_name, partition))
         if lease is None:
+            refuse_unknown(options, group, topic_name, _NOT_DONE)
             raise CommandError(
                 f"nobody of group {group!r} ever held {topic_name!r} partition {partition}. {_NOT_DONE}", NO
             )
         if lease.client_id is None:
             raise CommandError(f"{topic_name!r} partition {partition} is free already. {_NOT_DONE}", NO)
-        done = "nothing" if lease.stable is None else f"up to {lease.stable}"
-        who = f"{lease.client_id} (epoch {lease.epoch}, handed in: {done})"
+        who = f"{lease.client_id} (epoch {lease.epoch}, next offset: {0 if lease.stable is None else lease.stable + 1})"
         if dry_run:
             if options.json:
                 print_json(_evicted(group, topic_name, partition, lease.client_id, lease.epoch, done=False))
@@ -77,7 +78,7 @@ def _evicted(
 
 
 @command()
-@click.argument("group", callback=id_argument)
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option(
     "--within",
@@ -101,7 +102,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
     with admin_of(options) as admin:
         leases = admin.progress(group)
         if not leases and not admin.pauses(group):
-            raise CommandError(f"the log knows no group {group!r}. {_NOT_DONE}", NO)
+            refuse_unknown(options, group, effect=_NOT_DONE)
         topics = ", ".join(sorted({lease.topic for lease in leases}))
         held = sum(lease.client_id is not None for lease in leases)
         about = f"{count(len(leases), 'lease')} with their positions" + (f" (of {topics})" if topics else "")

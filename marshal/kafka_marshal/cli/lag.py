@@ -23,7 +23,7 @@ _COLUMNS = (
     Column("group", pipes_only=True),
     Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder", fold=True),
+    Column("holder", fold=True, least=8),
     Column("log end", right=True, from_width=65),
     Column("next", right=True),
     Column("beyond", right=True, from_width=80),
@@ -152,15 +152,21 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
         number(row.next),
         str(row.beyond),
         str(row.in_flight),
-        Cell("position lost", "bold red") if row.lost else number(row.lag),
+        Cell("position lost", "bold red", "lost") if row.lost else number(row.lag),
         _speed(row.speed),
     ]
 
 
 def _total_cells(name: str, total: dict[str, float | None]) -> list[str | Cell]:
-    values = ["total", "", "", "", "", total["done_beyond"], total["in_flight"], total["lag"]]
-    texts = ["-" if value is None else value if isinstance(value, str) else f"{value:.0f}" for value in values]
-    return [Cell(text, "bold") for text in (name, *texts, _speed(total["messages_per_second"]))]
+    values = [total["done_beyond"], total["in_flight"]]
+    cells: list[str | Cell] = [
+        Cell(text, "bold") for text in (name, "total", "", "", "", "", *(f"{value:.0f}" for value in values))
+    ]
+    if total["lag"] is None and total["positions_lost"]:
+        cells.append(Cell("position lost", "bold red", "lost"))
+    else:
+        cells.append(Cell("-" if total["lag"] is None else f"{total['lag']:.0f}", "bold"))
+    return [*cells, Cell(_speed(total["messages_per_second"]), "bold")]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:

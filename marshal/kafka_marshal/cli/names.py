@@ -18,18 +18,20 @@ from kafka_marshal.cli.options import Options
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from kafka_marshal.replica import Replica
+    from rationalizer import World
 
 __all__ = [
     "LogNames",
-    "check_group",
     "complete_client",
     "complete_group",
     "complete_place",
     "complete_topic",
     "near",
     "no_group",
+    "names_of",
     "read_names",
+    "refuse_name",
+    "refuse_unknown",
 ]
 
 #: Somebody has pressed Tab and waits.
@@ -52,10 +54,10 @@ def no_group(group: str, known: Iterable[str]) -> str:
     return f"no group {group!r}" + (near(group, known) or ": none of its members ever got a partition.")
 
 
-def names_of(replica: Replica) -> LogNames:
+def names_of(worlds: Iterable[World]) -> LogNames:
     """All groups that have leases or are paused."""
     found: LogNames = {}
-    for world in replica.worlds.values():
+    for world in worlds:
         for lease in world.leases():
             clients = found.setdefault(lease.group_id, {}).setdefault(lease.topic, set())
             if lease.client_id is not None:
@@ -81,21 +83,30 @@ def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) ->
         replica = Replica(cluster, options.topic, timeout_s, Begin.SNAPSHOT)
         try:
             replica.catch_up(timeout_s, check_time)
-            return names_of(replica)
+            return names_of(replica.worlds.values())
         finally:
             replica.close()
     finally:
         cluster.close()
 
 
-def check_group(options: Options, group: str, effect: str) -> LogNames:
-    """Raise CommandError where the log knows no such group; `effect`: what that means for the user's data."""
+def refuse_unknown(options: Options, group: str, topic: str | None = None, effect: str = "") -> None:
+    """Raise CommandError where the log knows no such group, or nothing of it on that topic (*blocking*).
+
+    effect: what that means for the user's data.
+    """
+    refuse_name(read_names(options, options.timeout), group, topic, effect)
+
+
+def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = "") -> None:
+    """The same, with what is known already."""
     from kafka_marshal.cli.failures import NO, CommandError
 
-    known = read_names(options, options.timeout)
     if group not in known:
-        raise CommandError(f"{no_group(group, known)} {effect}", NO)
-    return known
+        raise CommandError(f"{no_group(group, known)} {effect}".rstrip(), NO)
+    if topic is not None and topic not in known[group]:
+        hint = near(topic, known[group]) or "."
+        raise CommandError(f"group {group!r} never had a partition of topic {topic!r}{hint} {effect}".rstrip(), NO)
 
 
 # -- completion ----------------------------------------------------------------------------------------------
@@ -110,7 +121,7 @@ def _completion(find: Callable[[LogNames, click.Context], Iterable[str]]) -> Cal
             options = context.find_object(Options) or Options()
             known = read_names(options, min(options.timeout, _COMPLETION_S), _COMPLETION_S)
             names = find(known, context)
-        except Exception:  # whatever it is, a line on the terminal would spoil the one that is being typed
+        except Exception:  # noqa: BLE001  (a line on the terminal would spoil the one that is being typed)
             return []
         return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
 

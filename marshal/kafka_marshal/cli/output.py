@@ -64,6 +64,8 @@ class Column:
     pipes_only: bool = False
     #: Left out on narrower terminals.
     from_width: int = 0
+    #: Where it is folded: not narrower than this, nor than its title.
+    least: int = 0
 
 
 Row = Sequence[str | Cell]
@@ -125,7 +127,7 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None
                 justify=justify,
                 overflow="fold",
                 no_wrap=not column.fold,
-                min_width=len(column.title) if column.fold else None,
+                min_width=max(column.least, len(column.title)) if column.fold else None,
             )
     for row in rows:
         table.add_row(*(_rich_text(cell) for cell, is_shown in zip(row, shown, strict=True) if is_shown))

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.cli.rows import POSITION_LOST, GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.rows import GroupRow, LeaseRow, MemberRow
 from kafka_marshal.cli.text import count, span
+from kafka_marshal.engine.lost import POSITION_LOST
 
 __all__ = ["KINDS", "Problem", "places", "problems_of"]
 
@@ -71,8 +72,8 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
     for pause in group.pauses:
         if pause.is_over:
             text = (
-                f"its pause by {pause.client} ended {span(-pause.left_ms)} ago, and nobody has written to the log since: "
-                f"no worker runs, or end it with kafka-marshal release-group {shlex.quote(name)} --resume"
+                f"its pause by {pause.client} ended {span(-pause.left_ms)} ago, and nobody has written to the log "
+                f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
             )
             found.append(Problem(name, "pause_over", text, 1, []))
     if max_lag is not None and (group.lag or 0) > max_lag:

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kafka_marshal.cli.text import span
+from kafka_marshal.engine.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
 __all__ = ["STATES", "GroupRow", "LeaseRow", "MemberRow", "PauseRow", "members_of", "seen_text", "total"]
 
-#: What the reasons begin with under which a position means nothing, and so the lag neither.
-POSITION_LOST = "position lost"
+#: What the reason begins with where a holder reports nothing done, and it is not known why.
+NO_PROGRESS = "no progress"
 
 #: What a lease's freshness (C1) is called for people and programs.
 STATES = {"free": "free", "fresh": "seen", "unknown": "silent", "stale": "gone"}

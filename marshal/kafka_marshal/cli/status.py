@@ -20,30 +20,30 @@ from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
 __all__ = ["status"]
 
 _GROUPS = (
-    Column("group", fold=True),
+    Column("group", fold=True, least=8),
     Column("members", right=True),
     Column("partitions", right=True),
     Column("lag", right=True),
-    Column("no progress", right=True),
-    Column("state", fold=True),
+    Column("no progress", right=True, from_width=75),
+    Column("state", fold=True, least=14),
 )
 _PROBLEMS = (Column("in group", fold=True), Column("what is wrong", fold=True))
 _MEMBERS = (
-    Column("group", fold=True),
-    Column("member", fold=True),
+    Column("group", fold=True, least=8),
+    Column("member", fold=True, least=8),
     Column("host", fold=True, from_width=70),
-    Column("pid", right=True),
+    Column("pid", right=True, from_width=70),
     Column("release", from_width=90),
     Column("partitions", right=True),
     Column("lag", right=True),
     Column("seen"),
-    Column("progress", fold=True),
+    Column("progress", fold=True, least=10),
 )
 _LEASES = (
     Column("group", pipes_only=True),
     Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder", fold=True),
+    Column("holder", fold=True, least=8),
     Column("epoch", right=True, from_width=75),
     Column("seen"),
     Column("next", right=True),
@@ -178,7 +178,7 @@ def _group_cells(group: GroupRow, problems: list[Problem]) -> list[str | Cell]:
         group.group,
         str(sum(member.state != "gone" for member in members)),
         f"{held}/{len(group.leases)}",
-        Cell("position lost", "bold red") if group.lag is None and group.lost else number(group.lag),
+        _lag_text(group.lag, group.lag is None and bool(group.lost)),
         "-" if group.behind_ms is None else span(group.behind_ms),
         _group_state(group, problems),
     ]
@@ -273,7 +273,7 @@ def _member_json(member: MemberRow) -> dict[str, object]:
 
 
 def _lag_text(lag: int | None, lost: bool) -> Cell:
-    return Cell("position lost", "bold red") if lost else Cell(number(lag))
+    return Cell("position lost", "bold red", "lost") if lost else Cell(number(lag))
 
 
 def _cells(row: LeaseRow) -> list[str | Cell]:

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, Message, TopicInfo, TopicPartition
-from kafka_marshal.cli.rows import POSITION_LOST, LeaseRow, patience_ms
-from kafka_marshal.cli.text import count, span
-from kafka_marshal.engine.topic_mark import mark_of
+from kafka_marshal.adapters.interface import Cluster, FaultKind, Message, TopicPartition
+from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms
+from kafka_marshal.cli.text import span
 
-__all__ = ["mark_stuck", "position_lost"]
+__all__ = ["mark_stuck"]
 
 #: Partitions of which the next message is read, at most; and for how long in all (s).
 PROBED_AT_MOST = 50
@@ -22,19 +21,6 @@ SLICE_S = 0.2
 
 #: Little is fetched, and spoilt bytes are noticed in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True, "fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024}
-
-
-def position_lost(topic: TopicInfo, topic_marks: frozenset[int], done_below: int, log_end: int | None) -> str:
-    """Why a group's position means nothing in the log that is there (P11, P12); "" where it does.
-
-    done_below: the offset after the last one that is done, in order or not.
-    """
-    mark = mark_of(topic.topic_id)
-    if topic_marks and mark is not None and topic_marks != {mark}:
-        return f"{POSITION_LOST}: the topic was deleted and recreated"
-    if log_end is not None and done_below > log_end:
-        return f"{POSITION_LOST}: done up to {done_below - 1}, but the log ends at {log_end}"
-    return ""
 
 
 def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[LeaseRow]:
@@ -79,8 +65,9 @@ def _with_reason(
     done_nothing_ms = min(row.still_ms, waiting_ms)
     if row.client is None or row.state == "gone" or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):
         return row
-    waiting = count(row.lag or 0, "message")
-    return replace(row, stuck=f"no progress for {span(done_nothing_ms)}, {waiting} waiting: see {row.client}'s log")
+    return replace(
+        row, stuck=f"{NO_PROGRESS} for {span(done_nothing_ms)} with messages waiting: see {row.client}'s log"
+    )
 
 
 def _probe(

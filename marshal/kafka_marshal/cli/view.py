@@ -18,7 +18,8 @@ from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond, local_ms
 from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
-from kafka_marshal.cli.stuck import mark_stuck, position_lost
+from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.engine.lost import why_lost
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.replica import Begin, Replica
@@ -253,13 +254,12 @@ class View:
     def _row(self, world: World, lease: Lease, now_ms: int) -> LeaseRow:
         progress = lease.progress
         done_beyond = beyond(lease)
-        ranges, topic_marks = split(progress.ranges)
+        ranges = split(progress.ranges).ranges
         low, high = self.marks.get((lease.topic, lease.partition), (None, None))
         key = (lease.group_id, lease.topic, lease.partition)
         # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
         moved_at = min(self.meter.moved_at(key) or lease.last_beat, lease.last_beat)
         granted_at = min(self.meter.granted_at(key) or lease.last_beat, lease.last_beat)
-        done_below = max([progress.stable + 1, progress.granted + 1, *(last + 1 for _, last in ranges)])
         row = LeaseRow(
             group=lease.group_id,
             topic=lease.topic,
@@ -277,20 +277,20 @@ class View:
             granted=None if progress.granted == NOTHING_DONE else progress.granted,
             log_start=low,
             log_end=high,
-            stuck=self._why_stuck(lease, topic_marks, done_below, high),
+            stuck=self._why_stuck(lease, high),
             idle_ms=max(0, now_ms - moved_at),
             held_ms=max(0, now_ms - granted_at),
             outage=self.outage,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
-    def _why_stuck(self, lease: Lease, topic_marks: frozenset[int], done_below: int, log_end: int | None) -> str:
+    def _why_stuck(self, lease: Lease, log_end: int | None) -> str:
         topic = self.topics.get(lease.topic)
         if topic is None or lease.partition >= topic.partitions:
             return ""
         if lease.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
-        return position_lost(topic, topic_marks, done_below, log_end)
+        return why_lost(topic, lease.progress, log_end)
 
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""

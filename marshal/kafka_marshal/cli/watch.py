@@ -26,7 +26,8 @@ from kafka_marshal.cli.output import (
     say_warning,
     warnings_from_the_library,
 )
-from kafka_marshal.cli.rows import LeaseRow
+from kafka_marshal.cli.problems import places
+from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow
 from kafka_marshal.cli.text import clean, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
@@ -38,12 +39,9 @@ __all__ = ["Picture", "Section", "show", "stuck_section"]
 
 _STUCK = (
     Column("stuck group", fold=True),
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("next", right=True),
+    Column("partitions", fold=True),
     Column("why", fold=True),
 )
-
 
 #: How often a topic that is watched is checked: was it recreated (L2)?
 _CHECK_S = 10.0
@@ -257,10 +255,14 @@ def _check(view: View, cluster: Cluster, options: Options, checked: float) -> fl
 
 
 def stuck_section(rows: Iterable[LeaseRow]) -> Section:
-    """The partitions that stand still, each with why."""
-    cells: list[list[str | Cell]] = [
-        [row.group, row.topic, str(row.partition), str(row.position), Cell(row.stuck, "red")]
-        for row in rows
-        if row.stuck
-    ]
+    """The partitions that stand still, together where they do for the same reason."""
+    found: dict[tuple[str, str], list[LeaseRow]] = {}
+    for row in rows:
+        if row.stuck:
+            hangs = row.stuck.startswith(NO_PROGRESS)
+            found.setdefault((row.group, f"{NO_PROGRESS} {row.client}" if hangs else row.stuck), []).append(row)
+    cells: list[list[str | Cell]] = []
+    for (group, _), same in found.items():
+        first = min(same, key=lambda row: row.waiting_ms or 0)
+        cells.append([group, places(same), Cell(first.stuck, "red")])
     return Section(_STUCK, cells, None)
