@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_marshal.cli.view import BrokerClock, LeaseRow, SpeedMeter, beyond
+from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
+from kafka_marshal.cli.rows import LeaseRow
 from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, ReleaseGroup, Tick, World, encode
 
 A = ("a1", "a", "g")
@@ -14,7 +15,7 @@ class Metered:
 
     def __init__(self, window_ms: int = 10_000) -> None:
         self.world = World(0, 1)
-        self.meter = SpeedMeter(window_ms)
+        self.meter = Meter(window_ms)
         self.add(ClaimingPartition(*A, "t", 0, 100_000), 0)
 
     def add(self, record: ClaimingPartition | Heartbeat | CommitRanges | ReleaseGroup | Tick, at: int) -> None:
@@ -64,7 +65,7 @@ def test_a_repositioned_lease_begins_anew() -> None:
 
 
 def test_unknown_leases_have_no_speed() -> None:
-    assert SpeedMeter(1_000).per_second(KEY) is None
+    assert Meter(1_000).per_second(KEY) is None
 
 
 def test_the_brokers_time_is_learned_from_fresh_records() -> None:

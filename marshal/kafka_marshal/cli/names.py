@@ -36,6 +36,8 @@ __all__ = [
 
 #: Somebody has pressed Tab and waits.
 _COMPLETION_S = 1.5
+#: And for so long at most, however long the log is.
+_LIMIT_S = 2.5
 
 #: group → topic → clients that hold something of it
 LogNames = dict[str, dict[str, set[str]]]
@@ -119,7 +121,7 @@ def _completion(find: Callable[[LogNames, click.Context], Iterable[str]]) -> Cal
         logging.disable(logging.CRITICAL)
         try:
             options = context.find_object(Options) or Options()
-            known = read_names(options, min(options.timeout, _COMPLETION_S), _COMPLETION_S)
+            known = read_names(options, min(options.timeout, _COMPLETION_S), _LIMIT_S)
             names = find(known, context)
         except Exception:  # noqa: BLE001  (a line on the terminal would spoil the one that is being typed)
             return []

@@ -13,7 +13,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import complete_group, complete_place, near, read_names, refuse_unknown
+from kafka_marshal.cli.names import complete_client, complete_group, complete_place, near, read_names, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.reading import connected
@@ -132,7 +132,10 @@ class Wanted:
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
 @click.option("--resume", is_flag=True, help="End a dead admin's pause instead.")
 @click.option(
-    "--client-id", callback=lambda c, p, v: v if v is None else id_argument(c, p, v), help="Carry on as this admin."
+    "--client-id",
+    callback=lambda c, p, v: v if v is None else id_argument(c, p, v),
+    help="Carry on as this admin.",
+    shell_complete=complete_client,
 )
 @click.pass_obj
 def release_group(
@@ -366,6 +369,8 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
                 return NO
         options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
         ended = admin.resume(group, client_id)
+    if not ended:
+        refuse_unknown(options, group, effect="Nothing was changed.")
     if options.json:
         print_json(
             {
@@ -376,7 +381,6 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
             }
         )
     elif not ended:
-        refuse_unknown(options, group, effect="Nothing was changed.")
         say(f"group {group} is not paused")
     else:
         by = ", ".join(sorted({each.client_id for each in ended}))

@@ -46,6 +46,8 @@ class View:
         self.patience_s = timeout_s
         #: Kafka does not answer: who is silent can't be told, and nothing is asked.
         self.outage = False
+        #: What was shown last.
+        self._rows: list[LeaseRow] = []
         #: One picture after the other is shown to people: what is wrong comes first.
         self.watched = False
         self._window_start = local_ms() - window_ms
@@ -192,6 +194,8 @@ class View:
 
         Those that stand still say why, as far as reading their next message shows.
         """
+        if self.outage:  # positions may be known that lie beyond the log ends of before
+            return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
         rows = [
             self._row(world, lease, now_ms)
@@ -200,7 +204,8 @@ class View:
             if group is None or lease.group_id == group
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition))
-        return rows if self.outage else mark_stuck(self._cluster, rows, now_ms)
+        self._rows = mark_stuck(self._cluster, rows, now_ms)
+        return self._rows
 
     def groups(self, group: str | None = None) -> list[GroupRow]:
         """All groups (or one, if the log knows it) with their leases, partitions never claimed, and pauses."""
@@ -280,7 +285,6 @@ class View:
             stuck=self._why_stuck(lease, high),
             idle_ms=max(0, now_ms - moved_at),
             held_ms=max(0, now_ms - granted_at),
-            outage=self.outage,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
