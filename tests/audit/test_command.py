@@ -265,7 +265,7 @@ def test_a_topic_with_its_snapshots(
     assert ran.status == 0, ran.err
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
     assert sum(each["snapshots"] for each in ran.json["partitions"]) == stored >= 4
-    assert "<h2>Lag over log time</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>How far groups were behind</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert kafka("dump", "--snapshots", "--output", tmp_path / "snapshots.jsonl").status == 0
     ran = kafka("audit", dump, "--snapshots", tmp_path / "snapshots.jsonl", "--json")
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests

@@ -104,13 +104,14 @@ class Meter:
 
     @staticmethod
     def _follow(track: _Track, lease: Lease, done: int, log_time: int) -> None:
+        # The first position of a partition is where its consumer begins: no work.
+        began = track.done == NOTHING_DONE != lease.progress.stable
         if lease.epoch != track.epoch:  # another holder: what was before says nothing about its speed
             track.epoch, track.granted_at = lease.epoch, log_time
             track.samples.clear()
-        elif done < track.done:
+        elif done < track.done or began:
             track.samples.clear()
-        elif track.works and (track.done > NOTHING_DONE or lease.progress.stable == NOTHING_DONE):
-            # The first position of a partition is where its consumer begins: no work.
+        elif track.works:
             track.handled += done - track.done
         if done != track.done:
             track.done, track.moved_at = done, log_time

@@ -266,7 +266,7 @@ def _partition_counts(options: Options, topics: list[str]) -> dict[str, int]:
         hint = near(missing[0], cluster.topics(options.timeout)) if missing else ""
     if missing:
         raise CommandError(
-            f"no topic {', '.join(map(repr, missing))} on this cluster (any more){hint or '.'} Nothing was changed. "
+            f"{', '.join(map(repr, missing))}: not on this cluster{hint or ' (any more).'} Nothing was changed. "
             "--partition names what is to be moved.",
             NO,
         )
