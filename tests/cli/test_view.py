@@ -187,7 +187,7 @@ def test_nobody_ever_claimed_it() -> None:
 # -- members and groups ----------------------------------------------------------------------------------------------
 
 
-def held(number: int = 0, **known: int | str | None) -> LeaseRow:
+def held(number: int = 0, /, **known: int | str | None) -> LeaseRow:
     """A partition that a seen member holds, with ten messages waiting and done nothing of for a minute."""
     facts: dict[str, int | str | None] = {
         "cp": 0,
@@ -238,7 +238,7 @@ def test_progress_in_one_partition_is_progress() -> None:
 
 
 def test_what_check_looks_for() -> None:
-    fine = {"idle_ms": 0}
+    fine: dict[str, int | str | None] = {"idle_ms": 0}
     assert kinds(held(**fine)) == []
     assert kinds(held(stuck="position lost: the log ends at 10", **fine)) == ["position_lost"]
     assert kinds(held(stuck="no leader: nobody can read or write it", **fine)) == ["stuck"]

@@ -24,8 +24,8 @@ _DAY_MS = 86_400_000
 #: The end of the year 9999, where calendars end.
 _LAST_DAY_MS = 253_402_300_799_999
 
-#: Owners that are named with their colour; of more it is said how many.
-_NAMED: Final = 4
+#: Of the owners that share a colour, so much is written in the legend.
+_LONGEST_LINE: Final = 40
 
 #: Below it there is Latin, without marks that stand on other characters.
 _FIRST_FOREIGN: Final = "\u0250"
@@ -145,6 +145,7 @@ class _Clock:
         locator = AutoDateLocator(tz="UTC")  # type: ignore[no-untyped-call]
         self._axes.xaxis.set_major_locator(locator)
         formatter = ConciseDateFormatter(locator, tz="UTC")  # type: ignore[no-untyped-call]
+        formatter.formats[4:] = formatter.zero_formats[4:] = ["%H:%M:%S", "%H:%M:%S.%f"]
         self._axes.xaxis.set_major_formatter(formatter)
         self._axes.set_xlabel("clock time, UTC")
 
@@ -180,9 +181,14 @@ def _legend(axes: Axes, entries: int) -> None:
 
 
 def _labels(names: Sequence[str]) -> str:
-    """Those that share a colour."""
-    named = ", ".join(_label(name) for name in names[:_NAMED])
-    return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
+    """Those that share a colour, as far as there is room for them."""
+    named = [_label(names[0])]
+    for name in names[1:]:
+        if len(", ".join([*named, _label(name)])) > _LONGEST_LINE:
+            break
+        named.append(_label(name))
+    more = f" and {len(names) - len(named)} more" if len(names) > len(named) else ""
+    return ", ".join(named) + more
 
 
 def _plain(name: str) -> str:
