@@ -208,8 +208,8 @@ def test_status_only_reads(kafka: Command, append: Append, cluster: KafkaCluster
     append(ClaimingPartition(*A, "t", 0, 100))
     partitions = [(log_topic, cp) for cp in range(2)]
     before = cluster.watermarks(partitions, 10)
-    for args in (["status"], ["lag"], ["log"], ["who", "g", "t", "0"], ["dump"], ["init", "--check"]):
-        assert kafka(*args).status == 0
+    for args in (["status"], ["lag"], ["log"], ["who", "g", "t", "0"], ["dump"], ["init", "--check"], ["check"]):
+        assert kafka(*args).status <= (args == ["check"])  # its holder may be gone by then
     assert cluster.watermarks(partitions, 10) == before
 
 

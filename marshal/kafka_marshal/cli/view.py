@@ -303,13 +303,3 @@ class View:
             "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
-
-    def standing_still(self) -> dict[int, tuple[int, int]]:
-        """CPs whose log time lags behind the broker's by more than a holder's HI: (ms behind, leases held there)."""
-        now_ms = self.clock.now_ms()
-        still: dict[int, tuple[int, int]] = {}
-        for cp, world in self.worlds.items():
-            held = [lease.heartbeat_interval_ms for lease in world.leases() if lease.held]
-            if held and now_ms - world.log_time > max(held):
-                still[cp] = (now_ms - world.log_time, len(held))
-        return still
