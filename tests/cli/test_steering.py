@@ -151,6 +151,49 @@ def test_what_can_not_be_evicted(kafka: Command, append: Callable[..., None]) ->
     assert kafka("evict", "g", "t", 1, "--yes").status == 1
 
 
+def test_all_that_a_worker_holds_is_released(kafka: Command, append: Callable[..., None]) -> None:
+    for partition in range(3):
+        append(ClaimingPartition(*A, "t", partition, 600_000))
+    append(ClaimingPartition("b1", "b", "g", "t", 3, 600_000))
+    assert "3 partitions" not in kafka("evict", "--member", "a", "--dry-run").out
+    assert kafka("evict", "--member", "a", "--dry-run").out.count("a (epoch") == 3
+    assert "may be alive" in kafka("evict", "g", "--member", "a", "--yes").err
+    ran = kafka("evict", "--member", "a", "--yes", "--force")
+    assert (ran.status, ran.out.count("released: a no longer holds t")) == (0, 3)
+    assert [bool(row["holder"]) for row in kafka("status", "--json").json["leases"]] == [False, False, False, True]
+    again = kafka("evict", "--member", "a", "--yes", "--force")
+    assert (again.status, again.err) == (1, "error: 'a' holds nothing. Nothing was changed.\n")
+
+
+def test_a_worker_of_several_groups_wants_a_group(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600_000))
+    append(ClaimingPartition("a2", "a", "h", "t", 0, 600_000))
+    for command in (("evict", "--member", "a", "--yes", "--force"), ("drain", "a")):
+        ran = kafka(*command)
+        assert ran.status == 1
+        assert "several groups (g, h): name one. Nothing was changed" in ran.err
+    assert kafka("drain", "h", "a").out == "asked: a is to hand over 1 partition of group h.\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["evict"], ["evict", "g"], ["evict", "g", "t"], ["evict", "g", "t", "0", "--member", "a"]]
+)
+def test_an_eviction_names_a_partition_or_a_worker(kafka: Command, args: list[str]) -> None:
+    ran = kafka(*args, "--yes")
+    assert ran.status == 2
+    assert "evict [GROUP] --member CLIENT" in ran.err
+
+
+def test_a_worker_that_hands_over_nothing_is_named(kafka: Command, append: Callable[..., None]) -> None:
+    append(ClaimingPartition(*A, "t", 0, 600_000))
+    ran = kafka("drain", "g", "a", "--wait", "1s")
+    assert ran.status == 1
+    assert "holds 1 of 1 partitions still after 1 s, such as t [0]" in ran.err
+    assert kafka("status", "--json").json["leases"][0]["holder"]["client"] == "a", (
+        "it is asked; nothing is taken from it"
+    )
+
+
 @pytest.mark.parametrize(
     "args", [["evict", "g", "t", "0", "--force"], ["forget-group", "g", "--force"], ["release-group", "g"]]
 )

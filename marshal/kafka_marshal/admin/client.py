@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, overload
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.adapters.opening import open_cluster
@@ -135,14 +135,36 @@ class Admin(OneProcess):
 
         return self._look(planned)
 
-    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo:
+    @overload
+    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo: ...
+    @overload
+    def evict(self, group: str, client_id: str, /, *, force: bool = False) -> list[LeaseInfo]: ...
+    def evict(
+        self, group: str, topic: str, partition: int | None = None, *, force: bool = False
+    ) -> LeaseInfo | list[LeaseInfo]:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
 
-        What the holder had in hand is repeated by the next one. Raises AdminError where nobody holds the lease, where
-        the holder beat within the last HI (``force`` takes the lease from a living one), and where somebody was faster.
+        ``evict(group, client_id)`` releases all that a member holds, and returns the list. What the holder had in hand
+        is repeated by the next one. A holder that lives after all (``force``) claims nothing until its handler has
+        come back, and not this partition for three heartbeat intervals (C18).
+
+        Raises AdminError where nobody holds the lease, where the holder beat within the last HI (``force`` takes the
+        lease from a living one), and where somebody was faster.
         """
         self._check_group(group)
+        if partition is None:
+            return self._act(group, lambda session: groups.evict_member(session, topic, force=force))
         return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
+
+    def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
+        """Ask a living member to hand over, after what it has in hand, and to claim nothing more (C19); what it held.
+
+        ``timeout`` (seconds): wait until it holds nothing; None: don't wait. It can't be taken back, but by a restart.
+        Members of a release before this one do not listen. Raises AdminError where it holds nothing, and where it does
+        still after the timeout.
+        """
+        self._check_group(group)
+        return self._act(group, lambda session: groups.drain(session, client_id, timeout))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
         """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
@@ -162,6 +184,10 @@ class Admin(OneProcess):
         """All leases of the group with their positions, sorted by topic and partition; nothing is appended."""
         self._check_group(group)
         return self._look(lambda _, replica: groups.progress(replica, group))
+
+    def held_by(self, client_id: str) -> list[LeaseInfo]:
+        """All that members with this client_id hold, in every group, sorted; nothing is appended."""
+        return self._look(lambda _, replica: groups.held_by(replica, client_id))
 
     def prune(
         self,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LogNames",
+    "clients_of",
     "complete_client",
     "complete_group",
     "complete_place",
@@ -111,6 +112,12 @@ def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = ""
         raise CommandError(f"group {group!r} never had a partition of topic {topic!r}{hint} {effect}".rstrip(), NO)
 
 
+def clients_of(known: LogNames, group: str | None) -> set[str]:
+    """The clients that hold something, in that group if it is one."""
+    chosen = [known[group]] if group in known else list(known.values())
+    return {client for topics in chosen for clients in topics.values() for client in clients}
+
+
 # -- completion ----------------------------------------------------------------------------------------------
 
 
@@ -136,9 +143,7 @@ def _topics(names: LogNames, context: click.Context) -> Iterable[str]:
 
 
 def _clients(names: LogNames, context: click.Context) -> Iterable[str]:
-    group = context.params.get("group")
-    chosen = [names[group]] if group in names else list(names.values())
-    return {client for topics in chosen for clients in topics.values() for client in clients}
+    return clients_of(names, context.params.get("group"))
 
 
 complete_group = _completion(lambda names, _: names)
