@@ -456,6 +456,21 @@ def test_a_closed_group_has_no_speed(kafka: Command, append: Append, data: str) 
     assert kafka("lag", "--json").json["totals"][0]["messages_per_second"] is None
 
 
+def test_groups_that_are_dead_for_a_day_fold_into_one_line(
+    kafka: Command, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = append(ClaimingPartition(*A[:2], "nightly", "t", 0, 100_000))
+    append(ReleasingPartition(*A[:2], "nightly", "t", 0, epoch, 9))
+    append(ClaimingPartition(*B[:2], "daily", "t", 0, 100_000))
+    monkeypatch.setattr("kafka_marshal.cli.rows._DAY_MS", -1)
+    assert [row["group"] for row in kafka("status").table] == ["daily", "nightly"], "programs get all"
+    monkeypatch.setattr("kafka_marshal.cli.status.is_terminal", lambda: True)
+    assert [row["group"] for row in kafka("status").table] == ["daily"]
+    assert [row["group"] for row in kafka("status", "--all").table] == ["daily", "nightly"]
+    assert len(kafka("status", "--group", "nightly").rows) == 1
+    assert kafka("check").status == 0, "a group that is gone is nobody's alarm"
+
+
 def test_check_says_ok_or_why_not(kafka: Command, append: Append, data: str) -> None:
     assert kafka("check").out == "ok: the log knows no group that was at work within a day\n"
     for number in range(3):

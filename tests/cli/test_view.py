@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_marshal.cli import stuck
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
 from kafka_marshal.cli.problems import places, problems_of
 from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.stuck import mark_stuck
 from rationalizer import (
     ClaimingPartition,
     CommitRanges,
@@ -235,6 +237,67 @@ def test_a_member_that_does_not_hang(changed: dict[str, int | None], why: str) -
 def test_progress_in_one_partition_is_progress() -> None:
     """A worker that works through one backlog has not begun with the other."""
     assert kinds(held(0), held(1, idle_ms=100)) == []
+
+
+class Message:
+    """The next message of a partition, with its stamp."""
+
+    def __init__(self, partition: int, stamp: int) -> None:
+        self._partition, self._stamp = partition, stamp
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._stamp
+
+
+class Reader:
+    """Reads one message of each partition, appended so many ms before 1,000,000."""
+
+    def __init__(self, ages_ms: dict[int, int]) -> None:
+        self._messages = [Message(partition, 1_000_000 - age) for partition, age in ages_ms.items()]
+        self.asked: dict[tuple[str, int], int] = {}
+
+    def data_reader(self, group_id: str, config: object) -> Reader:
+        return self
+
+    def assign(self, positions: dict[tuple[str, int], int]) -> None:
+        self.asked = dict(positions)
+
+    def unassign(self, partitions: object) -> None: ...
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[object]]:
+        return self._messages, []
+
+    def close(self) -> None: ...
+
+
+def marked(*rows: LeaseRow, **ages_ms: int) -> list[str]:
+    reader = Reader({int(name[1:]): age for name, age in ages_ms.items()})
+    return [row.stuck for row in mark_stuck(reader, list(rows), 1_000_000)]  # type: ignore[arg-type]
+
+
+def test_a_partition_stands_still_where_its_message_has_waited() -> None:
+    waiting = held(waiting_ms=None)
+    assert marked(waiting, p0=50_000) == ["no progress for 50 s with messages waiting: see w's log"]
+    assert marked(waiting, p0=100) == [""], "a quiet topic's message that has just come"
+    assert marked(held(waiting_ms=None, idle_ms=2_000), p0=50_000) == [""]
+    assert marked(waiting, held(1, waiting_ms=None, idle_ms=100), p0=50_000) == ["", ""], "it is at work on another one"
+    assert marked(held(waiting_ms=None, silence_ms=60_000), p0=50_000) == [""], "gone is said elsewhere"
+
+
+def test_the_first_partition_of_every_holder_is_looked_at_before_anybodys_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stuck, "PROBED_AT_MOST", 2)
+    reader = Reader({0: 50_000, 9: 50_000})
+    rows = [*(held(number, waiting_ms=None) for number in range(5)), held(9, waiting_ms=None, instance="other/1/1/x")]
+    mark_stuck(reader, rows, 1_000_000)  # type: ignore[arg-type]
+    assert set(reader.asked) == {("t", 0), ("t", 9)}
 
 
 def test_what_check_looks_for() -> None:

@@ -9,7 +9,7 @@ from kafka_marshal.cli.check import problem_json
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import Cell, Column
+from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.problems import KINDS, Problem, problems_of
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.rows import GroupRow, LeaseRow, MemberRow
@@ -105,7 +105,8 @@ def _picture(view: View, group: str | None, members: bool, everything: bool) -> 
     notes = _notes(view, groups)
     if group is not None and not groups:
         notes.append(no_group(group, view.names()))
-    folded = [] if everything or group is not None else [each for each in groups if each.is_dead]
+    is_folding = is_terminal() and not everything and group is None  # programs get all
+    folded = [each for each in groups if is_folding and each.is_dead]
     shown = [each for each in groups if each not in folded]
     if members:
         sections = [_member_section(view, shown)]

@@ -34,7 +34,11 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
     probed = dict(list(still.items())[:PROBED_AT_MOST])
     positions = {key: max(first.position, first.log_start or 0) for key, (first, *_) in probed.items()}
     unreadable, stamps = _probe(cluster, positions)
-    return [_with_reason(row, positions, unreadable, stamps, now_ms) for row in rows]
+    # A worker that works through one partition's backlog gets to the others later.
+    at_work = {(row.group, row.instance) for row in rows if row.still_ms < patience_ms(row.heartbeat_interval_ms)}
+    return [
+        _with_reason(row, positions, unreadable, stamps, now_ms, (row.group, row.instance) in at_work) for row in rows
+    ]
 
 
 def _in_turns(rows: list[LeaseRow]) -> Iterator[tuple[int, LeaseRow]]:
@@ -51,6 +55,7 @@ def _with_reason(
     unreadable: Mapping[TopicPartition, str],
     stamps: Mapping[TopicPartition, int],
     now_ms: int,
+    is_at_work: bool,
 ) -> LeaseRow:
     key = (row.topic, row.partition)
     if row.stuck or not row.lag or positions.get(key) != max(row.position, row.log_start or 0):
@@ -63,7 +68,7 @@ def _with_reason(
     waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key])
     row = replace(row, waiting_ms=waiting_ms)
     done_nothing_ms = min(row.still_ms, waiting_ms)
-    if row.client is None or row.state == "gone" or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):
+    if not row.held or is_at_work or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):
         return row
     return replace(
         row, stuck=f"{NO_PROGRESS} for {span(done_nothing_ms)} with messages waiting: see {row.client}'s log"
