@@ -326,6 +326,16 @@ def test_partitions_in_words() -> None:
     assert places(LeaseRow("g", "a", 2 * number) for number in range(20)) == "a 0, 2, 4, 6, 8, 10, 12, 14, …"
 
 
+def test_the_way_out_of_a_lost_position_names_what_is_lost() -> None:
+    lost = {"stuck": "position lost: the log ends at 10"}
+    (one,) = [
+        each for each in problems_of(GroupRow("my g", [held(0, **lost), held(1)])) if each.kind == "position_lost"
+    ]
+    assert one.text.endswith("kafka-marshal release-group 'my g' --partition t:0=earliest")
+    (all_of_it,) = problems_of(GroupRow("g", [held(0, **lost), held(1, **lost)]))
+    assert all_of_it.text.endswith("release-group g --partition t=earliest")
+
+
 def test_a_group_of_which_nobody_was_seen_for_a_day_is_dead() -> None:
     free = held(client=None, silence_ms=None)
     assert GroupRow("g", [free], silent_ms=86_400_001).is_dead

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow, MemberRow
 from kafka_marshal.cli.text import count, span
 from kafka_marshal.engine.lost import POSITION_LOST
 
@@ -84,16 +84,23 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
     hung = {id(row) for member in group.members if member.is_hung for row in member.leases}
-    still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.waiting_ms is not None)]
+    still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
     for (is_lost, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
         if is_lost:
-            where = " ".join(f"--partition {shlex.quote(row.topic)}:{row.partition}=earliest" for row in rows[:1])
+            where = " ".join(f"--partition {shlex.quote(name)}=earliest" for name in _named(group, rows))
             text += (
                 ". Nothing of it is handed out until you say where to go on: kafka-marshal release-group "
                 f"{shlex.quote(group.group)} {where}"
             )
         yield Problem(group.group, "position_lost" if is_lost else "stuck", text, len(rows), rows)
+
+
+def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
+    """The partitions as release-group takes them; a topic alone where all of it is meant. The first ones of many."""
+    whole = {row.topic for row in rows} - {row.topic for row in group.leases if row not in rows}
+    yield from sorted(whole)
+    yield from [f"{row.topic}:{row.partition}" for row in rows if row.topic not in whole][:_LISTED]
 
 
 def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[bool, str], list[LeaseRow]]]:

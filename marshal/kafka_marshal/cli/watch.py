@@ -143,6 +143,7 @@ def _drawn(taken: Picture) -> Group:
     parts: list[RenderableType] = [Text(clean(taken.headline), style="bold")]
     for section in taken.sections:
         if section.rows:
+            parts += [Text()] if len(parts) > 1 else []
             parts.append(rich_table(section.columns, section.rows, section.title))
         elif section.if_empty is not None:
             parts.append(Text(section.if_empty, style="dim"))
