@@ -98,10 +98,13 @@ def test_the_legend_says_whose_colours_are_the_same(drawn: list[Figure]) -> None
     assert "19 names, 8 colours" in legend.get_title().get_text()
 
 
-def test_a_lost_position_has_no_lag(findings: Findings, tmp_path: Path) -> None:
+def test_a_lost_position_has_no_lag(findings: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
     def log_ends(partitions: Sequence[tuple[str, int]], times: Sequence[int]) -> dict[tuple[str, int], list[int]]:
         return {("flights", 0): [100] * len(times), ("orders", 0): [5] * len(times)}  # 7 is done of those 5
 
     page = write_report(findings, tmp_path / "page.html", log_ends).read_text()
     assert "Left out: billing: orders/0, 1 in all" in page
     assert "position lost" in page
+    legend = drawn[-1].axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["delays"]

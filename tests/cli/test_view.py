@@ -306,6 +306,7 @@ def test_what_check_looks_for() -> None:
     assert kinds(held(stuck="position lost: the log ends at 10", **fine)) == ["position_lost"]
     assert kinds(held(stuck="no leader: nobody can read or write it", **fine)) == ["stuck"]
     assert kinds(held(silence_ms=7_000, **fine)) == ["gone"]
+    assert kinds(held(silence_ms=7_000)) == ["gone"], "who does not beat does not hang"
     assert kinds(held(silence_ms=5_000, **fine)) == []
     assert kinds(held(silence_ms=5_000, **fine), max_silence_ms=4_000) == ["silence"]
     assert kinds(held(client=None, silence_ms=None, **fine)) == ["no_holder"]
