@@ -24,8 +24,8 @@ from rationalizer import (
     encode,
     route_lease,
 )
-from rationalizer.records import BeatEntry
 from rationalizer.snapshot_log import encode_snapshot
+from rationalizer.wire.records import BeatEntry
 from tests.audit import broken
 from tests.audit.logs import WholeLog, forged, random_log
 from tests.cli.harness import Command, Log, process

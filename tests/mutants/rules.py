@@ -7,8 +7,9 @@ from tests.mutants.mutation import Mutation
 __all__ = ["RULES"]
 
 _WORLD = "rationalizer/world.py"
-_CLAIMS = "rationalizer/claims.py"
-_LEASE = "rationalizer/lease.py"
+_FAST_PATH = "rationalizer/leases/fast_path.py"
+_CLAIMS = "rationalizer/leases/machine.py"
+_LEASE = "rationalizer/leases/lease.py"
 _PROGRESS = "rationalizer/progress.py"
 _INTERVALS = "rationalizer/intervals.py"
 
@@ -40,8 +41,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "wall clock instead of log time",
         _WORLD,
-        "moment.log_time = self.log_time",
-        'moment.log_time = int(__import__("time").time() * 1000)',
+        "context.log_time = self.log_time",
+        'context.log_time = int(__import__("time").time() * 1000)',
         "T2",
     ),
     Mutation(
@@ -54,11 +55,11 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "log time is taken back, on the short cut only",
-        _WORLD,
-        "if timestamp_ms > self.log_time:",
-        "if timestamp_ms != self.log_time:",
+        _FAST_PATH,
+        "lease: Lease = leases[group_id, topic, partition]",
+        "lease: Lease = leases[group_id, topic, partition]; log.log_time = log_time = min(log_time, timestamp_ms)",
         "T1",
-        within="def apply_many",
+        within="def run",
     ),
     Mutation(
         "malformed records do not move log time",
@@ -72,8 +73,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "the latest claim wins",
         _CLAIMS,
-        "elif lease.held and not lease.is_stale(moment.log_time):",
-        "elif lease.held and not lease.is_stale(moment.log_time) and lease.client_id == client_id:",
+        "elif lease.held and not lease.is_stale(context.log_time):",
+        "elif lease.held and not lease.is_stale(context.log_time) and lease.client_id == client_id:",
         "C4",
     ),
     Mutation(
@@ -93,7 +94,7 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "epochs are counted, not offsets",
         _CLAIMS,
-        "lease.epoch = moment.offset",
+        "lease.epoch = context.offset",
         "lease.epoch += 1",
         "C9",
         within="def _claiming_partition",
@@ -101,8 +102,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a claim does not count as a beat",
         _CLAIMS,
-        "lease.last_beat = moment.log_time",
-        "lease.last_beat = lease.last_beat or moment.log_time",
+        "lease.last_beat = context.log_time",
+        "lease.last_beat = lease.last_beat or context.log_time",
         "C6",
         within="def _claiming_partition",
     ),
@@ -133,14 +134,14 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a lease that is not fresh is taken over",
         _CLAIMS,
-        'if lease.freshness(moment.log_time) != "fresh":',
-        'if lease.freshness(moment.log_time) == "stale":',
+        'if lease.freshness(context.log_time) != "fresh":',
+        'if lease.freshness(context.log_time) == "stale":',
         "C7",
     ),
     Mutation(
         "a takeover keeps the epoch",
         _CLAIMS,
-        "lease.epoch = moment.offset",
+        "lease.epoch = context.offset",
         "lease.epoch = max(lease.epoch, 0)",
         "C7",
         within="def _take_over",
@@ -157,7 +158,7 @@ RULES: tuple[Mutation, ...] = (
         "a release moves the last beat",
         _CLAIMS,
         "lease.instance_id = None",
-        "lease.instance_id, lease.last_beat = None, moment.log_time",
+        "lease.instance_id, lease.last_beat = None, context.log_time",
         "C8",
         within="def _releasing_partition",
     ),
@@ -192,16 +193,23 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a pause is ignored on the short cut",
-        _WORLD,
-        "and (not pauses or group_id not in pauses)",
-        "and (not pauses or group_id is not None)",
+        _FAST_PATH,
+        "or (pauses and group_id in pauses)",
+        "or (pauses and group_id is None)",
+        "C10",
+    ),
+    Mutation(
+        "a pause is ignored on the short cut of batches",
+        _FAST_PATH,
+        "if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:",
+        "if client_id is None or type(entries) is not list:",
         "C10",
     ),
     Mutation(
         "an admin can only move positions forward",
         _CLAIMS,
-        "if moment.pausing:",
-        "if moment.pausing and last_offset > lease.progress.stable:",
+        "if context.pausing:",
+        "if context.pausing and last_offset > lease.progress.stable:",
         "C11",
     ),
     Mutation(
@@ -272,14 +280,14 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "true is an offset",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         "return type(value) is int and low <= value <= high",
         "return isinstance(value, int) and low <= value <= high",
         "E2",
     ),
     Mutation(
         "a field too many is read over",
-        "rationalizer/records.py",
+        "rationalizer/wire/records.py",
         "if len(own) != len(rules):",
         "if len(own) < len(rules):",
         "E2",
@@ -294,25 +302,54 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "progress goes back on the short cut",
-        _WORLD,
-        "progress.stable <= done <= max_offset",
-        "done <= max_offset",
+        _FAST_PATH,
+        "or not progress.stable <= done <= max_offset",
+        "or not -1 <= done <= max_offset",
+        "C5",
+    ),
+    Mutation(
+        "progress goes back on the short cut of batches",
+        _FAST_PATH,
+        "if moved is not None and moved > lease.progress.stable:",
+        "if moved is not None:",
         "C5",
     ),
     Mutation(
         "one range is forgotten on the short cut",
-        _WORLD,
-        "and not progress.intervals.firsts",
-        "and len(progress.intervals) < 2",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
         "P10",
+        within="def run",
     ),
     Mutation(
-        "an older epoch counts on the short cut", _WORLD, "and lease.epoch == epoch", "and lease.epoch >= epoch", "C5"
+        "one range is forgotten on the short cut of batches",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
+        "P10",
+        within="def _simple_batch",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def run",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut of batches",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def _simple_batch",
     ),
     Mutation(
         "a stale holder is granted messages",
         _CLAIMS,
-        "if lease.is_stale(moment.log_time):",
+        "if lease.is_stale(context.log_time):",
         "if not lease.held:",
         "C12",
         within="def _claiming_messages",
@@ -369,37 +406,37 @@ RULES: tuple[Mutation, ...] = (
     # Values and places.
     Mutation(
         "newer versions are read",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if version > level:",
         "if version > level + 1:",
         "E3",
     ),
     Mutation(
         "large values may nest one deeper",
-        "rationalizer/unpacking.py",
+        "rationalizer/wire/unpacking.py",
         '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH)',
         '_AROUND: Final = b"\\x91" * max(0, _deepest() - MAX_DEPTH - 1)',
         "E2",
     ),
     Mutation(
         "binary is let through in large values",
-        "rationalizer/tokens.py",
+        "rationalizer/wire/tokens.py",
         "_FORBIDDEN: Final = bytes([*range(0xC4, 0xCC), *range(0xD4, 0xD9)])",
         "_FORBIDDEN: Final = bytes([*range(0xC7, 0xCC), *range(0xD4, 0xD9)])",
         "E2",
     ),
     Mutation(
         "-1 is no last_offset",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         "_is_position = _between(NOTHING_DONE, MAX_OFFSET)",
         "_is_position = _between(0, MAX_OFFSET)",
         "E2",
     ),
     Mutation(
         "leases are routed by their topic alone",
-        _WORLD,
-        "route_lease(topic, partition, self.partitions) == self.partition",
-        "route_lease(topic, 0, self.partitions) == self.partition",
+        _CLAIMS,
+        "return route_lease(topic, partition, self._partitions) == self._partition",
+        "return route_lease(topic, 0, self._partitions) == self._partition",
         "L3",
     ),
     Mutation(
@@ -426,16 +463,16 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a state may hold an epoch that is to come",
-        "rationalizer/snapshot.py",
-        '_want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
-        '_want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
+        "rationalizer/leases/canonical.py",
+        'want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
+        'want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
         "S1",
     ),
     Mutation(
         "a state may hold a pause that is over",
         "rationalizer/snapshot.py",
-        '_want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
-        '_want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
+        'want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
+        'want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
         "S1",
     ),
     Mutation(
@@ -468,7 +505,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "an Upgrade may name level 0",
-        "rationalizer/wellformed.py",
+        "rationalizer/wire/wellformed.py",
         'LEVEL: Final = Rule(_between(1, MAX_LEVEL), "an int, 1 … 2^31−1")',
         'LEVEL: Final = Rule(_between(0, MAX_LEVEL), "an int, 1 … 2^31−1")',
         "E2",
@@ -482,7 +519,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the longest value is too long",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if len(value) > MAX_VALUE_BYTES:",
         "if len(value) >= MAX_VALUE_BYTES:",
         "E2",
@@ -497,35 +534,38 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "on the short cut true is a partition",
-        "rationalizer/world.py",
-        "and type(partition) is int  # True == 1 == 1.0, also as keys",
-        "and partition is not None",
+        _FAST_PATH,
+        "type(partition) is not int  # True == 1 == 1.0, also as keys",
+        "partition is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut true is an epoch",
-        "rationalizer/world.py",
-        "and type(epoch) is int",
-        "and epoch is not None",
+        _FAST_PATH,
+        "or type(epoch) is not int",
+        "or epoch is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut true is an offset",
-        "rationalizer/world.py",
-        "and type(done) is int",
-        "and done is not None",
+        _FAST_PATH,
+        "or type(done) is not int",
+        "or done is None",
         "E2",
+        within="def run",
     ),
     Mutation(
         "on the short cut nobody beats a free lease",
-        "rationalizer/world.py",
-        "and client_id is not None  # as the holder of a free lease is",
-        "and group_id is not None",
+        _FAST_PATH,
+        "or client_id is None  # as the holder of a free lease is",
+        "or group_id is None",
         "E2",
     ),
     Mutation(
         "the longest strings are not allowed in large values",
-        "rationalizer/tokens.py",
+        "rationalizer/wire/tokens.py",
         "_LONG_STRINGS: Final = {0xDA: 2, 0xDB: 4}",
         "_LONG_STRINGS: Final = {0xDA: 2}",
         "E2",
@@ -553,7 +593,7 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is longest may not be written",
-        "rationalizer/codec.py",
+        "rationalizer/wire/codec.py",
         "if len(value) > MAX_VALUE_BYTES:",
         "if len(value) >= MAX_VALUE_BYTES:",
         "E2",

@@ -45,7 +45,7 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import HEAD_FIELDS
-from rationalizer.unpacking import Message
+from rationalizer.wire.unpacking import Message
 
 __all__ = ["Engine"]
 
