@@ -348,6 +348,19 @@ def test_seek_goes_forward_only(scene: Scene) -> None:
     assert a.world.lease(topic, 0).stable == 9  # type: ignore[union-attr]
 
 
+def test_a_seek_beyond_the_logs_end_is_refused_unless_forced(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic])
+    take(consumer, 1)
+    with pytest.raises(ConfigurationError, match=r"log ends at 10.*force=True"):
+        consumer.seek(topic, 0, 11)
+    consumer.seek(topic, 0, 10)  # a sink that has everything
+    consumer.seek(topic, 0, 12, force=True)
+    consumer.close()
+    assert a.world.lease(topic, 0).stable == 11  # type: ignore[union-attr]
+
+
 def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
     topic = scene.topic(1, 10)
     a = scene.member("a")

@@ -34,7 +34,7 @@ def kafka(scene: Scene, command: Command) -> Command:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for ten seconds to see that nothing comes."""
     monkeypatch.setattr("kafka_marshal.engine.stuck.SILENT_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("kafka_marshal.cli.stuck.STILL_MS", 1_500)
+    monkeypatch.setattr("kafka_marshal.cli.rows.STILL_MS", 1_500)
 
 
 def published(scene: Scene, topic: str, batches: int, **config: Any) -> None:
@@ -184,7 +184,7 @@ def test_p12_a_topic_made_anew_while_nobody_ran(scene: Scene, kafka: Command, se
         assert taken(consumer, lambda: raised, raised) == []
         assert isinstance(raised[0], PositionLostError) and "made anew" in str(raised[0])
         [row] = kafka("lag", "--group", scene.group, "--json").json["partitions"]
-        assert (row["lag"], row["stuck"]) == (None, "position lost: the topic was made anew")
+        assert (row["lag"], row["stuck"]) == (None, "position lost: the topic was deleted and recreated")
         assert kafka("release-group", scene.group, "--partition", f"{topic}:0=earliest", "--yes").status == 0
         assert take(consumer, second) == [(0, offset) for offset in range(second)]
     with scene.member("w") as member, member.consumer([topic]) as consumer:

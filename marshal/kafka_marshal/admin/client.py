@@ -11,7 +11,7 @@ from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
-from kafka_marshal.admin.positions import Move, Target, moves_to, resolve, stands_at
+from kafka_marshal.admin.positions import Move, Target, lost_positions, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import Session
 from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
@@ -131,7 +131,7 @@ class Admin(OneProcess):
                 return groups.find_lease(replica, group, key)
 
             targets = resolve(cluster, positions, lambda key: stands_at(lease_of(key)), force=force)
-            return moves_to(targets, lease_of)
+            return moves_to(targets, lease_of, lost_positions(cluster, targets, lease_of))
 
         return self._look(planned)
 

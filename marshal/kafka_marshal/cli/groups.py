@@ -8,6 +8,16 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.names import (
+    clients_of,
+    complete_client,
+    complete_group,
+    complete_topic,
+    near,
+    read_names,
+    refuse_name,
+    refuse_unknown,
+)
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
@@ -24,10 +34,16 @@ _NOT_DONE = "Nothing was changed."
 
 
 @command()
-@click.argument("group", callback=id_argument, required=False)
-@click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False)
+@click.argument("group", callback=id_argument, required=False, shell_complete=complete_group)
+@click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
 @click.argument("partition", metavar="PARTITION]", type=click.IntRange(0, MAX_PARTITION), required=False)
-@click.option("--member", metavar="CLIENT", callback=id_argument, help="Release all that this worker holds.")
+@click.option(
+    "--member",
+    metavar="CLIENT",
+    callback=id_argument,
+    help="Release all that this worker holds.",
+    shell_complete=complete_client,
+)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
 @click.option("--dry-run", is_flag=True, help="Say who would be evicted; change nothing.")
@@ -54,7 +70,10 @@ def evict(
     if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
         raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
     with admin_of(options) as admin:
-        held = _held(admin, group, member) if member is not None else [_lease(admin, group, topic_name, partition)]
+        if member is not None:
+            held = _held(options, admin, group, member)
+        else:
+            held = [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
             for lease in [] if options.json else held:
                 say(f"{_described(lease)} would be evicted from {lease.topic} partition {lease.partition}.")
@@ -76,21 +95,26 @@ def evict(
     return DONE
 
 
-def _held(admin: Admin, group: str | None, client: str) -> list[LeaseInfo]:
+def _held(options: Options, admin: Admin, group: str | None, client: str) -> list[LeaseInfo]:
     """What a worker holds, in one group."""
     held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
     groups = sorted({lease.group_id for lease in held})
     if not held:
+        known = read_names(options, options.timeout)
+        if group is not None:
+            refuse_name(known, group, None, _NOT_DONE)
         where = "" if group is None else f" in group {group!r}"
-        raise CommandError(f"{client!r} holds nothing{where}. {_NOT_DONE}", NO)
+        hint = near(client, clients_of(known, group)) or "."
+        raise CommandError(f"{client!r} holds nothing{where}{hint} {_NOT_DONE}", NO)
     if len(groups) > 1:
         raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
     return held
 
 
-def _lease(admin: Admin, group: str | None, topic: str | None, partition: int | None) -> LeaseInfo:
-    found = [lease for lease in admin.progress(group or "") if (lease.topic, lease.partition) == (topic, partition)]
+def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
+    found = [lease for lease in admin.progress(group) if (lease.topic, lease.partition) == (topic, partition)]
     if not found:
+        refuse_unknown(options, group, topic, _NOT_DONE)
         raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {_NOT_DONE}", NO)
     if found[0].client_id is None:
         raise CommandError(f"{topic!r} partition {partition} is free already. {_NOT_DONE}", NO)
@@ -98,8 +122,7 @@ def _lease(admin: Admin, group: str | None, topic: str | None, partition: int | 
 
 
 def _described(lease: LeaseInfo) -> str:
-    done = "nothing" if lease.stable is None else f"up to {lease.stable}"
-    return f"{lease.client_id} (epoch {lease.epoch}, handed in: {done})"
+    return f"{lease.client_id} (epoch {lease.epoch}, next offset: {0 if lease.stable is None else lease.stable + 1})"
 
 
 def _all(held: list[LeaseInfo]) -> str:
@@ -125,7 +148,7 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 
 
 @command()
-@click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True)
+@click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
 @click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
 @click.pass_obj
 def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
@@ -142,7 +165,7 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
         raise click.UsageError("name a worker, and its group where it works in several: drain [GROUP] CLIENT")
     client = names[-1]
     with admin_of(options) as admin:
-        held = _held(admin, names[0] if len(names) == 2 else None, client)
+        held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
         held = admin.drain(held[0].group_id, client, timeout=None if wait is None else wait / 1000)
     if options.json:
@@ -155,7 +178,7 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
 
 
 @command()
-@click.argument("group", callback=id_argument)
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option(
     "--within",
@@ -179,7 +202,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
     with admin_of(options) as admin:
         leases = admin.progress(group)
         if not leases and not admin.pauses(group):
-            raise CommandError(f"the log knows no group {group!r}. {_NOT_DONE}", NO)
+            refuse_unknown(options, group, effect=_NOT_DONE)
         topics = ", ".join(sorted({lease.topic for lease in leases}))
         held = sum(lease.client_id is not None for lease in leases)
         about = f"{count(len(leases), 'lease')} with their positions" + (f" (of {topics})" if topics else "")
