@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
@@ -134,14 +135,24 @@ class Consumer(FetchingConsumer):
             raise
 
     def _poll_on(self) -> Iterator[Message]:
-        while (message := self.poll(None)) is not None:
+        while (message := self._poll(None)) is not None:
             yield message
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``)."""
+        """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``).
+
+        Not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits its
+        timeout out (without one, a tenth of a second) and returns None, after ``close()`` it raises ClosedError.
+        """
+        deadline = self._begin(timeout)
+        if self._marshal.stop_signal:
+            self._wait_stopped(deadline)
+            return None
+        return self._poll(deadline)
+
+    def _poll(self, deadline: float | None) -> Message | None:
         message, out = None, [0]
         try:
-            deadline = self._deadline(timeout)
             while (hand := self._hand_for(deadline)) is not None:
                 message = next(hand.walk, None)
                 if message is None:
@@ -169,14 +180,17 @@ class Consumer(FetchingConsumer):
 
         Fewer, and at once, where the lease of one that came is being let go, or is in doubt: it should not wait here.
         What waited here until its lease was over (a process that was stopped) is not returned (T4): at least once it
-        comes again, here or elsewhere; at most once it is in ``unprocessed``.
+        comes again, here or elsewhere; at most once it is in ``unprocessed``. After ``stop()`` and ``close()`` as
+        ``poll``, with an empty list.
         """
-        if num_messages < 1:
-            raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
+        num_messages = arguments.a_whole("num_messages", num_messages, 1)
+        deadline = self._begin(timeout)
+        if self._marshal.stop_signal:
+            self._wait_stopped(deadline)
+            return []
         found: list[tuple[Run, list[Message]]] = []
         out = [0]
         try:
-            deadline = self._deadline(timeout)
             while True:
                 found = []
                 self._collect(found, num_messages, deadline)
@@ -217,8 +231,8 @@ class Consumer(FetchingConsumer):
         A batch is handed over when it is full, or when timeout seconds have passed since something for it was there.
         Ends after ``stop()`` or ``close()``.
         """
-        if max_messages < 1:
-            raise ConfigurationError(f"max_messages must be at least 1, not {max_messages}")
+        max_messages = arguments.a_whole("max_messages", max_messages, 1)
+        arguments.seconds("timeout", timeout)
         return (
             self._batches_granted(max_messages) if self._options.at_most_once else self._batches(max_messages, timeout)
         )
@@ -268,9 +282,6 @@ class Consumer(FetchingConsumer):
                 self._refuse(hand, messages)  # unless they have left
             raise
 
-    def _deadline(self, timeout: float | None) -> float | None:
-        return None if timeout is None else self._driver.monotonic() + timeout
-
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
         self._driver.refuse_fork()
         if self._driver.is_over:
@@ -311,8 +322,18 @@ class Consumer(FetchingConsumer):
     def done(self, message: Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
-        After its lease ended this commits nothing and is counted in ``ignored_done``.
+        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``. Raises
+        ConfigurationError for what this consumer has not handed out.
         """
+        try:
+            is_known = (message.topic(), message.partition()) in self._ever_fetched
+        except AttributeError:
+            raise arguments.wrong("message", "one that this consumer has handed out", message) from None
+        if not is_known:
+            raise ConfigurationError(
+                f"{message.topic()} [{message.partition()}]: this consumer has never had this partition, so it has not "
+                "handed out this message. Nothing was committed; call done() of the consumer that it came from"
+            )
         self._say(message)
 
     def _batch_done(self, run: Run) -> None:
@@ -336,6 +357,7 @@ class Consumer(FetchingConsumer):
     def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
         """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.
 
+        What is not assigned now is left as it is; ConfigurationError for a partition that does not exist.
         At most once, what is granted already waits for ``resume``, too, and so does the partition's release.
         """
         self._set_paused(partitions, True)
@@ -345,11 +367,13 @@ class Consumer(FetchingConsumer):
         self._set_paused(partitions, False)
 
     def _set_paused(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
-        self._driver.call(self._carry_out_pause, partitions, paused)
+        wanted = None if partitions is None else set(arguments.partitions("partitions", partitions))
+        self._begin(None)
+        self._driver.call(self._carry_out_pause, wanted, paused)
 
-    def _carry_out_pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
+    def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
         with self._driver.locked():
-            wanted = None if partitions is None else {(topic, partition) for topic, partition, *_ in partitions}
+            self._check_partitions(wanted or ())
             chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
             for assignment in chosen:
                 if paused:
@@ -365,10 +389,15 @@ class Consumer(FetchingConsumer):
 
         Raises ConfigurationError for a partition not assigned, and for going back (only an admin may: C11).
         """
+        arguments.text("topic", topic)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        offset = arguments.a_whole("offset", offset)
+        self._begin(None)
         self._driver.call(self._carry_out_seek, topic, partition, offset)
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int) -> None:
         with self._driver.locked():
+            self._check_partitions([(topic, partition)])
             if not self._engine.seek((topic, partition), offset):
                 raise ConfigurationError(
                     f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "
