@@ -11,10 +11,11 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kafka_marshal import arguments
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal.adapters import interface
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
 from kafka_marshal.errors import ConfigurationError
@@ -39,6 +40,8 @@ CLOCK_STRIDE_MS = 1.0
 SAID_AT_ONCE = 10_000
 
 T = TypeVar("T")
+
+_Found = list[tuple[Run, list[interface.Message]]]
 
 
 class Consumer(FetchingConsumer):
@@ -84,7 +87,7 @@ class Consumer(FetchingConsumer):
                     return
                 lease = run.assignment.lease
                 message: Message | None = None
-                for message in run.walk:
+                for message in cast("Iterator[Message]", run.walk):
                     if clock(*clock_id) >= lease.hand_out_until_s or stop:
                         break
                     yield message
@@ -106,7 +109,7 @@ class Consumer(FetchingConsumer):
         now, pace = 0.0, _Pace()
         run: Run | None = None
         message: Message | None = None
-        messages: list[Message] = []
+        messages: list[interface.Message] = []
         out = [0]
         try:
             while (run := self._hand_for(None)) is not None:
@@ -114,7 +117,7 @@ class Consumer(FetchingConsumer):
                 messages, out = [], [0]
                 run.taken.append(Taken(messages, out, run.since))
                 count = look_at = looked_at = 0
-                for message in run.walk:
+                for message in cast("Iterator[Message]", run.walk):
                     messages.append(message)
                     if count >= look_at:
                         before, now = now, clock(clock_id) * 1000.0
@@ -151,10 +154,11 @@ class Consumer(FetchingConsumer):
         return self._poll(deadline)
 
     def _poll(self, deadline: float | None) -> Message | None:
-        message, out = None, [0]
+        message: Message | None = None
+        out = [0]
         try:
             while (hand := self._hand_for(deadline)) is not None:
-                message = next(hand.walk, None)
+                message = next(hand.walk, None)  # type: ignore[assignment]  # a reader made it
                 if message is None:
                     continue
                 now = self._driver.now_ms()
@@ -188,7 +192,8 @@ class Consumer(FetchingConsumer):
         if self._marshal.stop_signal:
             self._wait_stopped(deadline)
             return []
-        found: list[tuple[Run, list[Message]]] = []
+        found: _Found = []
+        ours: list[Message] = []
         out = [0]
         try:
             while True:
@@ -199,7 +204,7 @@ class Consumer(FetchingConsumer):
                     if self._may_leave(run, now):
                         run.since = now
                         run.taken.append(Taken(messages, out, now))
-                        ours.extend(messages)
+                        ours.extend(messages)  # type: ignore[arg-type]  # as in poll
                     else:
                         self._refuse(run, messages)
                 if self._closed:
@@ -214,7 +219,7 @@ class Consumer(FetchingConsumer):
                 self._refuse(run, messages)  # but for those that have left
             raise
 
-    def _collect(self, found: list[tuple[Run, list[Message]]], num_messages: int, deadline: float | None) -> None:
+    def _collect(self, found: _Found, num_messages: int, deadline: float | None) -> None:
         """Run after run, until there are so many messages, or the time is up."""
         wanted = num_messages
         while wanted > 0 and (hand := self._hand_for(deadline, [run for run, _ in found])) is not None:
@@ -256,7 +261,7 @@ class Consumer(FetchingConsumer):
                 raise
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
-        messages: list[Message] = []
+        messages: list[interface.Message] = []
         hand: Run | None = None
         out = [0]
         try:
@@ -296,7 +301,7 @@ class Consumer(FetchingConsumer):
         except EndedError:
             return None
 
-    def _refuse(self, run: Run, messages: Sequence[Message]) -> None:
+    def _refuse(self, run: Run, messages: Sequence[interface.Message]) -> None:
         """What was taken must not be handed out any more: it goes back."""
         run.refused.extend(messages)
         self._in_doubt = True
@@ -319,7 +324,7 @@ class Consumer(FetchingConsumer):
 
     # Saying what is done.
 
-    def done(self, message: Message) -> None:
+    def done(self, message: interface.Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
         After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``. Raises
@@ -339,7 +344,7 @@ class Consumer(FetchingConsumer):
     def _batch_done(self, run: Run) -> None:
         self._say(run)
 
-    def _say(self, what: Message | Run) -> None:
+    def _say(self, what: interface.Message | Run) -> None:
         if self._options.at_most_once:
             return
         self._driver.refuse_fork()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -90,7 +89,7 @@ class Marshal(OneProcess, WithBlock):
     one, a unique one is made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent
     member is replaced after two intervals. ``watchdog`` (Linux): a small process beside this one releases what it holds
     as soon as it dies without a goodbye (kill -9, a segfault, out of memory), so that others need not wait for two
-    intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts the wait.
+    intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts it.
 
     Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
     where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka_marshal import Consumer, Marshal
+from kafka_marshal import Consumer, Delivery, Marshal
 from kafka_marshal.testing.interrupts import stacks
 from tests.faults.stories import AGAIN_S, ANSWER_S, TOPIC, answer, is_ours, member, memory_cluster
 
@@ -81,10 +81,10 @@ def batches(consumer: Consumer) -> None:
 
 
 LOOPS = (iterate, poll, consume, batches)
-DELIVERIES = ("at-least-once", "at-most-once")
+DELIVERIES: tuple[Delivery, ...] = ("at-least-once", "at-most-once")
 
 
-def closed_at_once(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: str) -> None:
+def closed_at_once(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: Delivery) -> None:
     """Four threads close, and two are at work."""
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
     users = [Background(lambda: loop(consumer)) for _ in range(2)]

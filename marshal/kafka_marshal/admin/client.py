@@ -39,8 +39,8 @@ class Admin(OneProcess):
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
     an Admin made with it later carries on, or ends, a pause that this process could not end. It must not be one that
     consumes in the group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
-    that of the leases it claims while it moves positions. ``timeout`` (seconds): how long a call waits for Kafka when it
-    begins to read the log; progress restarts the wait.
+    that of the leases it claims while it moves positions. ``timeout`` (seconds): how long a call waits for Kafka while
+    it reads the log; progress restarts the wait.
 
     All calls may block. Besides AdminError they raise KafkaUnavailableError where no broker answers,
     CoordinationTopicError where the topic can't be trusted, ConfigurationError for what can't be meant.

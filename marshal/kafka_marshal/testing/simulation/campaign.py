@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
+from kafka_marshal.consumer_options import Delivery
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.hanging import HANGS
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
@@ -117,7 +118,7 @@ def simulate(
     small: bool = True,
     progress: Callable[[Report], object] | None = None,
     judge: Callable[[Scenario], Judge] | None = None,
-    delivery: str = "",
+    delivery: Delivery | None = None,
 ) -> Report:
     """Run seeds, and say what broke.
 
