@@ -37,12 +37,14 @@ MOST_PARTITION = 2**31 - 1
 MOST_OFFSET = 2**63 - 1
 
 
-def wrong(name: str, wanted: str, value: object, fate: str = "Nothing was changed") -> ConfigurationError:
-    """The error to raise; fate: what became of the call, for people."""
+def wrong(
+    name: str, wanted: str, value: object, fate: str = "Nothing was changed", hint: str = "."
+) -> ConfigurationError:
+    """The error to raise; fate: what became of the call, for people. hint: what :func:`near` says."""
     kind = "" if value is None or isinstance(value, str | int | float) else f" ({type(value).__name__})"
     shown = repr(value)
     shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
-    return ConfigurationError(f"{name} must be {wanted}, not {shown}{kind}. {fate}".removesuffix("."))
+    return ConfigurationError(f"{name} must be {wanted}, not {shown}{kind}{hint} {fate}")
 
 
 def near(given: str, known: Iterable[str]) -> str:
@@ -106,11 +108,11 @@ def an_instance(name: str, value: T, kind: type | tuple[type, ...], wanted: str)
     return value
 
 
-def one_of(name: str, value: object, known: Collection[str]) -> str:
+def one_of(name: str, value: object, known: Collection[str], wanted: str = "") -> str:
     """One of these strings."""
     if not isinstance(value, str) or value not in known:
         hint = near(value, known) if isinstance(value, str) else "."
-        raise wrong(name, " or ".join(map(repr, known)), value, f"Nothing was changed{hint}")
+        raise wrong(name, wanted or " or ".join(map(repr, known)), value, hint=hint)
     return value
 
 

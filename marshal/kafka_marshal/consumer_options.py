@@ -65,7 +65,7 @@ class ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         arguments.one_of("delivery", delivery, get_args(Delivery))
         if not isinstance(start, datetime):
-            arguments.one_of("start", start, ("earliest", "latest"))
+            arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
         elif start.tzinfo is None:
             raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
         arguments.an_instance("policy", policy, Policy, "a Policy such as Balanced()")

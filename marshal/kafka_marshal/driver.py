@@ -50,7 +50,7 @@ from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 from kafka_marshal.user_calls import UserCalls
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
-__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver", "exiting"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -88,8 +88,15 @@ def _mark_forked() -> None:
         driver.forked = True
 
 
+#: Not empty: the interpreter ends, and we have closed what nobody else had.
+exiting: list[bool] = []
+
+
 def _end_all() -> None:
     """The interpreter ends: release what nobody has released. Our threads go on until this has returned."""
+    exiting.append(True)
+    if not logger.hasHandlers():  # else whoever has not asked for any log would get some now
+        logger.addHandler(logging.NullHandler())
     for driver in list(_drivers):
         if driver.at_exit is not None and not driver.forked and not driver.is_over:
             driver.at_exit()

@@ -23,7 +23,7 @@ from kafka_marshal.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.driver import Driver
+from kafka_marshal.driver import Driver, exiting
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
@@ -121,11 +121,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _begin(self, timeout: float | None) -> float | None:
         """A call for messages begins: its deadline, None: it has none. Raises ClosedError. (A user's thread.)"""
-        if self._closed or self._driver.is_over:
+        if (self._closed or self._driver.is_over) and not exiting:
             self._driver.refuse_fork()
             raise ClosedError(
                 "this consumer is closed, by itself or with its Marshal: it hands out nothing more. What was not done "
-                "comes again at others. Make a new one, or end the loop: while not marshal.stopping"
+                "by then comes again, here or at others. Make a new one, or end the loop: while not marshal.stopping"
             )
         if timeout is None:
             return None

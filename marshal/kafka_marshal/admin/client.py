@@ -167,6 +167,8 @@ class Admin(OneProcess):
         An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
         """
         self._check_group(group)
+        if client_id is not None:
+            arguments.text("client_id", client_id)
         return self._act(group, lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
