@@ -18,7 +18,7 @@ from kafka_marshal.adapters import interface
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
@@ -138,7 +138,13 @@ class Consumer(FetchingConsumer):
             raise
 
     def _poll_on(self) -> Iterator[Message]:
-        while (message := self._poll(None)) is not None:
+        while not self._marshal.stop_signal:
+            try:
+                message = self.poll(None)
+            except ClosedError:
+                return
+            if message is None:
+                return
             yield message
 
     def poll(self, timeout: float | None = None) -> Message | None:
@@ -147,16 +153,13 @@ class Consumer(FetchingConsumer):
         Not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits its
         timeout out (without one, a tenth of a second) and returns None, after ``close()`` it raises ClosedError.
         """
-        deadline = self._begin(timeout)
-        if self._marshal.stop_signal:
-            self._wait_stopped(deadline)
-            return None
-        return self._poll(deadline)
-
-    def _poll(self, deadline: float | None) -> Message | None:
         message: Message | None = None
         out = [0]
         try:
+            deadline = self._begin(timeout)
+            if self._marshal.stop_signal:
+                self._wait_stopped(deadline)
+                return None
             while (hand := self._hand_for(deadline)) is not None:
                 message = next(hand.walk, None)  # type: ignore[assignment]  # a reader made it
                 if message is None:
@@ -188,14 +191,14 @@ class Consumer(FetchingConsumer):
         ``poll``, with an empty list.
         """
         num_messages = arguments.a_whole("num_messages", num_messages, 1)
-        deadline = self._begin(timeout)
-        if self._marshal.stop_signal:
-            self._wait_stopped(deadline)
-            return []
         found: _Found = []
         ours: list[Message] = []
         out = [0]
         try:
+            deadline = self._begin(timeout)
+            if self._marshal.stop_signal:
+                self._wait_stopped(deadline)
+                return []
             while True:
                 found = []
                 self._collect(found, num_messages, deadline)

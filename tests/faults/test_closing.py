@@ -78,7 +78,9 @@ def test_a_loop_closes_what_it_reads(marshal: Marshal, what: str, delivery: Deli
             (consumer if what == "consumer" else marshal).close()
 
     run_within(AGAIN_S, loop, "the loop")
-    assert consumer.poll(0.1) is None if what == "consumer" else True
+    with pytest.raises(ClosedError):
+        consumer.poll(0.1)
+    assert list(consumer) == []
 
 
 def test_a_lease_and_ranges_are_closed_beside_each_other(marshal: Marshal) -> None:
@@ -96,7 +98,7 @@ def test_calls_after_close_answer(marshal: Marshal, call: str) -> None:
     consumer = marshal.consumer([TOPIC])
     answer("Marshal.close()", marshal.close)
     calls: dict[str, Callable[[], object]] = {
-        "poll": lambda: consumer.poll(1.0),
+        "poll": lambda: _refused(lambda: consumer.poll(1.0)),
         "world": lambda: marshal.world.leases(),
         "claim": lambda: _refused(lambda: marshal.claim(TOPIC, 0)),
         "consumer": lambda: _refused(lambda: marshal.consumer([TOPIC])),

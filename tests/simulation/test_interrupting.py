@@ -33,7 +33,7 @@ WORKERS = [
 
 
 @pytest.mark.parametrize(("worker", "delivery"), WORKERS)
-def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: str) -> None:
+def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: Delivery) -> None:
     result = simulate_one(_scenario(worker, *KINDS, delivery=delivery))
     assert result.violation is None, result.tell()
     assert result.counts["interrupted"] > 10
