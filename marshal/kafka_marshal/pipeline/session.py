@@ -21,6 +21,7 @@ from kafka_marshal.errors import (
     SparkSetupError,
     SparkVersionError,
 )
+from kafka_marshal.extras import needs
 from kafka_marshal.pipeline.kafka_options import kafka_options
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
@@ -54,7 +55,7 @@ def connector_jars() -> list[Path]:
     Raises SparkMissingError (no PySpark), ConnectorMissingError (not in the cache, and not to be downloaded) or
     SparkJavaError (no Java to download them with).
     """
-    _require_pyspark()
+    needs("spark", "pyspark", kind=SparkMissingError)
     try:
         return jars.connector_jars()
     except JarsMissingError as error:
@@ -84,7 +85,7 @@ def spark_session(
     Raises:
         SparkSetupError: which part is missing or doesn't fit, and how to get it.
     """
-    _require_pyspark()
+    needs("spark", "pyspark", kind=SparkMissingError)
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is None:
@@ -228,15 +229,6 @@ def _choose_java() -> None:
 def _tried(message: str) -> str:
     """The lines of find_java's message that list what it tried."""
     return "\n".join(line for line in message.splitlines() if line.startswith("  "))
-
-
-def _require_pyspark() -> None:
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise SparkMissingError(
-            "This needs PySpark, which is not there; nothing was read or written. pip install 'kafka-marshal[spark]'"
-        ) from error
 
 
 def _first_line(error: object) -> str:

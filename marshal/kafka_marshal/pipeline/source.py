@@ -96,7 +96,7 @@ class KafkaMarshalSource(DataSource):
     def reader(self, schema: StructType) -> Any:
         raise ConfigurationError(
             "kafka_marshal is a source of streams (spark.readStream): a batch read has nobody who keeps the claims "
-            "alive. Nothing was claimed. Use kafka_marshal.pipeline.ClaimedBatches, or format('kafka')"
+            "alive. Nothing was claimed. Use kafka_marshal.pipeline.claimed.ClaimedBatches, or format('kafka')"
         )
 
 

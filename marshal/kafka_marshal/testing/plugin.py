@@ -11,7 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-import pytest
+from kafka_marshal.extras import needs
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    needs("test", "pytest")
+    raise
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.choose import RunningKafka
