@@ -76,8 +76,7 @@ def a_whole(name: str, value: object, least: int = 0, most: int = MOST_OFFSET) -
 
 def seconds(name: str, value: object, *, above: float | None = None, below: float = inf) -> float:
     """Seconds: a finite number (numpy's, too, but no bool), not below 0; above, below: within these, both excluded."""
-    kind = type(value)  # asked first, for calls that come with each message
-    is_number = kind is float or kind is int or (isinstance(value, Real) and kind is not bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     number = float(value) if is_number else nan  # type: ignore[arg-type]
     if not isfinite(number):
         raise wrong(name, "a number of seconds", value)

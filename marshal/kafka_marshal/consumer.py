@@ -350,9 +350,11 @@ class Consumer(FetchingConsumer):
     def _say(self, what: interface.Message | Run) -> None:
         if self._options.at_most_once:
             return
-        self._driver.refuse_fork()
+        if self._driver.forked:
+            self._driver.refuse_fork()
         self._inbox.append(what)
-        self._nudge()
+        if self._engine.is_moving:
+            self._nudge()
         if len(self._inbox) == SAID_AT_ONCE:
             self._driver.call(self._hear)
 

@@ -35,7 +35,7 @@
     │   ├── SparkJavaError          no Java that Spark can run on
     │   ├── SparkVersionError       PySpark, Spark and the Kafka connector are not of one version
     │   └── ConnectorMissingError   Spark's Kafka connector, or a companion of it, is not on its class path
-    ├── ExtraMissingError           a package of an extra is not installed (an ImportError, too)
+    ├── ExtraMissingError           a package of an extra is not installed
     ├── ClosedError                 the object was closed
     └── ForkedError                 a Marshal made in the parent was used in a forked child
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -52,6 +53,8 @@ STOPPED_SLICE_S = 0.2
 IDENTIFY_TIMEOUT_S = 0.5
 
 S = TypeVar("S")
+
+_NUMBERS = (float, int)
 
 
 class TopicPartition(NamedTuple):
@@ -121,15 +124,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _begin(self, timeout: float | None) -> float | None:
         """A call for messages begins: its deadline, None: it has none. Raises ClosedError. (A user's thread.)"""
-        if (self._closed or self._driver.is_over) and not exiting:
-            self._driver.refuse_fork()
+        driver = self._driver
+        if (self._closed or driver.is_over) and not exiting:
+            driver.refuse_fork()
             raise ClosedError(
                 "this consumer is closed, by itself or with its Marshal: it hands out nothing more. What was not done "
                 "by then comes again, here or at others. Make a new one, or end the loop: while not marshal.stopping"
             )
         if timeout is None:
             return None
-        return self._driver.monotonic() + arguments.seconds("timeout", timeout)
+        if not (timeout.__class__ in _NUMBERS and 0 <= timeout < inf):  # a call may come with each message
+            timeout = arguments.seconds("timeout", timeout)
+        return driver.monotonic() + timeout
 
     def _wait_stopped(self, deadline: float | None) -> None:
         """After stop() there is nothing to hand out: wait until the deadline all the same. (A user's thread.)"""
