@@ -40,7 +40,7 @@ from kafka_marshal.guard import report
 from kafka_marshal.pulse import Pulse
 from kafka_marshal.repeats import Told
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.runtime import Thread, is_ours
+from kafka_marshal.runtime import THREADS, Thread, is_ours
 from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -88,6 +88,9 @@ def _mark_forked() -> None:
         driver.forked = True
 
 
+#: No further Marshal is closed once the interpreter's end has taken this long (s).
+EXIT_S = 5.0
+
 #: Not empty: the interpreter ends, and we have closed what nobody else had.
 exiting: list[bool] = []
 
@@ -97,9 +100,15 @@ def _end_all() -> None:
     exiting.append(True)
     if not logger.hasHandlers():  # else whoever has not asked for any log would get some now
         logger.addHandler(logging.NullHandler())
+    until = THREADS.monotonic() + EXIT_S
     for driver in list(_drivers):
-        if driver.at_exit is not None and not driver.forked and not driver.is_over:
+        is_real = driver.runtime is THREADS and not driver.forked  # else a simulation's, or the parent's
+        if driver.at_exit is None or not is_real or driver.is_over or THREADS.monotonic() >= until:
+            continue
+        try:
             driver.at_exit()
+        except Exception:
+            logger.exception("a Marshal was not closed at the interpreter's end; its leases end by themselves")
 
 
 os.register_at_fork(after_in_child=_mark_forked)
