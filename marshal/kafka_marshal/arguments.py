@@ -36,6 +36,9 @@ T = TypeVar("T")
 MOST_PARTITION = 2**31 - 1
 MOST_OFFSET = 2**63 - 1
 
+#: The highest port of TCP.
+MAX_PORT = 65_535
+
 
 def wrong(
     name: str, wanted: str, value: object, fate: str = "Nothing was changed", hint: str = "."

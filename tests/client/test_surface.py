@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -29,14 +30,21 @@ from kafka_marshal import (
 )
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.instance import release
+from kafka_marshal.pipeline.claimed import ClaimedBatches
+from kafka_marshal.pipeline.source import KafkaMarshalSource, leases_of, register
 from kafka_marshal.sinks import PostgresSink, SqliteSink
-from kafka_marshal.testing.simulation import Client, Job, Scenario, simulate_one
+from kafka_marshal.testing import LocalBroker, LocalCluster, TcpProxy
+from kafka_marshal.testing.simulation import Client, Job, Scenario, simulate, simulate_one
 from kafka_marshal.undone import MANY
 from tests.client.conftest import wait_until
 from tests.faults.endings import Background
 from tests.faults.stories import GROUP, TOPIC, member, memory_cluster
 
 NAN = math.nan
+
+#: Looks like a session of Spark's, as far as it is looked at.
+SPARK: Any = SimpleNamespace(readStream=None)
+NONE: Any = None
 
 
 @pytest.fixture
@@ -84,6 +92,18 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("positions", x, lambda x: Admin("h:1").plan("g", x)) for x in ([1], None, "x")),
     *(("keep", x, lambda x: Admin("h:1").prune(keep=x)) for x in ("3", True)),
     ("client_id", 5, lambda x: Admin("h:1").resume("g", x)),
+    *(("spark", x, lambda x: ClaimedBatches(x, NONE, ["t"])) for x in (None, 5)),
+    *(("marshal", x, lambda x: ClaimedBatches(SPARK, x, ["t"])) for x in (None, "h:1")),
+    ("options", 5, lambda x: ClaimedBatches(SPARK, NONE, ["t"], options=x)),
+    ("spark", None, register),
+    ("df", None, leases_of),
+    *(("brokers", x, lambda x: LocalCluster(x)) for x in (0, "3", True)),
+    *(("port", x, lambda x: LocalBroker(port=x)) for x in ("1", 0, 70_000)),
+    ("properties", 5, lambda x: LocalBroker(properties=x)),
+    ("keep", 5, lambda x: LocalBroker(keep=x)),
+    ("start_timeout_s", "5", lambda x: LocalBroker(start_timeout_s=x)),
+    ("port", "1", lambda x: TcpProxy(port=x)),
+    *(("delivery", x, lambda x: simulate(None, 1, delivery=x)) for x in ("at_most_once", 5)),
 ]
 
 OF_A_CONSUMER: list[tuple[str, object]] = [
@@ -114,6 +134,13 @@ def said(name: str, value: object, call: Callable[[], object]) -> str:
 @pytest.mark.parametrize(("name", "value", "call"), MADE, ids=lambda x: None if callable(x) else repr(x))
 def test_what_is_made_with_wrong_arguments(name: str, value: object, call: Callable[[Any], object]) -> None:
     said(name, value, lambda: call(value))
+
+
+def test_an_option_of_sparks_that_is_nearly_one_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'minPartitions'"):
+        ClaimedBatches(SPARK, None, ["t"], options={"minPartition": "5"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="did you mean 'min_partitions'"):
+        KafkaMarshalSource({"min_partition": "5"})
 
 
 def test_consumers_made_with_wrong_arguments(marshal: Marshal) -> None:

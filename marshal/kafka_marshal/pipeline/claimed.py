@@ -188,6 +188,8 @@ class ClaimedBatches:
         on_lost: RangesCallback | None = None,
         options: Mapping[str, str] = _NOTHING,
     ) -> None:
+        _check_kind(spark)
+        check_options(options)
         arguments.an_instance("marshal", marshal, Marshal, "a Marshal")
         max_records_per_batch = arguments.a_whole("max_records_per_batch", max_records_per_batch, 1)
         checked_callbacks(on_lost=on_lost)
@@ -195,8 +197,6 @@ class ClaimedBatches:
             raise ConfigurationError(
                 "this Marshal is not on a real Kafka, so Spark can't read there. Nothing was claimed"
             )
-        _check_kind(spark)
-        check_options(options)
         check_session(spark)
         if delivery == "at-most-once":
             _check_at_most_once(spark)

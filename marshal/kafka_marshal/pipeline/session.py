@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import (
     ConnectorMissingError,
     SparkJavaError,
@@ -87,6 +88,11 @@ def spark_session(
     """
     needs("spark", "pyspark", kind=SparkMissingError)
     from pyspark.sql import SparkSession
+
+    arguments.text("app_name", app_name)
+    if master is not None:
+        arguments.text("master", master, "a string such as 'local[*]'")
+    config = arguments.a_mapping("config", config)
 
     if SparkSession.getActiveSession() is None:
         _choose_java()

@@ -12,7 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import get_args
 
+from kafka_marshal import arguments
 from kafka_marshal.consumer_options import Delivery
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.hanging import HANGS
@@ -130,7 +132,9 @@ def simulate(
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
     a quarter of the others of the second. Raises ConfigurationError for a worker that is not found.
     """
-    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    if delivery is not None:
+        arguments.one_of("delivery", delivery, get_args(Delivery))
+    numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
