@@ -452,15 +452,14 @@ class ClaimedBatches:
 
 
 def _check_kind(spark: SparkSession) -> None:
-    # By its methods: a session of Spark Connect is of another class.
-    if not hasattr(spark, "readStream"):
-        raise arguments.wrong("spark", "a SparkSession", spark, "Nothing was claimed")
     if "connect" in type(spark).__module__:
         raise ConfigurationError(
             "claimed batches need a Spark session whose driver is this process: a session of Spark Connect can't "
             "cancel the jobs of a lost lease. Nothing was claimed; make one with "
             "kafka_marshal.pipeline.session.spark_session()"
         )
+    if not hasattr(spark, "readStream"):  # by its methods: the class may be somebody's subclass or double
+        raise arguments.wrong("spark", "a SparkSession", spark, "Nothing was claimed")
 
 
 def _check_at_most_once(spark: SparkSession) -> None:
