@@ -132,7 +132,7 @@ def simulate(
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
     a quarter of the others of the second. Raises ConfigurationError for a worker that is not found.
     """
-    if delivery is not None:
+    if delivery:  # the command has "" for none
         arguments.one_of("delivery", delivery, get_args(Delivery))
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
