@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from benchmarks.common import Row, bench_kafka, report
-from kafka_marshal import Marshal, OffsetRange
+from kafka_marshal import Delivery, Marshal, OffsetRange
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.coordination import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
@@ -32,7 +32,7 @@ from kafka_marshal.pipeline.session import kafka_options, spark_session
 PARTITIONS = 4
 
 #: What claimed ÷ plain records a second should reach. (At most once every task asks the driver, through Python.)
-TARGETS = {"at-least-once": 0.90, "at-most-once": None}
+TARGETS: dict[Delivery, float | None] = {"at-least-once": 0.90, "at-most-once": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def publish(bootstrap: str, topic: str, records: int) -> None:
     producer.flush(120)
 
 
-def claimed(spark: SparkSession, bootstrap: str, scene: dict[str, str], size: int, delivery: str) -> list[Round]:
+def claimed(spark: SparkSession, bootstrap: str, scene: dict[str, str], size: int, delivery: Delivery) -> list[Round]:
     """Read the whole topic as a group of its own; the rounds but the first, which nothing went before."""
     rounds: list[Round] = []
     options = kafka_options(bootstrap, {})

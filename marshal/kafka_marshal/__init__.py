@@ -4,9 +4,11 @@ Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the
 """
 
 from kafka_marshal import errors
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.batch import Batch
 from kafka_marshal.consumer import Consumer, TopicPartition
+from kafka_marshal.consumer_options import Delivery, Start
 from kafka_marshal.engine.policies import (
     Balanced,
     Greedy,
@@ -20,6 +22,7 @@ from kafka_marshal.errors import (
     AdminError,
     ClaimTimeoutError,
     ClientReplacedError,
+    ClosedError,
     ConfigurationError,
     CoordinationTopicError,
     GroupPausedError,
@@ -31,6 +34,7 @@ from kafka_marshal.errors import (
     PositionLostError,
 )
 from kafka_marshal.health import Health
+from kafka_marshal.instance import release
 from kafka_marshal.lease import Lease
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.ranges import OffsetRange, RangeConsumer
@@ -43,9 +47,11 @@ __all__ = [
     "Batch",
     "ClaimTimeoutError",
     "ClientReplacedError",
+    "ClosedError",
     "ConfigurationError",
     "Consumer",
     "CoordinationTopicError",
+    "Delivery",
     "Greedy",
     "GroupPausedError",
     "Health",
@@ -58,6 +64,7 @@ __all__ = [
     "Marshal",
     "MarshalError",
     "MaxClaims",
+    "Message",
     "Move",
     "OffsetRange",
     "PartitionStuckError",
@@ -67,9 +74,13 @@ __all__ = [
     "PositionLostError",
     "RangeConsumer",
     "ReleaseIfBehind",
+    "Start",
     "Stuck",
     "TopicPartition",
     "WholeTopic",
     "WorldView",
+    "__version__",
     "errors",
 ]
+
+__version__ = release()

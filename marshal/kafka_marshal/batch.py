@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal.adapters import interface
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.tracker import Run
 
 if TYPE_CHECKING:
@@ -15,7 +16,14 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """Messages of one partition, under one epoch. Not done before ``done()``."""
+    """Messages of one partition, under one epoch. Not done before ``done()``.
+
+    Attributes:
+        topic, partition: where they are from.
+        epoch: the fencing token; store it, and the last offset, with what the batch writes (C9).
+        messages: in the order of their offsets; the list is the caller's own, to be sorted or emptied at will.
+        first_offset, last_offset: of the first and the last message.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -29,18 +37,14 @@ class Batch:
         "topic",
     )
 
-    def __init__(self, consumer: Consumer, run: Run, messages: list[Message]) -> None:
+    def __init__(self, consumer: Consumer, run: Run, messages: list[interface.Message]) -> None:
         self._consumer = consumer
         self._run = run
         self.topic, self.partition = run.assignment.key
-        #: The fencing token: store it, and the last offset, with what the batch writes (C9).
         self.epoch = run.assignment.epoch
-        #: In the order of their offsets; the list is the caller's own, to be sorted or emptied at will.
-        self.messages = messages
-        #: Offset of the first message.
-        self.first_offset = messages[0].offset() or 0
-        #: Offset of the last message.
-        self.last_offset = messages[-1].offset() or 0
+        self.messages = cast("list[Message]", messages)
+        self.first_offset = self.messages[0].offset()
+        self.last_offset = self.messages[-1].offset()
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""

@@ -20,7 +20,17 @@ from kafka_marshal.serving import EndedError, LateError
 if TYPE_CHECKING:
     from kafka_marshal.membership import Membership
 
-__all__ = ["CLOSE_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "Limit", "calling", "carry_out", "cut_off", "end_all", "late_text"]
+__all__ = [
+    "CLOSE_TIMEOUT_S",
+    "DEFAULT_TIMEOUT_S",
+    "EXIT_TIMEOUT_S",
+    "Limit",
+    "calling",
+    "carry_out",
+    "cut_off",
+    "end_all",
+    "late_text",
+]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -30,6 +40,9 @@ DEFAULT_TIMEOUT_S = 30.0
 #: How long it waits, once they have, for its releases to show in the log (s). They are sent in any case. By this much
 #: a close() may last longer than the timeout it was given.
 CLOSE_TIMEOUT_S = 1.0
+
+#: The same at the interpreter's end, where nobody has called close().
+EXIT_TIMEOUT_S = 1.0
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
 calling: ContextVar[object] = ContextVar("calling", default=None)
@@ -113,7 +126,7 @@ def end_all(
     with driver.condition:
         left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
         driver.wait_for(
-            lambda: all(c.is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
+            lambda: all(c._is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
             CLOSE_TIMEOUT_S,
         )
     if left:
@@ -124,7 +137,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit
     """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
 
     def is_running() -> bool:
-        return any(c.callbacks_running for c in consumers)
+        return any(c._callbacks_running for c in consumers)
 
     def is_cut_off() -> bool:
         return driver.is_over or driver.engine.failure is not None

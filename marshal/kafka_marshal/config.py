@@ -7,10 +7,14 @@ import socket
 import sys
 import uuid
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import ClaimingPartition, InvalidRecordError
 
-__all__ = ["check_ids", "check_threads", "new_client_id"]
+__all__ = ["START_TIMEOUT_S", "check_bootstrap", "check_ids", "check_threads", "new_client_id"]
+
+#: How long a start waits for Kafka, unless it is told otherwise.
+START_TIMEOUT_S = 15.0
 
 
 def new_client_id() -> str:
@@ -19,8 +23,15 @@ def new_client_id() -> str:
     return f"{host or 'host'}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
+def check_bootstrap(bootstrap_servers: str) -> None:
+    """Raises ConfigurationError for what names no broker."""
+    arguments.text("bootstrap_servers", bootstrap_servers, "a string such as 'host:9092' or 'host-1:9092,host-2:9092'")
+
+
 def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
     """Refuse what no replica would accept (E2); raises ConfigurationError."""
+    for name, value in (("group_id", group_id), ("client_id", client_id)):
+        arguments.text(name, value)
     if isinstance(heartbeat_interval_ms, bool) or not isinstance(heartbeat_interval_ms, int):
         raise ConfigurationError(
             f"heartbeat_interval_ms must be an int (milliseconds), not {heartbeat_interval_ms!r}. Nothing was sent"

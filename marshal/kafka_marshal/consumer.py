@@ -11,13 +11,15 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal import arguments
+from kafka_marshal.adapters import interface
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
 from kafka_marshal.engine_lock import under_lock
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
@@ -40,6 +42,8 @@ CLOCK_STRIDE_MS = 1.0
 SAID_AT_ONCE = 10_000
 
 T = TypeVar("T")
+
+_Found = list[tuple[Run, list[interface.Message]]]
 
 
 class Consumer(FetchingConsumer):
@@ -85,7 +89,7 @@ class Consumer(FetchingConsumer):
                     return
                 lease = run.assignment.lease
                 message: Message | None = None
-                for message in run.walk:
+                for message in cast("Iterator[Message]", run.walk):
                     if clock(*clock_id) >= lease.hand_out_until_s or stop:
                         break
                     yield message
@@ -107,7 +111,7 @@ class Consumer(FetchingConsumer):
         now, pace = 0.0, _Pace()
         run: Run | None = None
         message: Message | None = None
-        messages: list[Message] = []
+        messages: list[interface.Message] = []
         out = [0]
         try:
             while (run := self._hand_for(None)) is not None:
@@ -115,7 +119,7 @@ class Consumer(FetchingConsumer):
                 messages, out = [], [0]
                 run.taken.append(Taken(messages, out, run.since))
                 count = look_at = looked_at = 0
-                for message in run.walk:
+                for message in cast("Iterator[Message]", run.walk):
                     messages.append(message)
                     if count >= look_at:
                         before, now = now, clock(clock_id) * 1000.0
@@ -136,16 +140,30 @@ class Consumer(FetchingConsumer):
             raise
 
     def _poll_on(self) -> Iterator[Message]:
-        while (message := self.poll(None)) is not None:
+        while not self._marshal.stop_signal:
+            try:
+                message = self.poll(None)
+            except ClosedError:
+                return
+            if message is None:
+                return
             yield message
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``)."""
-        message, out = None, [0]
+        """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``).
+
+        Not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits its
+        timeout out (without one, a tenth of a second) and returns None, after ``close()`` it raises ClosedError.
+        """
+        message: Message | None = None
+        out = [0]
         try:
-            deadline = self._deadline(timeout)
+            deadline = self._begin(timeout)
+            if self._marshal.stop_signal:
+                self._wait_stopped(deadline)
+                return None
             while (hand := self._hand_for(deadline)) is not None:
-                message = next(hand.walk, None)
+                message = next(hand.walk, None)  # type: ignore[assignment]  # a reader made it
                 if message is None:
                     continue
                 now = self._driver.now_ms()
@@ -171,14 +189,18 @@ class Consumer(FetchingConsumer):
 
         Fewer, and at once, where the lease of one that came is being let go, or is in doubt: it should not wait here.
         What waited here until its lease was over (a process that was stopped) is not returned (T4): at least once it
-        comes again, here or elsewhere; at most once it is in ``unprocessed``.
+        comes again, here or elsewhere; at most once it is in ``unprocessed``. After ``stop()`` and ``close()`` as
+        ``poll``, with an empty list.
         """
-        if num_messages < 1:
-            raise ConfigurationError(f"num_messages must be at least 1, not {num_messages}")
-        found: list[tuple[Run, list[Message]]] = []
+        num_messages = arguments.a_whole("num_messages", num_messages, 1)
+        found: _Found = []
+        ours: list[Message] = []
         out = [0]
         try:
-            deadline = self._deadline(timeout)
+            deadline = self._begin(timeout)
+            if self._marshal.stop_signal:
+                self._wait_stopped(deadline)
+                return []
             while True:
                 found = []
                 self._collect(found, num_messages, deadline)
@@ -187,7 +209,7 @@ class Consumer(FetchingConsumer):
                     if self._may_leave(run, now):
                         run.since = now
                         run.taken.append(Taken(messages, out, now))
-                        ours.extend(messages)
+                        ours.extend(messages)  # type: ignore[arg-type]  # as in poll
                     else:
                         self._refuse(run, messages)
                 if self._closed:
@@ -202,7 +224,7 @@ class Consumer(FetchingConsumer):
                 self._refuse(run, messages)  # but for those that have left
             raise
 
-    def _collect(self, found: list[tuple[Run, list[Message]]], num_messages: int, deadline: float | None) -> None:
+    def _collect(self, found: _Found, num_messages: int, deadline: float | None) -> None:
         """Run after run, until there are so many messages, or the time is up."""
         wanted = num_messages
         while wanted > 0 and (hand := self._hand_for(deadline, [run for run, _ in found])) is not None:
@@ -219,8 +241,8 @@ class Consumer(FetchingConsumer):
         A batch is handed over when it is full, or when timeout seconds have passed since something for it was there.
         Ends after ``stop()`` or ``close()``.
         """
-        if max_messages < 1:
-            raise ConfigurationError(f"max_messages must be at least 1, not {max_messages}")
+        max_messages = arguments.a_whole("max_messages", max_messages, 1)
+        arguments.seconds("timeout", timeout)
         return (
             self._batches_granted(max_messages) if self._options.at_most_once else self._batches(max_messages, timeout)
         )
@@ -244,7 +266,7 @@ class Consumer(FetchingConsumer):
                 raise
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
-        messages: list[Message] = []
+        messages: list[interface.Message] = []
         hand: Run | None = None
         out = [0]
         try:
@@ -270,9 +292,6 @@ class Consumer(FetchingConsumer):
                 self._refuse(hand, messages)  # unless they have left
             raise
 
-    def _deadline(self, timeout: float | None) -> float | None:
-        return None if timeout is None else self._driver.monotonic() + timeout
-
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
         self._driver.refuse_fork()
         if self._driver.is_over:
@@ -287,7 +306,7 @@ class Consumer(FetchingConsumer):
         except EndedError:
             return None
 
-    def _refuse(self, run: Run, messages: Sequence[Message]) -> None:
+    def _refuse(self, run: Run, messages: Sequence[interface.Message]) -> None:
         """What was taken must not be handed out any more: it goes back."""
         run.refused.extend(messages)
         self._in_doubt = True
@@ -310,22 +329,34 @@ class Consumer(FetchingConsumer):
 
     # Saying what is done.
 
-    def done(self, message: Message) -> None:
+    def done(self, message: interface.Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
-        After its lease ended this commits nothing and is counted in ``ignored_done``.
+        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``. Raises
+        ConfigurationError for what this consumer has not handed out.
         """
+        try:
+            is_known = (message.topic(), message.partition()) in self._ever_fetched
+        except AttributeError:
+            raise arguments.wrong("message", "one that this consumer has handed out", message) from None
+        if not is_known:
+            raise ConfigurationError(
+                f"{message.topic()} [{message.partition()}]: this consumer has never had this partition, so it has not "
+                "handed out this message. Nothing was committed; call done() of the consumer that it came from"
+            )
         self._say(message)
 
     def _batch_done(self, run: Run) -> None:
         self._say(run)
 
-    def _say(self, what: Message | Run) -> None:
+    def _say(self, what: interface.Message | Run) -> None:
         if self._options.at_most_once:
             return
-        self._driver.refuse_fork()
+        if self._driver.forked:
+            self._driver.refuse_fork()
         self._inbox.append(what)
-        self._nudge()
+        if self._engine.is_moving:
+            self._nudge()
         if len(self._inbox) == SAID_AT_ONCE:
             self._driver.call(self._hear)
 
@@ -338,6 +369,7 @@ class Consumer(FetchingConsumer):
     def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
         """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.
 
+        What is not assigned now is left as it is; ConfigurationError for a partition that does not exist.
         At most once, what is granted already waits for ``resume``, too, and so does the partition's release.
         """
         self._set_paused(partitions, True)
@@ -347,11 +379,13 @@ class Consumer(FetchingConsumer):
         self._set_paused(partitions, False)
 
     def _set_paused(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
-        self._driver.call(self._carry_out_pause, partitions, paused)
+        wanted = None if partitions is None else set(arguments.partitions("partitions", partitions))
+        self._begin(None)
+        self._driver.call(self._carry_out_pause, wanted, paused)
 
-    def _carry_out_pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
+    def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
         with self._driver.locked():
-            wanted = None if partitions is None else {(topic, partition) for topic, partition, *_ in partitions}
+            self._check_partitions(wanted or ())
             chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
             for assignment in chosen:
                 if paused:
@@ -368,7 +402,11 @@ class Consumer(FetchingConsumer):
         Raises ConfigurationError for a partition not assigned, for going back (only an admin may: C11), and, without
         force, for an offset beyond the partition's log end; KafkaUnavailableError where that can't be looked up.
         """
-        self._driver.call(self._carry_out_seek, topic, partition, offset, force)
+        arguments.text("topic", topic)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        offset = arguments.a_whole("offset", offset)
+        self._begin(None)
+        self._driver.call(self._carry_out_seek, topic, partition, offset, arguments.a_flag("force", force))
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
         if not force and not under_lock.get():  # nobody else may wait for a look-up
@@ -381,6 +419,7 @@ class Consumer(FetchingConsumer):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
+            self._check_partitions([(topic, partition)])
             if not self._engine.seek((topic, partition), offset):
                 raise ConfigurationError(
                     f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "

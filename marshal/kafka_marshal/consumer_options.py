@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Literal, get_args
 
+from kafka_marshal import arguments
+from kafka_marshal.coordination import snapshots_topic
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
@@ -15,7 +18,24 @@ from kafka_marshal.engine.stuck import UNREADABLE, Why
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
 
-__all__ = ["DEFAULT_BYTES_IN_FLIGHT", "ConsumerOptions"]
+__all__ = [
+    "DEFAULT_BYTES_IN_FLIGHT",
+    "ConsumerOptions",
+    "Delivery",
+    "Start",
+    "WhenStuck",
+    "checked_callbacks",
+    "checked_topics",
+]
+
+#: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
+Delivery = Literal["at-least-once", "at-most-once"]
+
+#: Where a group begins on partitions that it never held.
+Start = Literal["earliest", "latest"] | datetime
+
+#: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
+WhenStuck = Literal["leave", "raise"]
 
 #: Enough for 20 ms of a fast backlog, and little beside what librdkafka itself stores (as much again).
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
@@ -46,7 +66,7 @@ class ConsumerOptions:
     @classmethod
     def checked(
         cls,
-        topics: Sequence[str],
+        topics: tuple[str, ...],
         delivery: str,
         policy: Policy,
         start: str | datetime,
@@ -56,40 +76,32 @@ class ConsumerOptions:
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         *,
-        position_lost: str = "leave",
-        partition_stuck: str = "leave",
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
-        if isinstance(topics, str) or not topics or not all(topics):
-            raise ConfigurationError(f"topics must be a list of names or ^patterns, not {topics!r}")
-        for topic in topics:
-            _check_topic(topic)
-        if delivery not in ("at-least-once", "at-most-once"):
-            raise ConfigurationError(f"delivery must be 'at-least-once' or 'at-most-once', not {delivery!r}")
-        if not isinstance(start, datetime) and start not in ("earliest", "latest"):
-            raise ConfigurationError(f"start must be 'earliest', 'latest' or a datetime, not {start!r}")
-        if isinstance(start, datetime) and start.tzinfo is None:
+        arguments.one_of("delivery", delivery, get_args(Delivery))
+        if not isinstance(start, datetime):
+            arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
+        elif start.tzinfo is None:
             raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
-        if not isinstance(policy, Policy):
-            raise ConfigurationError(f"policy must be a Policy such as Balanced(), not {policy!r}")
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
-        if handler_timeout is not None and handler_timeout <= 0:
-            raise ConfigurationError(f"handler_timeout must be above 0 seconds, not {handler_timeout}")
-        if claim_ahead and delivery != "at-most-once":
+        arguments.an_instance("policy", policy, Policy, "a Policy such as Balanced()")
+        batch_size = arguments.a_whole("batch_size", batch_size, 1)
+        if handler_timeout is not None:
+            arguments.seconds("handler_timeout", handler_timeout, above=0)
+        arguments.a_flag("auto_done", auto_done)
+        if arguments.a_flag("claim_ahead", claim_ahead) and delivery != "at-most-once":
             raise ConfigurationError(
                 "claim_ahead=True is for delivery='at-most-once': at least once nothing is claimed before it is handled"
             )
-        if max_bytes_in_flight < 1:
-            raise ConfigurationError(f"max_bytes_in_flight must be at least 1 byte, not {max_bytes_in_flight!r}")
+        max_bytes_in_flight = arguments.a_whole("max_bytes_in_flight", max_bytes_in_flight, 1)
         for name, value in (("position_lost", position_lost), ("partition_stuck", partition_stuck)):
-            if value not in ("leave", "raise"):
-                raise ConfigurationError(f"{name} must be 'leave' or 'raise', not {value!r}")
+            arguments.one_of(name, value, get_args(WhenStuck))
         lost = frozenset({Why.POSITION}) if position_lost == "raise" else frozenset[Why]()
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
         at_most_once = delivery == "at-most-once"
         return cls(
-            tuple(topics),
+            topics,
             at_most_once,
             policy,
             start,
@@ -116,7 +128,25 @@ class ConsumerOptions:
         )
 
 
-def _check_topic(topic: object) -> None:
+def checked_callbacks(**callbacks: object) -> None:
+    """Raises ConfigurationError for a callback (None: there is none) that can't be called."""
+    for name, callback in callbacks.items():
+        if callback is not None:
+            arguments.a_function(name, callback, "consumer, partitions")
+
+
+def checked_topics(topics: Sequence[str], coordination_topic: str) -> tuple[str, ...]:
+    """Names and ^patterns that can be read; raises ConfigurationError for others."""
+    wanted = "a list of names or ^patterns"
+    names = arguments.several("topics", topics, wanted)
+    if not names:
+        raise arguments.wrong("topics", wanted, topics)
+    for name in names:
+        _check_topic(name, coordination_topic)
+    return tuple(names)
+
+
+def _check_topic(topic: object, coordination_topic: str) -> None:
     if not isinstance(topic, str):
         raise ConfigurationError(f"topics must be a list of names or ^patterns; {topic!r} is no string")
     if topic.startswith("^"):
@@ -128,4 +158,9 @@ def _check_topic(topic: object) -> None:
         raise ConfigurationError(
             f"topics: no topic can be called {topic!r}, so nobody would ever get a message of it. Names have 1 to 249 "
             "ASCII letters, digits, dots, underscores and hyphens; a pattern begins with ^"
+        )
+    elif topic in (coordination_topic, snapshots_topic(coordination_topic)):
+        raise ConfigurationError(
+            f"topics: {topic!r} holds the records by which members coordinate, not messages to share out. Nothing was "
+            "claimed. kafka-marshal log shows what is in it"
         )

@@ -8,6 +8,7 @@ heartbeat.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -19,6 +20,7 @@ from typing import TypeVar
 from kafka_marshal.adapters.interface import Ack, Appender, Cluster
 from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
+from kafka_marshal.config import START_TIMEOUT_S
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
@@ -38,7 +40,7 @@ from kafka_marshal.guard import report
 from kafka_marshal.pulse import Pulse
 from kafka_marshal.repeats import Told
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.runtime import Thread, is_ours
+from kafka_marshal.runtime import THREADS, Thread, is_ours
 from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -48,7 +50,7 @@ from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 from kafka_marshal.user_calls import UserCalls
 from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
 
-__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver", "exiting"]
 
 logger = logging.getLogger("kafka_marshal")
 
@@ -77,9 +79,6 @@ AT_ONCE = 16
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
 LOOKUP_THREADS = 4
 
-#: How long a Marshal waits at start for the log to be read to its end; progress restarts the wait.
-START_TIMEOUT_S = 15.0
-
 
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
@@ -89,7 +88,31 @@ def _mark_forked() -> None:
         driver.forked = True
 
 
+#: No further Marshal is closed once the interpreter's end has taken this long (s).
+EXIT_S = 5.0
+
+#: Not empty: the interpreter ends, and we have closed what nobody else had.
+exiting: list[bool] = []
+
+
+def _end_all() -> None:
+    """The interpreter ends: release what nobody has released. Our threads go on until this has returned."""
+    exiting.append(True)
+    if not logger.hasHandlers():  # else whoever has not asked for any log would get some now
+        logger.addHandler(logging.NullHandler())
+    until = THREADS.monotonic() + EXIT_S
+    for driver in list(_drivers):
+        is_real = driver.runtime is THREADS and not driver.forked  # else a simulation's, or the parent's
+        if driver.at_exit is None or not is_real or driver.is_over or THREADS.monotonic() >= until:
+            continue
+        try:
+            driver.at_exit()
+        except Exception:
+            logger.exception("a Marshal was not closed at the interpreter's end; its leases end by themselves")
+
+
 os.register_at_fork(after_in_child=_mark_forked)
+atexit.register(_end_all)
 
 
 class Driver:
@@ -103,21 +126,25 @@ class Driver:
         *,
         servants: Servants,
         keep_snapshots: bool = False,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Open the replica, start the thread, wait until the world is known (*blocking*).
 
         servants: have begun, and end with this driver.
         keep_snapshots: take snapshots of the replica, and compare it with those of others (S2).
+        timeout_s: how long the start waits for Kafka; progress restarts the wait.
         """
         self.cluster = cluster
         self.runtime = runtime = cluster.runtime
         self.now_ms, self.monotonic = runtime.now_ms, runtime.monotonic
         self.forked = False
+        #: Called at the interpreter's end, unless this driver has ended by then.
+        self.at_exit: Callable[[], object] | None = None
         self.told = Told(logger, runtime.now_ms)
         self.condition = runtime.condition()
         self._hold, self._hold_and_step = Hold(self, step=False), Hold(self, step=True)
         self.replica = Replica(
-            cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
+            cluster, topic, timeout_s, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
         )
         self._keep_snapshots = keep_snapshots
         self._keeper = self._new_keeper(self.replica.snapshots)
@@ -157,19 +184,19 @@ class Driver:
         try:
             _drivers.add(self)
             self._thread = runtime.start(self._run, "kafka-marshal")
-            self._await_start()
+            self._await_start(timeout_s)
         except BaseException:  # Ctrl-C: nobody else will end what has begun
             self.shut_down()
             raise
 
-    def _await_start(self) -> None:
+    def _await_start(self, timeout_s: float) -> None:
         read = -1
         with self.condition:
             while not self._started and self.engine.failure is None:
-                if not self.condition.wait(START_TIMEOUT_S) and self.replica.records_read == read:
+                if not self.condition.wait(timeout_s) and self.replica.records_read == read:
                     self.engine.failure = KafkaUnavailableError(
                         f"the coordination topic {self._topic!r} was not read to its end: nothing came for "
-                        f"{START_TIMEOUT_S:g} s from partition(s) {sorted(self.replica.behind)}. Nothing was claimed. "
+                        f"{timeout_s:g} s from partition(s) {sorted(self.replica.behind)}. Nothing was claimed. "
                         "Are the brokers that lead them reachable?"
                     )
                 read = self.replica.records_read
@@ -263,7 +290,7 @@ class Driver:
             self._next_measure = now + self.engine.settings.heartbeat_interval_ms
             self._measure(now)
             for port in list(self.ports.values()):
-                port.reclaim(now - self.engine.settings.heartbeat_interval_ms)
+                port._reclaim(now - self.engine.settings.heartbeat_interval_ms)
 
     def _report_upgrade(self, cp: int, level: int) -> None:
         error = self._upgrade_error(cp, level)
@@ -348,10 +375,10 @@ class Driver:
     def _measure(self, now: float) -> None:
         for number, consumer in self.engine.consumers.items():
             for key, assignment in consumer.assignments.items():
-                end = self.ports[number].log_end(key)
+                end = self.ports[number]._log_end(key)
                 if end is not None and not assignment.over:
                     consumer.placement.measure(assignment, end, now)
-            consumer.stuck.look(now, self.ports[number].drained_at)
+            consumer.stuck.look(now, self.ports[number]._drained_at)
 
     def fail(self, error: Exception) -> None:
         """End for good: every lease is over."""
@@ -393,7 +420,7 @@ class Driver:
     def drain(self) -> None:
         """Tell the engine what user threads have said since; the lock is held."""
         for port in list(self.ports.values()):
-            port.drain()
+            port._drain()
 
     def refuse_fork(self) -> None:
         """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""
@@ -461,7 +488,7 @@ class Driver:
                     self.told.say(logging.ERROR if is_error else logging.WARNING, message, message)
         for number, changes in fetching.items():
             if (port := self.ports.get(number)) is not None:
-                port.fetch(changes)
+                port._fetch(changes)
         for number, callback, called in calls:
             self.callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
 
@@ -501,7 +528,7 @@ class Driver:
     def _call(self, port: ConsumerPort | None, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         try:
             if port is not None:
-                port.call(callback, assignments)
+                port._call(callback, assignments)
         except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours
             report(str(callback), error)
         finally:

@@ -23,21 +23,21 @@ under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
 class ConsumerPort(Protocol):
     """What the driver needs of a consumer of the shell."""
 
-    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Fetch these from an offset on, or (None) no more."""
 
-    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         """Run the user's callback; runs on the callback thread."""
 
     #: When a read last took all that had come (own clock, ms); 0: nothing is read.
-    drained_at: float
+    _drained_at: float
 
-    def log_end(self, key: Key) -> int | None: ...
+    def _log_end(self, key: Key) -> int | None: ...
 
-    def reclaim(self, before: float) -> None:
+    def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Tell the engine what user threads have said since; the lock is held."""
 
 

@@ -35,6 +35,7 @@
     │   ├── SparkJavaError          no Java that Spark can run on
     │   ├── SparkVersionError       PySpark, Spark and the Kafka connector are not of one version
     │   └── ConnectorMissingError   Spark's Kafka connector, or a companion of it, is not on its class path
+    ├── ExtraMissingError           a package of an extra is not installed
     ├── ClosedError                 the object was closed
     └── ForkedError                 a Marshal made in the parent was used in a forked child
 
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectorMissingError",
     "CoordinationTopicError",
+    "ExtraMissingError",
     "ForkedError",
     "GroupPausedError",
     "HeldError",
@@ -86,6 +88,10 @@ __all__ = [
 
 class MarshalError(Exception):
     """Base of every error raised by kafka-marshal."""
+
+
+class ExtraMissingError(MarshalError, ModuleNotFoundError):
+    """A package that an extra of kafka-marshal brings is not installed; the message names the extra."""
 
 
 class ConfigurationError(MarshalError, ValueError):
@@ -269,7 +275,7 @@ class SparkSetupError(MarshalError):
     """Spark can't be used as it stands. Nothing was read or written."""
 
 
-class SparkMissingError(SparkSetupError, ImportError):
+class SparkMissingError(SparkSetupError, ExtraMissingError):
     """PySpark is not installed."""
 
 

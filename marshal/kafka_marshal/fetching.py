@@ -19,6 +19,7 @@ from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.tracker import Run
 from kafka_marshal.membership import Membership, TopicPartition
+from kafka_marshal.undone import Undone
 
 if TYPE_CHECKING:
     from kafka_marshal.consumer import Consumer
@@ -78,6 +79,9 @@ class FetchingConsumer(Membership["Consumer"]):
         #: thread compares what it was before its read with what it is now.
         self._fetched: dict[Key, int] = {}
         self._assigns = 0
+        #: What was fetched at any time: other messages are not ours to be done.
+        self._ever_fetched: set[Key] = set()
+        self._undone = Undone()
         #: A batch that was handed out (at most once), on its way out of memory; see _let_go.
         self._spent: list[Message] = []
         #: A read is under way, or was parted from its note.
@@ -110,7 +114,7 @@ class FetchingConsumer(Membership["Consumer"]):
 
     # Getting messages: threads of our own, for a call of a user's thread (serving.py).
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
         while self._inbox:
             said = self._inbox.popleft()
@@ -122,10 +126,16 @@ class FetchingConsumer(Membership["Consumer"]):
         if self._in_doubt:
             self._regather()
 
-    def reclaim(self, before: float) -> None:
+    def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
-        if not self._options.at_most_once:
-            self._delivery.reclaim(before, self._driver.now_ms())
+        if self._options.at_most_once:
+            return
+        now = self._driver.now_ms()
+        if not self._delivery.is_done_said:
+            runs = [run for x in self._engine.assignments.values() for run in x.tracker.runs.values() if run.is_marked]
+            if text := self._undone.look(runs, self._delivery.dropped, now):
+                self._engine.warn(text)
+        self._delivery.reclaim(before, now)
 
     def _undo(self, run: Run | None) -> None:
         """A run did not reach the thread that had asked for it, or that thread has left it."""
@@ -391,7 +401,7 @@ class FetchingConsumer(Membership["Consumer"]):
             limit = max(1, min(READ_SIZE, room))
             messages, faults = self._reader.read(limit, timeout_s)
             if len(messages) < limit:
-                self.drained_at = self._driver.now_ms()
+                self._drained_at = self._driver.now_ms()
             self._let_go(len(messages))
             if messages:
                 self._measure(messages)
@@ -444,7 +454,7 @@ class FetchingConsumer(Membership["Consumer"]):
         """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
-            self.fetch({key: assignment.fetch_next})
+            self._fetch({key: assignment.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
         now = self._driver.now_ms()
@@ -459,7 +469,7 @@ class FetchingConsumer(Membership["Consumer"]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Carry out StartFetch and StopFetch."""
         if self._closed:
             return
@@ -469,6 +479,7 @@ class FetchingConsumer(Membership["Consumer"]):
     def _change(self, changes: Mapping[Key, int | None]) -> None:
         self._assigns += 1
         begun = {key: offset for key, offset in changes.items() if offset is not None}
+        self._ever_fetched.update(begun)
         ended = [key for key, offset in changes.items() if offset is None]
         if ended:
             self._reader.unassign(ended)
@@ -478,7 +489,7 @@ class FetchingConsumer(Membership["Consumer"]):
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
 
-    def log_end(self, key: Key) -> int | None:
+    def _log_end(self, key: Key) -> int | None:
         """The log end as of the last fetch."""
         return None if self._closed else self._reader.high_watermark(*key)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from kafka_marshal import arguments
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import Answer, ManualLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
@@ -19,13 +20,16 @@ class Lease(OneProcess, WithBlock):
     """One lease that this process holds; beats go out by themselves until it is released or lost.
 
     Made by :meth:`Marshal.claim`. Any thread may use it. As a context manager it is released at the end.
+
+    Attributes:
+        topic, partition: what it is a lease of.
+        epoch: the fencing token. Store it with every write to an outside system, and refuse older ones there (C9).
     """
 
     def __init__(self, driver: Driver, manual: ManualLease) -> None:
         self._driver = driver
         self._manual = manual
         self.topic, self.partition = manual.key
-        #: The fencing token: store it with every write to an outside system, and refuse older ones there (C9).
         self.epoch = manual.lease.epoch
 
     @property
@@ -50,7 +54,7 @@ class Lease(OneProcess, WithBlock):
 
     def heartbeat(self, last_offset: int | None = None) -> None:
         """Report that everything up to last_offset is done, and wait until the log has it (C5, C14)."""
-        self._driver.call(self._heartbeat, last_offset)
+        self._driver.call(self._heartbeat, _checked(last_offset))
 
     def _heartbeat(self, last_offset: int | None) -> None:
         self.require()
@@ -64,7 +68,7 @@ class Lease(OneProcess, WithBlock):
         Go on with them only when this has returned. Raises ConfigurationError where they, or some of them, were
         granted or done before, LeaseLostError where the lease is not ours any more.
         """
-        self._driver.call(self._grant, last_offset)
+        self._driver.call(self._grant, arguments.a_whole("last_offset", last_offset))
 
     def _grant(self, last_offset: int) -> None:
         self.require()
@@ -74,7 +78,7 @@ class Lease(OneProcess, WithBlock):
 
     def release(self, last_offset: int | None = None) -> None:
         """Let the lease go, with everything up to last_offset done (C8). Releasing what is over does nothing."""
-        self._driver.call(self._release, last_offset)
+        self._driver.call(self._release, _checked(last_offset))
 
     def _release(self, last_offset: int | None) -> None:
         if self._manual.loss or self._manual.is_released:
@@ -122,3 +126,7 @@ class Lease(OneProcess, WithBlock):
     def __repr__(self) -> str:
         state = "valid" if self.valid else "over"
         return f"Lease({self.topic!r}, {self.partition}, epoch={self.epoch}, {state})"
+
+
+def _checked(last_offset: int | None) -> int | None:
+    return None if last_offset is None else arguments.a_whole("last_offset", last_offset)

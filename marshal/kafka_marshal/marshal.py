@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.closing import (
     CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
     Limit,
     calling,
     carry_out,
@@ -20,9 +22,17 @@ from kafka_marshal.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.config import check_ids, check_threads, new_client_id
+from kafka_marshal.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
-from kafka_marshal.consumer_options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions
+from kafka_marshal.consumer_options import (
+    DEFAULT_BYTES_IN_FLIGHT,
+    ConsumerOptions,
+    Delivery,
+    Start,
+    WhenStuck,
+    checked_callbacks,
+    checked_topics,
+)
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease
@@ -34,6 +44,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     GroupPausedError,
     HeldError,
+    MarshalError,
     SnapshotDifferenceError,
 )
 from kafka_marshal.health import Health, examine
@@ -42,12 +53,15 @@ from kafka_marshal.membership import Membership
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.serving import Answer, Servants
+from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 from kafka_marshal.world import WorldView, lease_info
 from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
 
 __all__ = ["Marshal"]
+
+logger = logging.getLogger("kafka_marshal")
 
 M = TypeVar("M", bound=Membership[Any])
 
@@ -73,12 +87,19 @@ class Marshal(OneProcess, WithBlock):
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
     group at a time; keep it over restarts and a restarted process takes its partitions over at once (C7). Without
-    one, a unique one is made. ``heartbeat_interval_ms`` (HI, 100 … 600,000): a silent member is replaced after 2 · HI.
-    ``watchdog`` (Linux): a small process beside this one releases what it holds as soon as it dies without a goodbye
-    (kill -9, a segfault, out of memory), so that others need not wait for 2 · HI; see docs/watchdog.md.
+    one, a unique one is made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent
+    member is replaced after two intervals. ``watchdog`` (Linux): a small process beside this one releases what it holds
+    as soon as it dies without a goodbye (kill -9, a segfault, out of memory), so that others need not wait for two
+    intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts it.
 
     Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
     where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
+
+    Attributes:
+        world: what the log says about this group, read-only (WorldView): leases, holders, positions.
+        watchdog: the process that releases for this one should it die; None: there is none.
+        bootstrap_servers, group_id, client_id, topic, heartbeat_interval_ms, config: as given, or the defaults.
+        instance_id: names this run of this Marshal, for ever (HOST/PID/RELEASE/RANDOM).
     """
 
     def __init__(
@@ -91,14 +112,15 @@ class Marshal(OneProcess, WithBlock):
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
+        timeout: float = START_TIMEOUT_S,
     ) -> None:
-        self.group_id = group_id
-        self.client_id = new_client_id() if client_id is None else client_id
-        check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
+        check_bootstrap(bootstrap_servers)
         self.bootstrap_servers = bootstrap_servers
-        self.config: Mapping[str, object] = dict(config or {})
+        self.config: Mapping[str, object] = arguments.a_mapping("config", config)
+        arguments.a_flag("watchdog", watchdog)
+        self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         check_threads()
-        self._start(open_cluster(bootstrap_servers, self.config), topic, heartbeat_interval_ms, watchdog=watchdog)
+        self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
 
     @classmethod
     def on_cluster(
@@ -109,20 +131,27 @@ class Marshal(OneProcess, WithBlock):
         client_id: str | None = None,
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
-        marshal.group_id = group_id
-        marshal.client_id = new_client_id() if client_id is None else client_id
-        check_ids(marshal.group_id, marshal.client_id, heartbeat_interval_ms)
-        marshal._start(cluster, topic, heartbeat_interval_ms); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
+        marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 
-    def _start(self, cluster: Cluster, topic: str, heartbeat_interval_ms: int, *, watchdog: bool = False) -> None:
-        self.instance_id = cluster.runtime.new_instance_id()
+    def _name(
+        self, group_id: str, client_id: str | None, topic: str, heartbeat_interval_ms: int, timeout: float
+    ) -> None:
+        self.group_id = group_id
+        self.client_id = new_client_id() if client_id is None else client_id
+        check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.topic = topic
+        self.topic = arguments.text("topic", topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+
+    def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
+        self.instance_id = cluster.runtime.new_instance_id()
         self._cluster = cluster
         self._consumers: list[Membership[Any]] = []
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
@@ -164,7 +193,9 @@ class Marshal(OneProcess, WithBlock):
                 ),
                 keep_snapshots=True,
                 servants=servants,
+                timeout_s=self._timeout_s,
             )
+            driver.at_exit = self._end_at_exit
         except BaseException:
             if beside is not None:
                 beside.close()
@@ -192,16 +223,16 @@ class Marshal(OneProcess, WithBlock):
         self,
         topics: Sequence[str],
         *,
-        delivery: str = "at-least-once",
+        delivery: Delivery = "at-least-once",
         policy: Policy | None = None,
-        start: str | datetime = "earliest",
+        start: Start = "earliest",
         batch_size: int = DEFAULT_BATCH_SIZE,
         handler_timeout: float | None = None,
         auto_done: bool = True,
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        position_lost: str = "leave",
-        partition_stuck: str = "leave",
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -232,7 +263,7 @@ class Marshal(OneProcess, WithBlock):
         properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(
-            topics,
+            checked_topics(topics, self.topic),
             delivery,
             policy if policy is not None else Balanced(),
             start,
@@ -244,18 +275,20 @@ class Marshal(OneProcess, WithBlock):
             position_lost=position_lost,
             partition_stuck=partition_stuck,
         )
+        settings = arguments.a_mapping("config", config)
+        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        return self._made(lambda: Consumer(self, self._driver, options, callbacks, dict(config or {})))
+        return self._made(lambda: Consumer(self, self._driver, options, callbacks, settings))
 
     def ranges(
         self,
         topics: Sequence[str],
         *,
-        delivery: str = "at-least-once",
+        delivery: Delivery = "at-least-once",
         policy: Policy | None = None,
-        start: str | datetime = "earliest",
+        start: Start = "earliest",
         handler_timeout: float | None = None,
-        position_lost: str = "leave",
+        position_lost: WhenStuck = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
@@ -267,17 +300,12 @@ class Marshal(OneProcess, WithBlock):
         ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable offset, or,
         under ``read_uncommitted``, at the high watermark. Whoever reads them must read with the same level.
         """
+        wanted, policy = checked_topics(topics, self.topic), policy if policy is not None else Balanced()
         options = ConsumerOptions.checked(
-            topics,
-            delivery,
-            policy if policy is not None else Balanced(),
-            start,
-            1,
-            handler_timeout,
-            False,
-            position_lost=position_lost,
+            wanted, delivery, policy, start, 1, handler_timeout, False, position_lost=position_lost
         )
-        level = {**self.config, **(config or {})}.get("isolation.level", "read_committed")
+        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        level = {**self.config, **arguments.a_mapping("config", config)}.get("isolation.level", "read_committed")
         if level not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
@@ -292,7 +320,7 @@ class Marshal(OneProcess, WithBlock):
             self._consumers.append(consumer)
             return consumer
 
-        answer = self._driver.servants.ask(made, undo=lambda consumer: consumer.end(True))
+        answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))
         try:
             consumer = answer.wait()
             answer.receipt.out = True; return consumer  # fmt: skip  # noqa: E702 - one line: nothing may come in between
@@ -303,10 +331,14 @@ class Marshal(OneProcess, WithBlock):
     def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
         """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
 
+        ``topic`` need not exist: then the lease is on its name alone. Where it does, the partition has to exist, too.
         Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
         our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
-        where this Marshal holds it already.
+        where this Marshal holds it already, or the topic has no such partition.
         """
+        arguments.text("topic", topic)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        timeout = arguments.seconds("timeout", timeout)
         self._check_open()
         answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)
         try:
@@ -320,6 +352,7 @@ class Marshal(OneProcess, WithBlock):
         """Carry out ``claim``, on a thread of our own."""
         key = (topic, partition)
         deadline = self._driver.monotonic() + timeout
+        self._check_partition(topic, partition)
         with self._driver.condition:
             # While our own release of before is under way, the lease is neither ours nor free.
             is_going = self._driver.engine.book.is_releasing
@@ -351,6 +384,19 @@ class Marshal(OneProcess, WithBlock):
             manual.release(None, self._driver.now_ms())
             self._driver.check_level(manual.lease.cp)
             raise self._refusal(manual)
+
+    def _check_partition(self, topic: str, partition: int) -> None:
+        """Refuse a partition that its topic does not have: nobody would ever get a message under that lease."""
+        try:
+            info = self._cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
+        except MarshalError as error:
+            logger.debug("claim of %s [%s]: the topic was not looked up: %s", topic, partition, error)
+            return
+        if info is not None and partition >= info.partitions:
+            raise ConfigurationError(
+                f"{topic} [{partition}] does not exist: {topic!r} has {info.partitions} partition(s), 0 to "
+                f"{info.partitions - 1}. Nothing was claimed"
+            )
 
     def _check_lease_name(self, topic: str, partition: int) -> None:
         try:
@@ -389,6 +435,10 @@ class Marshal(OneProcess, WithBlock):
             f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at "
             "once (C17)"
         )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "stopping" if self.stopping else "open"
+        return f"Marshal(group_id={self.group_id!r}, client_id={self.client_id!r}, topic={self.topic!r}, {state})"
 
     # Ending.
 
@@ -429,7 +479,11 @@ class Marshal(OneProcess, WithBlock):
         callback, in a signal's handler and at the interpreter's end (in a destructor that runs when threads have been
         stopped it does nothing). In Kubernetes, choose a timeout well below ``terminationGracePeriodSeconds``.
         """
-        self._end(True, timeout)
+        self._end(True, None if timeout is None else arguments.seconds("timeout", timeout))
+
+    def _end_at_exit(self) -> None:
+        """The interpreter ends, and nobody has closed it."""
+        self._end(True, EXIT_TIMEOUT_S)
 
     def terminate(self) -> None:
         """End without releasing: a restart with the same client_id within HI takes its partitions over (C7)."""
@@ -472,15 +526,15 @@ class Marshal(OneProcess, WithBlock):
                 else:
                     self._call_off_watchdog()  # what it would release is to be kept
                     for consumer in self._consumers:
-                        consumer.abandon()
+                        consumer._abandon()
                     with self._driver.locked() as engine:
                         engine.last_words(self._driver.now_ms())
                 self._driver.flush(CLOSE_TIMEOUT_S)
                 for consumer in self._consumers:
-                    consumer.await_answers()
+                    consumer._await_answers()
             finally:
                 for consumer in self._consumers:
-                    consumer.free()
+                    consumer._free()
                 self._driver.shut_down()
                 self._call_off_watchdog()
 
@@ -489,12 +543,12 @@ class Marshal(OneProcess, WithBlock):
             self.watchdog.close()
 
     def _release_all(self, in_callback: bool) -> None:
-        consumers = [consumer for consumer in self._consumers if not consumer.is_freed]
+        consumers = [consumer for consumer in self._consumers if not consumer._is_freed]
         for consumer in consumers:
-            consumer.identify()
+            consumer._identify()
         with self._driver.locked() as engine:
             for consumer in consumers:
-                consumer.let_go()
+                consumer._begin_release()
             manual = list(engine.manual.values())
             for lease in manual:
                 lease.release(None, self._driver.now_ms())

@@ -7,11 +7,14 @@ offsets. Which partitions, when, and from where, is the same engine's business f
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.closing import (
     CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -21,7 +24,7 @@ from kafka_marshal.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.driver import Driver
+from kafka_marshal.driver import Driver, exiting
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
@@ -30,6 +33,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.runtime import is_ours
+from kafka_marshal.serving import EndedError
 from kafka_marshal.topic_watch import CountPartitions
 
 if TYPE_CHECKING:
@@ -39,10 +43,18 @@ __all__ = ["Membership", "TopicPartition", "calling"]
 
 logger = logging.getLogger("kafka_marshal")
 
+#: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
+STOPPED_S = 0.1
+
+#: The longest one such wait lasts before it is checked whether its caller is still there (s).
+STOPPED_SLICE_S = 0.2
+
 #: How long close() may take to learn which topics were worked on, where nobody has told yet.
 IDENTIFY_TIMEOUT_S = 0.5
 
 S = TypeVar("S")
+
+_NUMBERS = (float, int)
 
 
 class TopicPartition(NamedTuple):
@@ -70,7 +82,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver = driver
         self._callbacks = callbacks
         self._closed = False
-        self.drained_at = 0.0
+        self._drained_at = 0.0
         self._limit = Limit(driver.runtime)
         self._engine: ConsumerEngine
         self._entered = False
@@ -98,7 +110,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         try:
             driver.topics.add(self._engine.number, subscription, count_partitions)
         except BaseException:
-            self.free()
+            self._free()
             raise
 
     def _is_over(self) -> bool:
@@ -110,7 +122,54 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             raise self._engine.errors.pop(0)
         return False
 
+    def _begin(self, timeout: float | None) -> float | None:
+        """A call for messages begins: its deadline, None: it has none. Raises ClosedError. (A user's thread.)"""
+        driver = self._driver
+        if (self._closed or driver.is_over) and not exiting:
+            driver.refuse_fork()
+            raise ClosedError(
+                "this consumer is closed, by itself or with its Marshal: it hands out nothing more. What was not done "
+                "by then comes again, here or at others. Make a new one, or end the loop: while not marshal.stopping"
+            )
+        if timeout is None:
+            return None
+        if not (timeout.__class__ in _NUMBERS and 0 <= timeout < inf):  # a call may come with each message
+            timeout = arguments.seconds("timeout", timeout)
+        return driver.monotonic() + timeout
+
+    def _wait_stopped(self, deadline: float | None) -> None:
+        """After stop() there is nothing to hand out: wait until the deadline all the same. (A user's thread.)"""
+        self._driver.refuse_fork()
+        with suppress(EndedError):
+            self._driver.servants.ask(self._serve_stopped, deadline).wait()
+
+    def _serve_stopped(self, is_gone: Callable[[], bool], deadline: float | None) -> None:
+        driver = self._driver
+        until = driver.monotonic() + STOPPED_S if deadline is None else deadline
+        with driver.condition:
+            while (left := until - driver.monotonic()) > 0 and not (is_gone() or self._closed or driver.is_over):
+                driver.condition.wait(min(left, STOPPED_SLICE_S))
+
+    def _check_partitions(self, keys: Iterable[Key]) -> None:
+        """Refuse partitions that this consumer can never get (ConfigurationError); the lock is held."""
+        counts = Counter(topic for topic, _ in self._engine.subscription.partitions)
+        for topic, partition in keys:
+            if partition < counts[topic]:
+                continue
+            if counts[topic]:
+                why = f"does not exist: {topic!r} has {counts[topic]} partition(s), 0 to {counts[topic] - 1}"
+            elif topic in self._engine.subscription.names:
+                why = f"does not exist: there is no topic {topic!r} yet"
+            else:
+                why = f"is not this consumer's: it reads {', '.join(sorted(counts)) or 'no topic that exists'}"
+            raise ConfigurationError(f"{topic} [{partition}] {why}. Nothing was changed")
+
     # Looking.
+
+    def __repr__(self) -> str:
+        topics = ", ".join(sorted(self._engine.subscription.topics))
+        state = "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stopping else "open"
+        return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
@@ -128,6 +187,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _ignored_done(self) -> int:
         with self._driver.locked(step=False):
+            self._drain()  # what was said after close()
             return sum(self._engine.delivery.ignored_done.values())
 
     @property
@@ -157,13 +217,13 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Carry out StartFetch and StopFetch."""
 
-    def reclaim(self, before: float) -> None:
+    def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
 
     def _nudge(self) -> None:
@@ -175,13 +235,13 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def _hear(self) -> None:
         self._nudged = False
         with self._driver.locked():
-            pass
+            self._drain()  # what was said after close()
 
-    def log_end(self, key: Key) -> int | None:
+    def _log_end(self, key: Key) -> int | None:
         """The log end as of the last look, None if there was none."""
         raise NotImplementedError
 
-    def call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
         """Run the user's callback."""
         function = self._callbacks.get(callback)
         if function is not None:
@@ -203,6 +263,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         returns, all others at once. ``close()`` ends a second after ``timeout`` at the latest. Any thread may call it,
         and a signal's handler.
         """
+        if timeout is not None:
+            timeout = arguments.seconds("timeout", timeout)
         if self._closed:
             return
         self._driver.refuse_fork()
@@ -210,42 +272,42 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         in_callback = calling.get() is not None
         carry_out(
             self._driver,
-            lambda: self.end(in_callback),
+            lambda: self._end(in_callback),
             timeout,
             lambda: f"{late_text(self._driver, 'close() of a consumer', timeout)} It goes on in the background",
         )
 
-    def end(self, in_callback: bool) -> None:
+    def _end(self, in_callback: bool) -> None:
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
-        self.identify()
+        self._identify()
         with self._driver.locked():
-            self.let_go()
+            self._begin_release()
         end_all(self._driver, [self], self._limit, in_callback)
-        self.free()
+        self._free()
 
-    def let_go(self) -> None:
+    def _begin_release(self) -> None:
         """Begin to release everything; the lock is held."""
         if not self._engine.closing:
             self._engine.close(self._driver.now_ms())
 
     @property
-    def is_freed(self) -> bool:
+    def _is_freed(self) -> bool:
         """Whether it has ended."""
         return self._closed
 
     @property
-    def callbacks_running(self) -> int:
+    def _callbacks_running(self) -> int:
         """Callbacks that were called, or are to be, and have not returned; the lock is held."""
         return self._engine.callbacks_running
 
     @property
-    def is_released(self) -> bool:
+    def _is_released(self) -> bool:
         """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
         return all(x.callbacks_running for x in self._engine.assignments.values())
 
-    def identify(self) -> None:
+    def _identify(self) -> None:
         """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
         with self._driver.locked():
             names = self._engine.marks.lacking()
@@ -258,18 +320,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             with self._driver.locked():
                 self._engine.marks.learn(infos)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
             self._engine.delivery.abandon(self._driver.now_ms())
             self._engine.closing = True
 
-    def await_answers(self) -> None:
+    def _await_answers(self) -> None:
         """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
         with self._driver.condition:
             self._driver.wait_for(lambda: not self._engine.delivery.awaited, CLOSE_TIMEOUT_S)
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Give up what the driver holds for it."""
         if self._closed:
             return
@@ -279,7 +341,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             return
         self._driver.topics.remove(self._engine.number)
         with self._driver.condition:
-            self.drain()
+            self._drain()
             self._engine.delivery.decide(final=True)
             self._driver.engine.remove_consumer(self._engine)
             self._driver.ports.pop(self._engine.number, None)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from kafka_marshal import arguments
 from kafka_marshal.consumer_options import ConsumerOptions
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.ranges import OffsetRange, RangeDelivery, RangeRun
-from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.membership import Membership, TopicPartition
 from kafka_marshal.serving import LOOK_S, EndedError, LateError
 
@@ -77,17 +78,20 @@ class RangeConsumer(Membership["RangeConsumer"]):
         They run from the first offset that is neither done nor in hand to where the log ends now (its last stable
         offset under read_committed), leave out what is done (P6), and share max_records fairly. ``ends`` bounds them:
         (topic, partition) → the first offset not wanted; partitions that it does not name are left alone. Waits up to
-        timeout seconds (None: until there is something) and returns [] then, and after ``stop()`` or ``close()``.
+        timeout seconds (None: until there is something) and returns [] then, and when ``stop()`` or ``close()`` ends
+        the wait. After ``stop()`` it waits its timeout out, after ``close()`` it raises ClosedError.
 
         At most once, every range is granted by the log before it is returned (C12, C13).
 
         Raises KafkaUnavailableError where the leaders do not answer, what ended the Marshal, and, made with
         ``position_lost="raise"``, PositionLostError (P11).
         """
-        if max_records < 1:
-            raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
-        self._driver.refuse_fork()
-        if self._driver.is_over:
+        max_records = arguments.a_whole("max_records", max_records, 1)
+        if ends is not None:
+            arguments.offsets("ends", ends)
+        deadline = self._begin(timeout)
+        if self._marshal.stop_signal:
+            self._wait_stopped(deadline)
             return []
         answer = self._driver.servants.ask(self._serve, max_records, ends, timeout, undo=self.give_back)
         try:
@@ -218,7 +222,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
         is done, nor counted, unless all of them are still in hand.
         """
-        return self._driver.call(self._done, list(ranges), flush, together)
+        return self._driver.call(self._done, _checked(ranges), flush, together)
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
         with self._driver.locked() as engine:
@@ -238,7 +242,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         At most once they can't: they are reported in ``unprocessed``, and nobody gets them (C13).
         """
-        self._driver.call(self._give_back, list(ranges))
+        self._driver.call(self._give_back, _checked(ranges))
 
     def _give_back(self, ranges: list[OffsetRange]) -> None:
         with self._driver.locked():
@@ -247,7 +251,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
-        return self._driver.call(self._is_valid, given)
+        return self._driver.call(self._is_valid, *_checked([given]))
 
     def _is_valid(self, given: OffsetRange) -> bool:
         with self._driver.locked(step=False):
@@ -292,7 +296,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def holds(self, given: OffsetRange) -> bool:
         """Whether the range is in hand still: its lease is not over, as far as we know."""
-        return self._driver.call(self._holds, given)
+        return self._driver.call(self._holds, *_checked([given]))
 
     def _holds(self, given: OffsetRange) -> bool:
         with self._driver.locked(step=False):
@@ -300,7 +304,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def wait_lost(self, ranges: Iterable[OffsetRange], timeout: float) -> bool:
         """Wait until one of the ranges is not in hand any more, at most timeout seconds; whether that came."""
-        return self._driver.servants.ask(self._wait_lost, list(ranges), timeout).wait()
+        timeout = arguments.seconds("timeout", timeout)
+        return self._driver.servants.ask(self._wait_lost, _checked(ranges), timeout).wait()
 
     def _wait_lost(self, is_gone: Callable[[], bool], ranges: list[OffsetRange], timeout: float) -> bool:
         with self._driver.condition:
@@ -319,6 +324,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         What has lost its position is not waited for: nobody works on it (``lost_positions``).
         """
+        timeout = arguments.seconds("timeout", timeout)
         return self._driver.servants.ask(self._wait_done, ends, timeout).wait()
 
     def _wait_done(self, is_gone: Callable[[], bool], ends: Mapping[Key, int], timeout: float) -> bool:
@@ -335,12 +341,20 @@ class RangeConsumer(Membership["RangeConsumer"]):
             self._driver.wait_for(settled, timeout)
         return all_done()
 
-    def log_end(self, key: Key) -> int | None:
+    def _log_end(self, key: Key) -> int | None:
         """The log end as of the last look."""
         return self._ends.get(key)
 
     def _freed(self) -> None:
         self._aside.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    wanted = "a list of ranges that take() has returned"
+    found = arguments.several("ranges", ranges, wanted)
+    for each in found:
+        arguments.an_instance("ranges", each, OffsetRange, wanted)
+    return found
 
 
 def _bounded(marks: Marks, ends: Mapping[Key, int] | None) -> Marks:

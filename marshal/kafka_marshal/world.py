@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kafka_marshal import arguments
 from kafka_marshal.driver import Driver
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.engine_lock import under_lock
@@ -69,9 +70,13 @@ class WorldView(OneProcess):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
+    def __repr__(self) -> str:
+        return f"WorldView(group_id={self._driver.engine.settings.group_id!r})"
+
     def lease(self, topic: str, partition: int) -> LeaseInfo | None:
         """One lease; None: nobody of the group ever held it."""
-        return self._driver.call(self._lease, topic, partition)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        return self._driver.call(self._lease, arguments.text("topic", topic), partition)
 
     def _lease(self, topic: str, partition: int) -> LeaseInfo | None:
         with self._driver.locked(step=False) as engine:
@@ -109,6 +114,9 @@ class WorldView(OneProcess):
         The predicate is asked after every change. It must be quick: it runs under this Marshal's lock, on a thread
         of this Marshal's.
         """
+        arguments.a_function("predicate", predicate, "view")
+        if timeout is not None:
+            arguments.seconds("timeout", timeout)
         self._driver.refuse_fork()
         return self._driver.servants.ask(self._wait_for, predicate, timeout).wait()
 

@@ -16,6 +16,7 @@ import pytest
 from kafka_marshal import (
     ConfigurationError,
     Consumer,
+    Delivery,
     MaxClaims,
     PositionLostError,
     TopicPartition,
@@ -93,7 +94,7 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
-def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: str) -> None:
+def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: Delivery) -> None:
     """Sorted, emptied: what is done, and which offsets a batch has, stays what it was."""
     topic = scene.topic(1, 60)
     a = scene.member("a")
@@ -266,7 +267,9 @@ def test_stop_from_a_signal_handler_ends_the_loop(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("delivery", "returned"), [("at-least-once", 3), ("at-most-once", 6)])
-def test_consume_does_not_wait_for_more_with_what_is_to_be_let_go(scene: Scene, delivery: str, returned: int) -> None:
+def test_consume_does_not_wait_for_more_with_what_is_to_be_let_go(
+    scene: Scene, delivery: Delivery, returned: int
+) -> None:
     """At least once, another member got the partition when the time was up; at most once, when messages of it that
     were granted had not been returned yet (seed 8001209)."""
     topic = scene.topic(2, 3)
@@ -300,7 +303,7 @@ def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("way", ["iterate", "poll", "batches"])
-def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, delivery: str, way: str) -> None:
+def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, delivery: Delivery, way: str) -> None:
     """Not even what was fetched, claimed or begun with before the pause; and none is missing afterwards."""
     topic = scene.topic(2, 30)
     consumer = scene.member("a").consumer([topic], delivery=delivery, batch_size=10)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from kafka_marshal import Delivery
 from kafka_marshal.adapters.interface import Message
 from tests.client.conftest import Scene, take, wait_until
 
@@ -29,7 +30,7 @@ def transactions(scene: Scene, topic: str, *, aborted: int) -> None:
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize(("aborted", "end"), [(0, 4), (5, 10)], ids=["a marker", "aborted records and two markers"])
-def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: str, aborted: int, end: int) -> None:
+def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: Delivery, aborted: int, end: int) -> None:
     topic = scene.topic()
     transactions(scene, topic, aborted=aborted)
     member = scene.member("a")

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from kafka_marshal import ClaimTimeoutError, ConfigurationError, Marshal
+from kafka_marshal import ClaimTimeoutError, ConfigurationError, Delivery, Marshal
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.consumer import CLOCK_STRIDE
 from kafka_marshal.coordination import create_topic
@@ -48,7 +48,7 @@ def member(cluster: MemoryCluster, client_id: str = "a") -> Marshal:
     return Marshal.on_cluster(connected, group_id="g", client_id=client_id, heartbeat_interval_ms=HI)
 
 
-def looks_at(cluster: MemoryCluster, delivery: str, took_ms: Callable[[int], float]) -> int:
+def looks_at(cluster: MemoryCluster, delivery: Delivery, took_ms: Callable[[int], float]) -> int:
     """How often the clock is looked at while 400 messages are handled, the nth of which takes so long."""
     cluster.broker.create_topic("t", 1)
     for number in range(400):

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import ConfigurationError
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal import ConfigurationError, Delivery
+from kafka_marshal.adapters.message import Message
 from tests.client.conftest import Scene, wait_until
 
 pytestmark = pytest.mark.broker
@@ -29,7 +29,7 @@ def large_messages(scene: Scene) -> str:
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
-def test_batches_of_large_messages_are_smaller_than_asked_for(scene: Scene, delivery: str) -> None:
+def test_batches_of_large_messages_are_smaller_than_asked_for(scene: Scene, delivery: Delivery) -> None:
     topic = large_messages(scene)
     limit = 20 * SIZE
     consumer = scene.member("a").consumer([topic], delivery=delivery, max_bytes_in_flight=limit)

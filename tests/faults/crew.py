@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from kafka_marshal import Consumer, Marshal
+from kafka_marshal import Consumer, Delivery, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.testing.interrupts import run_within
 from tests.faults.stories import PARTITIONS, TOPIC, Key, answer, held_throughout, member, memory_cluster, offsets
@@ -165,7 +165,7 @@ def _feed(cluster: MemoryCluster, messages: int) -> None:
             threading.Event().wait(0.001)
 
 
-def share(ways: Sequence[str], delivery: str) -> None:
+def share(ways: Sequence[str], delivery: Delivery) -> None:
     """Threads of one consumer on a cluster in memory; so many messages of a partition are several reads."""
     is_fed = "dip" in ways
     messages = 400 if is_fed else 2_000

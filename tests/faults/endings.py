@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from kafka_marshal import Consumer, Marshal
+from kafka_marshal import ClosedError, Consumer, Delivery, Marshal
 from kafka_marshal.testing.interrupts import stacks
 from tests.faults.stories import AGAIN_S, ANSWER_S, TOPIC, answer, is_ours, member, memory_cluster
 
@@ -66,13 +66,15 @@ def iterate(consumer: Consumer) -> None:
 
 
 def poll(consumer: Consumer) -> None:
-    while consumer.poll() is not None:
-        pass
+    with suppress(ClosedError):  # one that begins after close()
+        while consumer.poll() is not None:
+            pass
 
 
 def consume(consumer: Consumer) -> None:
-    while consumer.consume(100):
-        pass
+    with suppress(ClosedError):
+        while consumer.consume(100):
+            pass
 
 
 def batches(consumer: Consumer) -> None:
@@ -81,10 +83,10 @@ def batches(consumer: Consumer) -> None:
 
 
 LOOPS = (iterate, poll, consume, batches)
-DELIVERIES = ("at-least-once", "at-most-once")
+DELIVERIES: tuple[Delivery, ...] = ("at-least-once", "at-most-once")
 
 
-def closed_at_once(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: str) -> None:
+def closed_at_once(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: Delivery) -> None:
     """Four threads close, and two are at work."""
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
     users = [Background(lambda: loop(consumer)) for _ in range(2)]

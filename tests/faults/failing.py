@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kafka_marshal import Balanced, Consumer, Policy, guard
+from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
 from kafka_marshal.adapters.interface import DataFault, Message
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
@@ -182,7 +182,7 @@ def predicates_look() -> None:
         assert answer("wait_for with a predicate that calls assignment()", call)
 
 
-def another_thread_is_faster(delivery: str) -> None:
+def another_thread_is_faster(delivery: Delivery) -> None:
     """One thread's time is up; while it looks a last time, another one gets the messages that have come."""
     cluster = memory_cluster(PARTITIONS, 0)
     marshal = member(cluster)
@@ -235,7 +235,7 @@ def a_dropped_message_comes_again() -> None:
     story.check(consumer)
 
 
-def all_is_done_at_the_end(delivery: str) -> None:
+def all_is_done_at_the_end(delivery: Delivery) -> None:
     """P6: the last offsets hold what no reader is given, the marker of a transaction or compacted records."""
     cluster = memory_cluster(1, 3)
     cluster.broker.skip(TOPIC, 0, 4)
@@ -284,7 +284,7 @@ def an_error_keeps_nothing() -> None:
     story.close()
 
 
-def memory_is_bounded(delivery: str) -> None:
+def memory_is_bounded(delivery: Delivery) -> None:
     """``max_bytes_in_flight`` of large messages, though more of them are there."""
     size, messages, limit = 10_000, 200, 200_000
     cluster = memory_cluster(PARTITIONS, 0)
@@ -316,7 +316,7 @@ def _closes(callback: str, what: str) -> None:
         a_callback_closes(marshal, callback, what)
 
 
-def _closed_at_once(what: str, delivery: str) -> None:
+def _closed_at_once(what: str, delivery: Delivery) -> None:
     for loop in LOOPS:
         with opened() as marshal:
             closed_at_once(marshal, loop, what, delivery)

@@ -164,6 +164,15 @@ def leave() -> None:
         consumer.done(message)
     if arguments["by"] == "exit":
         sys.exit(0)
+    if arguments["by"] == "error":
+        raise ZeroDivisionError
+    if arguments["by"] == "polling":  # a thread that overlooks every end
+
+        def poll_on() -> None:
+            while True:
+                consumer.poll(0.1)
+
+        threading.Thread(target=poll_on, daemon=True).start()
     if arguments["by"] == "iterating":
         for _ in consumer:
             sys.exit(0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Consumer, Marshal, MarshalError
+from kafka_marshal import Consumer, Delivery, Marshal, MarshalError
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.coordination import create_topic
 from kafka_marshal.testing import LocalBroker
@@ -74,7 +74,7 @@ def work(consumer: Consumer, seen: list[tuple[int, int]], ended: threading.Event
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
-def test_nothing_is_lost_behind_a_bad_network(ground: Ground, delivery: str) -> None:
+def test_nothing_is_lost_behind_a_bad_network(ground: Ground, delivery: Delivery) -> None:
     topic, log, group = f"data-{delivery}", f"__marshal-{delivery}", f"g-{delivery}"
     cluster = KafkaCluster(ground.bootstrap, {})
     create_topic(cluster, log, 2, 30)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Balanced, Consumer, HeldError, Marshal, Policy
+from kafka_marshal import Balanced, Consumer, Delivery, HeldError, Marshal, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.interrupts import run_within
@@ -43,7 +43,9 @@ def marshal() -> Iterator[Marshal]:
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_another_thread_closes(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: str) -> None:
+def test_another_thread_closes(
+    marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: Delivery
+) -> None:
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
     user = Background(lambda: loop(consumer))
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
@@ -55,7 +57,7 @@ def test_another_thread_closes(marshal: Marshal, loop: Callable[[Consumer], None
 @pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_many_threads_close_at_once(
-    marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: str
+    marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: Delivery
 ) -> None:
     closed_at_once(marshal, loop, what, delivery)
 
@@ -68,7 +70,7 @@ def test_a_callback_closes(marshal: Marshal, callback: str, what: str) -> None:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("what", WHAT)
-def test_a_loop_closes_what_it_reads(marshal: Marshal, what: str, delivery: str) -> None:
+def test_a_loop_closes_what_it_reads(marshal: Marshal, what: str, delivery: Delivery) -> None:
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
 
     def loop() -> None:
@@ -76,7 +78,9 @@ def test_a_loop_closes_what_it_reads(marshal: Marshal, what: str, delivery: str)
             (consumer if what == "consumer" else marshal).close()
 
     run_within(AGAIN_S, loop, "the loop")
-    assert consumer.poll(0.1) is None if what == "consumer" else True
+    with pytest.raises(ClosedError):
+        consumer.poll(0.1)
+    assert list(consumer) == []
 
 
 def test_a_lease_and_ranges_are_closed_beside_each_other(marshal: Marshal) -> None:
@@ -94,7 +98,7 @@ def test_calls_after_close_answer(marshal: Marshal, call: str) -> None:
     consumer = marshal.consumer([TOPIC])
     answer("Marshal.close()", marshal.close)
     calls: dict[str, Callable[[], object]] = {
-        "poll": lambda: consumer.poll(1.0),
+        "poll": lambda: _refused(lambda: consumer.poll(1.0)),
         "world": lambda: marshal.world.leases(),
         "claim": lambda: _refused(lambda: marshal.claim(TOPIC, 0)),
         "consumer": lambda: _refused(lambda: marshal.consumer([TOPIC])),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kafka_marshal import Consumer
+from kafka_marshal import Consumer, Delivery
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.testing.interrupts import run_within
 from tests.client.conftest import Scene
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("ways", WAYS, ids="+".join)
-def test_threads_share_a_consumer(ways: tuple[str, ...], delivery: str) -> None:
+def test_threads_share_a_consumer(ways: tuple[str, ...], delivery: Delivery) -> None:
     share(ways, delivery)
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_threads_share_a_consumer_of_a_broker(scene: Scene, threads: int, delivery: str) -> None:
+def test_threads_share_a_consumer_of_a_broker(scene: Scene, threads: int, delivery: Delivery) -> None:
     messages = 3_000
     topic = scene.topic(2, messages)
     marshal = scene.member("a")

@@ -104,7 +104,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "a consumer that reached nobody goes on",
         _MARSHAL,
-        "answer = self._driver.servants.ask(made, undo=lambda consumer: consumer.end(True))",
+        "answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))",
         "answer = self._driver.servants.ask(made)",
         "C17",
     ),
@@ -202,8 +202,8 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "Consumer.close waits for the callback that calls it",
         _SHELL + "membership.py",
-        "lambda: self.end(in_callback),",
-        "lambda: self.end(False),",
+        "lambda: self._end(in_callback),",
+        "lambda: self._end(False),",
         "",
     ),
     Mutation(
@@ -225,7 +225,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what was dropped never comes again",
         _DRIVER,
-        "port.reclaim(now - self.engine.settings.heartbeat_interval_ms)",
+        "port._reclaim(now - self.engine.settings.heartbeat_interval_ms)",
         "pass",
         "C14",
     ),

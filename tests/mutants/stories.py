@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kafka_marshal import Delivery
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
 
 __all__ = ["STORIES"]
@@ -41,7 +42,7 @@ def _a_topic_that_is_whole() -> Scenario:
     return Scenario(0, clients, faults, "at-least-once", HI, 2, messages=MESSAGES, handling_ms=1.0)
 
 
-def _ranges_of_offsets(delivery: str, handling_ms: float = 1.0) -> Scenario:
+def _ranges_of_offsets(delivery: Delivery, handling_ms: float = 1.0) -> Scenario:
     """Members that take ranges, as Spark does, die, stand still and are cut off; an admin pauses and moves them."""
     clients = tuple(Client(f"c{i}", "ranges") for i in range(4))
     kinds = ("crash", "stop", "pause", "cut off", "term", "deaf", "slow network")
@@ -49,7 +50,7 @@ def _ranges_of_offsets(delivery: str, handling_ms: float = 1.0) -> Scenario:
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=handling_ms)
 
 
-def _steered(worker: str, delivery: str = "at-least-once") -> Scenario:
+def _steered(worker: str, delivery: Delivery = "at-least-once") -> Scenario:
     """Members that hold partitions back, or pass over what their database holds; they die, stop, and are cut off."""
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i in range(4))
     kinds = ("crash", "stop", "cut off", "term", "slow network", "deaf")
@@ -96,7 +97,7 @@ def _a_claim_renews_what_is_let_go(seed: int) -> Scenario:
     return Scenario(seed, clients, faults, "at-most-once", 200, 2, 4, 0.1, 1.0, 69, recovers=False)
 
 
-def _old_messages_go(delivery: str = "at-least-once", worker: str = "", seed: int = 0) -> Scenario:
+def _old_messages_go(delivery: Delivery = "at-least-once", worker: str = "", seed: int = 0) -> Scenario:
     """Retention is ahead of members that are slow, die, stop and are cut off; some have fetched what is gone."""
     workers = [worker] * 4 if worker else ["iterate", "poll", "consume", "defer"]
     clients = tuple(Client(f"c{i}", kind, claims_ahead=i % 2 == 0) for i, kind in enumerate(workers))
@@ -117,7 +118,7 @@ def _the_group_begins_at_the_end(*more: Fault) -> Scenario:
     return Scenario(0, clients, faults, "at-least-once", HI, messages=MESSAGES, intervals=110)
 
 
-def _restarts_without_a_release(delivery: str) -> Scenario:
+def _restarts_without_a_release(delivery: Delivery) -> Scenario:
     """Members end without letting go and are there again at once, or only when others could take what they had."""
     clients = tuple(Client(f"c{i}", "terminates", claims_ahead=i % 2 == 0) for i in range(4))
     faults = tuple(Fault(3 + 1.1 * i, "term", f"c{i % 4}", (0.1, 0.6, 0.3, 2.5)[i // 4 % 4]) for i in range(70))

@@ -6,7 +6,7 @@ import pytest
 from pyspark import SparkConf
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_marshal import ConfigurationError, Marshal
+from kafka_marshal import ConfigurationError, Delivery, Marshal
 from kafka_marshal.errors import AlreadyReadError
 from kafka_marshal.pipeline import claimed
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
@@ -14,7 +14,7 @@ from kafka_marshal.pipeline.once import Gate
 from tests.client.conftest import Scene, wait_until
 from tests.pipeline.test_claimed import Seen, everything, evict, slow, stables
 
-AMO = "at-most-once"
+AMO: Delivery = "at-most-once"
 
 
 def granted(member: Marshal) -> list[int | None]:

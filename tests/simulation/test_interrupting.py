@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka_marshal import Delivery
 from kafka_marshal.engine.policies import Balanced, View, Wishes
 from kafka_marshal.engine.tracker import Run
 from kafka_marshal.fetching import FetchingConsumer
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.flaky(reruns=0)
 KINDS = ("interrupts", "torn reads")
 
 
-def _scenario(worker: str, *kinds: str, delivery: str = "at-least-once") -> Scenario:
+def _scenario(worker: str, *kinds: str, delivery: Delivery = "at-least-once") -> Scenario:
     clients = (Client("c0", worker), Client("c1", worker, claims_ahead=True))
     faults = tuple(Fault(2.0, kind, client.name, 25.0, 0.9) for kind in kinds for client in clients)
     return Scenario(1, clients, faults, delivery, intervals=30, messages=30.0)
@@ -32,7 +33,7 @@ WORKERS = [
 
 
 @pytest.mark.parametrize(("worker", "delivery"), WORKERS)
-def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: str) -> None:
+def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: Delivery) -> None:
     result = simulate_one(_scenario(worker, *KINDS, delivery=delivery))
     assert result.violation is None, result.tell()
     assert result.counts["interrupted"] > 10

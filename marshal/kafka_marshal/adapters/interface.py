@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kafka_marshal.runtime import Runtime
 
@@ -41,8 +41,13 @@ TopicPartition = tuple[str, int]
 LogEntry = tuple[int, int, bytes | None]
 
 
+@runtime_checkable
 class Message(Protocol):
-    """The part of confluent_kafka.Message that the engine and the in-memory log share."""
+    """The part of confluent_kafka.Message that the engine and the in-memory log share.
+
+    ``kafka_marshal.Message`` is this at run time; for type checkers it is a confluent_kafka.Message, whose topic,
+    partition and offset are never None.
+    """
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...

@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar, overload
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
-from kafka_marshal.admin.positions import Move, Target, lost_positions, moves_to, resolve, stands_at
+from kafka_marshal.admin.positions import (
+    Move,
+    Target,
+    check_name,
+    check_targets,
+    lost_positions,
+    moves_to,
+    resolve,
+    stands_at,
+)
 from kafka_marshal.admin.session import Session
-from kafka_marshal.config import check_ids, check_threads, new_client_id
+from kafka_marshal.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.one_process import OneProcess
@@ -38,10 +48,15 @@ class Admin(OneProcess):
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
     an Admin made with it later carries on, or ends, a pause that this process could not end. It must not be one that
     consumes in the group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
-    HI of the leases it claims while it moves positions.
+    that of the leases it claims while it moves positions. ``timeout`` (seconds): how long a call waits for Kafka while
+    it reads the log; progress restarts the wait.
 
     All calls may block. Besides AdminError they raise KafkaUnavailableError where no broker answers,
     CoordinationTopicError where the topic can't be trusted, ConfigurationError for what can't be meant.
+
+    Attributes:
+        topic: the coordination topic.
+        client_id: as given, or the unique one that was made.
     """
 
     def __init__(
@@ -52,10 +67,13 @@ class Admin(OneProcess):
         client_id: str | None = None,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
+        timeout: float = START_TIMEOUT_S,
     ) -> None:
+        check_bootstrap(bootstrap_servers)
+        settings = arguments.a_mapping("config", config)
         check_threads()
         self._set_up(
-            lambda: open_cluster(bootstrap_servers, dict(config or {})), topic, client_id, heartbeat_interval_ms
+            lambda: open_cluster(bootstrap_servers, settings), topic, client_id, heartbeat_interval_ms, timeout
         )
 
     @classmethod
@@ -66,16 +84,23 @@ class Admin(OneProcess):
         topic: str = DEFAULT_TOPIC,
         client_id: str | None = None,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """An Admin on any implementation of the adapters' Cluster; each call opens one, and closes it."""
         admin = cls.__new__(cls)
-        admin._set_up(open_cluster, topic, client_id, heartbeat_interval_ms)
+        admin._set_up(open_cluster, topic, client_id, heartbeat_interval_ms, timeout)
         return admin
 
     def _set_up(
-        self, open_cluster: Callable[[], Cluster], topic: str, client_id: str | None, heartbeat_interval_ms: int
+        self,
+        open_cluster: Callable[[], Cluster],
+        topic: str,
+        client_id: str | None,
+        heartbeat_interval_ms: int,
+        timeout: float,
     ) -> None:
-        self.topic = topic
+        self.topic = arguments.text("topic", topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
         #: Unique for this Admin unless it was given.
         self.client_id = f"admin-{new_client_id()}" if client_id is None else client_id
         self._is_new = client_id is None
@@ -91,10 +116,7 @@ class Admin(OneProcess):
         ``expires_in`` (seconds): how long the group stays paused after this process has died, or has done nothing.
         """
         self._check_group(group)
-        if not 0 < expires_in < MAX_PAUSE_S:
-            raise ConfigurationError(
-                f"expires_in must be above 0 and below {MAX_PAUSE_S} seconds, not {expires_in!r}. Nothing was changed"
-            )
+        expires_in = arguments.seconds("expires_in", expires_in, above=0, below=MAX_PAUSE_S)
         return Pause(lambda: self._open_to_pause(group), group, self.client_id, expires_in)
 
     def forget(self, group: str, timeout: float = 30.0, *, force: bool = False) -> int:
@@ -104,6 +126,7 @@ class Admin(OneProcess):
         Raises AdminError, and lets the group go on, where they do not, and, without force, where a member answers the
         pause: then the group is alive, and would begin from its ``start=`` again.
         """
+        timeout = arguments.seconds("timeout", timeout)
         with self.pause(group, max(60.0, 2 * timeout)) as pause:
             try:
                 pause.wait_released(timeout)
@@ -125,6 +148,7 @@ class Admin(OneProcess):
     def plan(self, group: str, positions: Mapping[TopicPartition, Target], *, force: bool = False) -> list[Move]:
         """What ``Pause.reposition`` would move, as things are now; nothing is paused, and nothing appended."""
         self._check_group(group)
+        check_targets(positions)
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
             def lease_of(key: TopicPartition) -> Lease | None:
@@ -153,7 +177,9 @@ class Admin(OneProcess):
         """
         self._check_group(group)
         if partition is None:
+            arguments.text("client_id", topic)
             return self._act(group, lambda session: groups.evict_member(session, topic, force=force))
+        check_name((topic, partition))
         return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
 
     def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
@@ -173,6 +199,8 @@ class Admin(OneProcess):
         An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
         """
         self._check_group(group)
+        if client_id is not None:
+            arguments.text("client_id", client_id)
         return self._act(group, lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
@@ -206,6 +234,10 @@ class Admin(OneProcess):
         replayed, records there are).
         Raises TopicMissingError where there are no snapshots, LogCutError, AdminError where not all could be removed.
         """
+        arguments.a_whole("keep", keep)
+        timeout = arguments.seconds("timeout", timeout, above=0)
+        if progress is not None:
+            arguments.a_function("progress", progress, "records replayed, records there are")
         cluster = self._open_cluster()
         try:
             plan = prune.make_plan(cluster, self.topic, timeout, keep=keep, force=force, progress=progress)
@@ -222,7 +254,7 @@ class Admin(OneProcess):
         cluster = self._open_cluster()
 
         def looked() -> T:
-            with groups.caught_up(cluster, self.topic) as replica:
+            with groups.caught_up(cluster, self.topic, self._timeout_s) as replica:
                 return look(cluster, replica)
 
         return have_done(cluster.runtime, looked)
@@ -236,7 +268,7 @@ class Admin(OneProcess):
         return have_done(cluster.runtime, lambda: self._open(group, cluster).run(act))
 
     def _open(self, group: str, cluster: Cluster) -> Session:
-        return Session(cluster, self.topic, group, self.client_id, self._heartbeat_interval_ms)
+        return Session(cluster, self.topic, group, self.client_id, self._heartbeat_interval_ms, self._timeout_s)
 
     def _open_to_pause(self, group: str) -> Session:
         if not self._is_new:
@@ -248,7 +280,7 @@ class Admin(OneProcess):
 
         def found() -> str | None:
             try:
-                return find_consuming(cluster, self.topic, group, self.client_id)
+                return find_consuming(cluster, self.topic, group, self.client_id, self._timeout_s)
             finally:
                 cluster.close()
 
@@ -259,6 +291,9 @@ class Admin(OneProcess):
                 "group's beats from that consumer would move positions. Nothing was changed. Leave client_id away, "
                 "and a unique one is made (C11)"
             )
+
+    def __repr__(self) -> str:
+        return f"Admin(topic={self.topic!r}, client_id={self.client_id!r})"
 
     def __enter__(self) -> Self:
         return self

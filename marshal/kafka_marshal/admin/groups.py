@@ -27,8 +27,6 @@ __all__ = [
     "progress",
 ]
 
-START_TIMEOUT_S = 15.0
-
 
 @dataclass(frozen=True, slots=True)
 class PausedPartition:
@@ -44,12 +42,12 @@ class PausedPartition:
 
 
 @contextmanager
-def caught_up(cluster: Cluster, topic: str) -> Iterator[Replica]:
+def caught_up(cluster: Cluster, topic: str, timeout_s: float) -> Iterator[Replica]:
     """A replica that has read the log to its end, for those who only look (*blocking*). Closes the cluster, too."""
     try:
-        replica = Replica(cluster, topic, START_TIMEOUT_S, Begin.SNAPSHOT)
+        replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         try:
-            replica.catch_up(START_TIMEOUT_S)
+            replica.catch_up(timeout_s)
             yield replica
         finally:
             replica.close()

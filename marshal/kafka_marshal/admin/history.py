@@ -8,16 +8,14 @@ from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, Heartbe
 
 __all__ = ["find_consuming"]
 
-START_TIMEOUT_S = 15.0
 
-
-def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str) -> str | None:
+def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, timeout_s: float) -> str | None:
     """The first thing in the log that a consumer of this client_id did, for people; None: there is none.
 
     Reads the whole log (*blocking*). An admin is told from a consumer by what every one of its runs begins with: it
     pauses a CP before it claims anything there, which no consumer ever does.
     """
-    replica = Replica(cluster, topic, START_TIMEOUT_S)
+    replica = Replica(cluster, topic, timeout_s)
     admins: set[str] = set()
     found: list[str] = []
 
@@ -40,7 +38,7 @@ def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str) 
                     pass  # a release may have been sent in its name, by somebody else
 
     try:
-        replica.catch_up(START_TIMEOUT_S, applied=applied)
+        replica.catch_up(timeout_s, applied=applied)
     finally:
         replica.close()
     return found[0] if found else None

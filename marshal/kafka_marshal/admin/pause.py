@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.pausing import OVER, PauseWork
@@ -38,11 +39,14 @@ class Pause(OneProcess):
     Any thread may call it; one thing is done at a time. An exception of a signal's handler (Ctrl-C, an alarm) ends the
     call it came in: what that had begun is given up, or put back, before the group goes on. Where that is not possible,
     a note of the exception says so.
+
+    Attributes:
+        group_id: the group that is paused.
+        client_id: the pausing client (C10); another Admin made with it can carry on.
     """
 
     def __init__(self, open_session: Callable[[], Session], group_id: str, client_id: str, expires_in: float) -> None:
         self.group_id = group_id
-        #: The pausing client (C10): whoever uses it too can carry on.
         self.client_id = client_id
         self._open_session = open_session
         self._length_ms = max(1, int(expires_in * 1000))
@@ -124,7 +128,7 @@ class Pause(OneProcess):
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None = None) -> list[InHand]:
         """What members still hold, or let go too late; of these partitions (None: of all), sorted."""
-        return self._have("in_hand", self._live().in_hand, partitions)
+        return self._have("in_hand", self._live().in_hand, _checked(partitions))
 
     @property
     def signs_of_life(self) -> dict[str, str]:
@@ -146,7 +150,8 @@ class Pause(OneProcess):
         Raises AdminError, with ``in_hand``, where after timeout seconds somebody is still at work, and where the pause
         had run out before. Nothing is changed.
         """
-        return self._have("wait_released", self._live().wait_released, timeout, partitions, handed_in)
+        timeout = arguments.seconds("timeout", timeout)
+        return self._have("wait_released", self._live().wait_released, timeout, _checked(partitions), handed_in)
 
     def reposition(
         self, positions: Mapping[TopicPartition, Target], *, dry_run: bool = False, force: bool = False
@@ -183,7 +188,14 @@ class Pause(OneProcess):
 
         met is called under this admin's lock, on a thread of ours, after every change: it must be quick.
         """
-        return self._have("wait", self._live().wait, met, timeout_s)
+        arguments.a_function("met", met, "")
+        return self._have("wait", self._live().wait, met, arguments.seconds("timeout_s", timeout_s))
+
+    def __repr__(self) -> str:
+        state = (
+            "not begun" if self._work is None else f"{self.seconds_left:.0f} s left" if self.seconds_left else "over"
+        )
+        return f"Pause({self.group_id!r}, client_id={self.client_id!r}, {state})"
 
     def _live(self) -> PauseWork:
         if self._work is None or self._work.is_over:
@@ -204,3 +216,7 @@ class Pause(OneProcess):
         except BaseException:
             answer.receipt.left = True
             raise
+
+
+def _checked(partitions: Iterable[TopicPartition] | None) -> list[TopicPartition] | None:
+    return None if partitions is None else arguments.partitions("partitions", partitions)

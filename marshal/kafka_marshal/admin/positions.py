@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.readable import first_readable
 from kafka_marshal.engine.lost import why_lost
@@ -58,6 +59,8 @@ class Move:
 
 def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
     """Raise ConfigurationError for what can't be meant."""
+    if not isinstance(positions, Mapping):
+        raise arguments.wrong("positions", "a mapping of (topic, partition) to a position", positions)
     for key, target in positions.items():
         check_name(key)
         where = f"{key[0]} [{key[1]}]"

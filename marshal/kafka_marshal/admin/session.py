@@ -72,7 +72,15 @@ class Session:
     an exception of a signal's handler would leave the engine's lock held.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        group_id: str,
+        client_id: str,
+        heartbeat_interval_ms: int,
+        timeout_s: float,
+    ) -> None:
         """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.marshal.Marshal` does."""
         self.group_id = group_id
         self.client_id = client_id
@@ -92,7 +100,8 @@ class Session:
         try:
             servants.begin()
             answer = servants.ask(
-                lambda _: self._open(topic, heartbeat_interval_ms, servants), undo=lambda driver: driver.shut_down()
+                lambda _: self._open(topic, heartbeat_interval_ms, servants, timeout_s),
+                undo=lambda driver: driver.shut_down(),
             )
             driver = answer.wait()
             answer.receipt.out = True; self.driver = driver  # fmt: skip  # noqa: E702 - one line: nothing may come in between
@@ -102,7 +111,7 @@ class Session:
             servants.end()
             raise
 
-    def _open(self, topic: str, heartbeat_interval_ms: int, servants: Servants) -> Driver:
+    def _open(self, topic: str, heartbeat_interval_ms: int, servants: Servants, timeout_s: float) -> Driver:
         try:
             driver = Driver(
                 self.cluster,
@@ -111,6 +120,7 @@ class Session:
                     self.group_id, self.client_id, self.instance_id, partitions, heartbeat_interval_ms
                 ),
                 servants=servants,
+                timeout_s=timeout_s,
             )
         except BaseException:
             self.cluster.close()

@@ -50,6 +50,9 @@ class Delivery:
         self.unprocessed: list[tuple[str, int, int, int]] = []
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
         self.ignored_done: Counter[Key] = Counter()
+        #: Whether the user has ever said of anything that it is done; and how many messages it has dropped until then.
+        self.is_done_said = False
+        self.dropped = 0
         #: Grants given up that the log has not accepted, and may yet: (key, epoch, first, last offset).
         self._given_up: list[tuple[Key, int, int, int]] = []
         #: Of these, what ``abandon`` gave up before the log answered: (key, epoch, last offset).
@@ -185,7 +188,9 @@ class Delivery:
         evicted = [assignment for assignment, _ in self.evicted]
         for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *evicted]:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
-                for messages, covers_from in assignment.tracker.split(run, run.dropped(before)):
+                dropped = run.dropped(before)
+                self.dropped += len(dropped)
+                for messages, covers_from in assignment.tracker.split(run, dropped):
                     if assignment.stage is not Stage.REVOKING and not assignment.over:
                         self._put_back(assignment, messages, covers_from)
             self._consumer.try_finish(assignment, now)
@@ -421,6 +426,7 @@ class Delivery:
     def done(self, message: Message, now: float) -> None:
         """A message handed out by poll, consume or batches is done."""
         self._heard(now)
+        self.is_done_said = True
         key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.over or not assignment.tracker.mark(message):
@@ -434,6 +440,7 @@ class Delivery:
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
         self._heard(now)
+        self.is_done_said = True
         assignment = run.assignment
         if not assignment.tracker.mark_run(run) or assignment.over:
             self.ignored_done[assignment.key] += run.size

@@ -16,6 +16,8 @@ from functools import lru_cache
 
 import xxhash
 
+from kafka_marshal import arguments
+
 __all__ = [
     "MAX_CYCLES",
     "Balanced",
@@ -166,6 +168,7 @@ class Policy:
         return view, own
 
     def __and__(self, other: Policy) -> Policy:
+        arguments.an_instance("what stands behind &", other, Policy, "a Policy such as MaxClaims(4)")
         return _Both(self, other)
 
 
@@ -375,8 +378,7 @@ class MaxClaims(Policy):
     limit: int
 
     def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError(f"MaxClaims needs a limit of at least 1, not {self.limit}")
+        arguments.a_whole("MaxClaims: limit", self.limit, 1)
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         return self.refine(Greedy().wishes(view, own, now), view, own, now)
@@ -435,6 +437,10 @@ class ReleaseIfBehind(Policy):
 
     max_lag: int = 1_000
     cycles: int = 3
+
+    def __post_init__(self) -> None:
+        arguments.a_whole("ReleaseIfBehind: max_lag", self.max_lag)
+        arguments.a_whole("ReleaseIfBehind: cycles", self.cycles, 1)
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         return self.refine(Balanced().wishes(view, own, now), view, own, now)

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -29,11 +28,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from kafka_marshal import arguments
+from kafka_marshal.consumer_options import Delivery, Start, WhenStuck, checked_callbacks
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.ranges import OffsetRange
 from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.errors import (
     AlreadyReadError,
+    ClosedError,
     ConfigurationError,
     LeaseLostError,
     MarshalError,
@@ -179,24 +181,25 @@ class ClaimedBatches:
         topics: Sequence[str],
         *,
         max_records_per_batch: int = 1_000_000,
-        delivery: str = "at-least-once",
+        delivery: Delivery = "at-least-once",
         policy: Policy | None = None,
-        start: str | datetime = "earliest",
+        start: Start = "earliest",
         handler_timeout: float | None = None,
-        position_lost: str = "leave",
+        position_lost: WhenStuck = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
         options: Mapping[str, str] = _NOTHING,
     ) -> None:
-        if max_records_per_batch < 1:
-            raise ConfigurationError(f"max_records_per_batch must be at least 1, not {max_records_per_batch}")
+        _check_kind(spark)
+        check_options(options)
+        arguments.an_instance("marshal", marshal, Marshal, "a Marshal")
+        max_records_per_batch = arguments.a_whole("max_records_per_batch", max_records_per_batch, 1)
+        checked_callbacks(on_lost=on_lost)
         if not marshal.bootstrap_servers:
             raise ConfigurationError(
                 "this Marshal is not on a real Kafka, so Spark can't read there. Nothing was claimed"
             )
-        _check_kind(spark)
-        check_options(options)
         check_session(spark)
         if delivery == "at-most-once":
             _check_at_most_once(spark)
@@ -258,6 +261,12 @@ class ClaimedBatches:
         Raises RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
         and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
         """
+        arguments.a_function("fn", fn, "df, batch")
+        arguments.a_flag("available_now", available_now)
+        if until is not None:
+            arguments.offsets("until", until)
+        if self._consumer.closed:
+            raise ClosedError("these claimed batches are closed; nothing was claimed. Make others")
         if not self._working.acquire(blocking=False):
             raise ConfigurationError(
                 "foreach_batch runs already; one round at a time. Make another Marshal for another"
@@ -265,8 +274,8 @@ class ClaimedBatches:
         try:
             ends = self._consumer.ends() if available_now and until is None else until
             batches = records = 0
-            while True:
-                ranges = self._consumer.take(self._max_records, ends, timeout=None if ends is None else 0.0)
+            while not self._is_over():
+                ranges = self._take(ends)
                 if ranges:
                     if self._handle(fn, ranges):
                         batches, records = batches + 1, records + sum(given.count for given in ranges)
@@ -282,6 +291,14 @@ class ClaimedBatches:
         for lost in self._consumer.lost_positions:
             if (lost.topic, lost.partition) in ends and not self._is_over():
                 raise PositionLostError(lost.text, topic=lost.topic, partition=lost.partition, offset=lost.offset)
+
+    def _take(self, ends: Mapping[Key, int] | None) -> list[OffsetRange]:
+        try:
+            return self._consumer.take(self._max_records, ends, timeout=None if ends is None else 0.0)
+        except ClosedError:
+            if self._consumer.closed:  # by another thread, meanwhile
+                return []
+            raise
 
     def _is_over(self) -> bool:
         return self._marshal.stopping or self._consumer.closed
@@ -443,6 +460,9 @@ class ClaimedBatches:
         if self._gate is not None:
             self._gate.close()
 
+    def __repr__(self) -> str:
+        return f"ClaimedBatches({self._consumer!r})"
+
     def __enter__(self) -> Self:
         return self
 
@@ -457,6 +477,8 @@ def _check_kind(spark: SparkSession) -> None:
             "cancel the jobs of a lost lease. Nothing was claimed; make one with "
             "kafka_marshal.pipeline.session.spark_session()"
         )
+    if not hasattr(spark, "readStream"):  # by its methods: the class may be somebody's subclass or double
+        raise arguments.wrong("spark", "a SparkSession", spark, "Nothing was claimed")
 
 
 def _check_at_most_once(spark: SparkSession) -> None:

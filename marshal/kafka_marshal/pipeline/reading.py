@@ -10,6 +10,7 @@ from types import MappingProxyType
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
+from kafka_marshal import arguments
 from kafka_marshal.engine.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError
 
@@ -36,8 +37,26 @@ _OURS = frozenset(
 )
 
 
+#: What else the connector takes for a batch read, in its own spelling.
+_THEIRS = (
+    *("includeHeaders", "minPartitions", "maxRecordsPerPartition", "groupIdPrefix"),
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+)
+
+
 def check_options(options: Mapping[str, str]) -> None:
-    """Refuse options of the connector that would read other records than were claimed (ConfigurationError)."""
+    """Refuse what the connector does not know, or would read other records by than were claimed (ConfigurationError).
+
+    Spark itself passes over an option that it does not know.
+    """
+    options = arguments.a_mapping("options", options, "a mapping of the Kafka connector's options to strings")
+    known = {name.lower() for name in _THEIRS}
+    for name in options:
+        if not (str(name).lower() in known | _OURS or str(name).lower().startswith("kafka.")):
+            raise ConfigurationError(
+                f"Spark's Kafka connector has no option {name!r}{arguments.near(str(name), _THEIRS)} It has: "
+                f"{', '.join(_THEIRS)}, and kafka.… for properties of its consumer. Nothing was claimed"
+            )
     wrong = sorted(name for name in options if name.lower() in _OURS)
     if wrong:
         raise ConfigurationError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import (
     ConnectorMissingError,
     SparkJavaError,
@@ -21,6 +22,7 @@ from kafka_marshal.errors import (
     SparkSetupError,
     SparkVersionError,
 )
+from kafka_marshal.extras import needs
 from kafka_marshal.pipeline.kafka_options import kafka_options
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
@@ -54,7 +56,7 @@ def connector_jars() -> list[Path]:
     Raises SparkMissingError (no PySpark), ConnectorMissingError (not in the cache, and not to be downloaded) or
     SparkJavaError (no Java to download them with).
     """
-    _require_pyspark()
+    needs("spark", "pyspark", kind=SparkMissingError)
     try:
         return jars.connector_jars()
     except JarsMissingError as error:
@@ -84,8 +86,13 @@ def spark_session(
     Raises:
         SparkSetupError: which part is missing or doesn't fit, and how to get it.
     """
-    _require_pyspark()
+    needs("spark", "pyspark", kind=SparkMissingError)
     from pyspark.sql import SparkSession
+
+    arguments.text("app_name", app_name)
+    if master is not None:
+        arguments.text("master", master, "a string such as 'local[*]'")
+    config = arguments.a_mapping("config", config)
 
     if SparkSession.getActiveSession() is None:
         _choose_java()
@@ -228,15 +235,6 @@ def _choose_java() -> None:
 def _tried(message: str) -> str:
     """The lines of find_java's message that list what it tried."""
     return "\n".join(line for line in message.splitlines() if line.startswith("  "))
-
-
-def _require_pyspark() -> None:
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise SparkMissingError(
-            "This needs PySpark, which is not there; nothing was read or written. pip install 'kafka-marshal[spark]'"
-        ) from error
 
 
 def _first_line(error: object) -> str:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from kafka_marshal import arguments
 from kafka_marshal.engine.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.marshal import Marshal
@@ -61,6 +62,8 @@ NOTHING: Mapping[str, object] = {"run": "", "batch": 0, "ranges": []}
 
 def register(spark: SparkSession) -> None:
     """Make ``spark.readStream.format("kafka_marshal")`` known to this session. Again does nothing."""
+    if not hasattr(spark, "dataSource"):
+        raise arguments.wrong("spark", "a SparkSession", spark)
     spark.dataSource.register(KafkaMarshalSource)
 
 
@@ -72,6 +75,8 @@ def leases_of(df: DataFrame) -> list[tuple[str, int, int, int]]:
     """
     from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
+    if not hasattr(df, "groupBy"):
+        raise arguments.wrong("df", "a DataFrame with the source's columns", df)
     found = df.groupBy("topic", "partition", "epoch").agg(F.max("offset").alias("last")).collect()
     return sorted((row["topic"], row["partition"], row["epoch"], row["last"]) for row in found)
 
@@ -96,7 +101,7 @@ class KafkaMarshalSource(DataSource):
     def reader(self, schema: StructType) -> Any:
         raise ConfigurationError(
             "kafka_marshal is a source of streams (spark.readStream): a batch read has nobody who keeps the claims "
-            "alive. Nothing was claimed. Use kafka_marshal.pipeline.ClaimedBatches, or format('kafka')"
+            "alive. Nothing was claimed. Use kafka_marshal.pipeline.claimed.ClaimedBatches, or format('kafka')"
         )
 
 

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.arguments import near
 from kafka_marshal.config import check_ids, new_client_id
+from kafka_marshal.consumer_options import Start
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
@@ -62,8 +64,8 @@ class SourceOptions:
         unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
         if unknown:
             raise ConfigurationError(
-                f"the source kafka_marshal has no option {unknown[0]!r}. It has: {', '.join(_KNOWN)}, and kafka.… for "
-                "librdkafka's properties. Nothing was claimed"
+                f"the source kafka_marshal has no option {unknown[0]!r}{near(unknown[0], _KNOWN)} It has: "
+                f"{', '.join(_KNOWN)}, and kafka.… for librdkafka's properties. Nothing was claimed"
             )
         for name in ("bootstrap_servers", "group_id", "topics"):
             if not given.get(name, "").strip():
@@ -92,10 +94,12 @@ class SourceOptions:
             )
         return made
 
-    def start_position(self) -> str | datetime:
+    def start_position(self) -> Start:
         """``start`` as Marshal.ranges takes it."""
-        if self.start in ("earliest", "latest"):
-            return self.start
+        if self.start == "earliest":
+            return "earliest"
+        if self.start == "latest":
+            return "latest"
         try:
             moment = datetime.fromisoformat(self.start)
         except ValueError:

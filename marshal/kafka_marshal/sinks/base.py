@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
 
 __all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
@@ -157,6 +158,7 @@ class FencedSink(ABC, Generic[Connection]):
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
+        arguments.text("group_id", group_id)
         with self._work() as work:
             rows = self._run(
                 work.connection,
@@ -171,6 +173,8 @@ class FencedSink(ABC, Generic[Connection]):
         What lies above is written again when it comes again: remove its rows yourself where they would be double.
         Epochs stay, so old writers stay fenced. Raises SinkError.
         """
+        arguments.text("group_id", group_id)
+        arguments.offsets("positions", positions, -1)
         with self._work() as work:
             for (topic, partition), last_offset in sorted(positions.items()):
                 self._run(work.connection, _SET_LAST_OFFSET, (last_offset, group_id, topic, partition))
@@ -180,6 +184,7 @@ class FencedSink(ABC, Generic[Connection]):
 
         (Epochs compare only within one coordination topic, L2.) Raises SinkError.
         """
+        arguments.text("group_id", group_id)
         with self._work() as work:
             self._run(work.connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
 
@@ -364,10 +369,15 @@ class FencedSink(ABC, Generic[Connection]):
 _PARENTS: list[Any] = []
 
 
-def _checked(group_id: str, claims: Iterable[tuple[str, int, int, int]]) -> list[_Claim]:
+def _checked(group_id: object, claims: object) -> list[_Claim]:
     """Sorted, each partition once: the order in which rows are locked is the same for all."""
     merged: dict[Key, _Claim] = {}
-    for topic, partition, epoch, last_offset in claims:
+    wanted = "a list of (topic, partition, epoch, last_offset)"
+    for claim in arguments.several("claims", claims, wanted):
+        if not isinstance(claim, tuple | list) or len(claim) != 4 or not isinstance(claim[0], str):
+            raise arguments.wrong("claims", wanted, claims, "Nothing was written")
+        topic = claim[0]
+        partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
         if epoch < 0 or last_offset < -1 or partition < 0:
             raise ConfigurationError(
                 f"{topic} [{partition}]: epoch {epoch}, last offset {last_offset} are not of a lease. Nothing was "
@@ -381,7 +391,7 @@ def _checked(group_id: str, claims: Iterable[tuple[str, int, int, int]]) -> list
             )
         last = last_offset if before is None else max(last_offset, before.last_offset)
         merged[topic, partition] = _Claim(topic, partition, epoch, last)
-    if not merged or not group_id:
+    if not merged or not isinstance(group_id, str) or not group_id:
         raise ConfigurationError(
             "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "
             "nothing would refuse an older writer. Nothing was written"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress
 
@@ -66,6 +67,10 @@ class PostgresSink(FencedSink["Connection"]):
         Raises SinkError where the extra is not installed.
         """
         super().__init__()
+        if not isinstance(dsn, str):  # an empty one is libpq's own defaults
+            raise arguments.wrong("dsn", "a string such as 'host=db dbname=delays'", dsn)
+        self._lock_timeout_s = arguments.seconds("lock_timeout_s", lock_timeout_s)
+        self._idle_timeout_s = arguments.seconds("idle_timeout_s", idle_timeout_s)
         try:
             import psycopg
         except ImportError as error:
@@ -75,8 +80,6 @@ class PostgresSink(FencedSink["Connection"]):
             ) from error
         self._driver_error = psycopg.Error
         self._dsn = dsn
-        self._lock_timeout_s = lock_timeout_s
-        self._idle_timeout_s = idle_timeout_s
         #: Rows that were there once: (group, (topic, partition)).
         self._known: set[tuple[str, Key]] = set()
 

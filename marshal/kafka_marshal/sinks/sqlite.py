@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kafka_marshal import arguments
 from kafka_marshal.sinks.base import COLUMNS, FencedSink, Key, Progress
 
 __all__ = ["SqliteSink"]
@@ -48,8 +49,8 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
         """Nothing is opened yet."""
         super().__init__()
-        self._path = Path(path)
-        self._busy_timeout_s = busy_timeout_s
+        self._path = Path(arguments.an_instance("path", path, (str, os.PathLike), "the path of a file"))
+        self._busy_timeout_s = arguments.seconds("busy_timeout_s", busy_timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _made_again, (str(self._path), self._busy_timeout_s)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.testing import layout
 from kafka_marshal.testing.errors import BrokerDiedError, LocalBrokerError, PortTakenError
@@ -82,16 +83,19 @@ class LocalCluster:
             jvm_options: such as ``-Xmx1g``.
             start_timeout_s: how long the brokers may take to answer.
         """
-        if brokers < 1:
-            raise ValueError(f"brokers must be at least 1, not {brokers}")
+        brokers = arguments.a_whole("brokers", brokers, 1)
+        if port is not None:
+            arguments.a_whole("port", port, 1, arguments.MAX_PORT)
         self._ids = tuple(range(1, brokers + 1))
         self._first_port = port
-        self._advertised = dict(advertised_ports or {})
-        self._properties = dict(properties or {})
-        self._client_config = dict(client_config or {})
+        self._advertised = arguments.a_mapping("advertised_ports", advertised_ports)
+        self._properties = arguments.a_mapping("properties", properties)
+        self._client_config = arguments.a_mapping("client_config", client_config)
+        if keep is not None:
+            arguments.an_instance("keep", keep, (str, os.PathLike), "the path of a folder")
         self._keep = Path(keep).absolute() if keep is not None else None
-        self._jvm_options = tuple(jvm_options)
-        self._start_timeout_s = start_timeout_s
+        self._jvm_options = tuple(arguments.several("jvm_options", jvm_options, "a list such as ['-Xmx1g']"))
+        self._start_timeout_s = arguments.seconds("start_timeout_s", start_timeout_s, above=0)
         self._owner = os.getpid()
         self._folder: Path | None = None
         self._processes: Processes | None = None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.testing.broker import LocalCluster
@@ -139,6 +140,7 @@ def open_kafka(
         LocalBrokerError: (one of its kinds) none could be started.
         KafkaUnavailableError: the one named does not answer.
     """
+    arguments.a_whole("brokers", brokers, 1)
     named = os.environ.get("KAFKA_MARSHAL_BOOTSTRAP")
     if named and not controllable:
         return ExternalKafka(named)

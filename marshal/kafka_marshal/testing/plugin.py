@@ -11,7 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-import pytest
+from kafka_marshal.arguments import a_whole
+from kafka_marshal.extras import needs
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    needs("test", "pytest")
+    raise
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.choose import RunningKafka
@@ -87,6 +94,7 @@ def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
         settings: Mapping[str, str] | None = None,
         kafka: RunningKafka | None = None,
     ) -> str:
+        partitions = a_whole("partitions", partitions, 1)
         where: RunningKafka = kafka if kafka is not None else request.getfixturevalue("kafka_broker")
         address = where.bootstrap_servers
         if address not in probes:

@@ -20,6 +20,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 
@@ -58,6 +59,9 @@ class TcpProxy:
         Raises:
             LocalBrokerError: port is taken, or no free one was found.
         """
+        for name, value in (("target_port", target_port), ("port", port)):
+            if value is not None:
+                arguments.a_whole(name, value, 1, arguments.MAX_PORT)
         #: The broker's port on the loopback interface. Connections made before it is set are refused.
         self.target_port = target_port
         listener = _listen(port)

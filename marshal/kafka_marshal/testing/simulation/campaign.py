@@ -12,7 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import get_args
 
+from kafka_marshal import arguments
+from kafka_marshal.consumer_options import Delivery
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.hanging import HANGS
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
@@ -117,7 +120,7 @@ def simulate(
     small: bool = True,
     progress: Callable[[Report], object] | None = None,
     judge: Callable[[Scenario], Judge] | None = None,
-    delivery: str = "",
+    delivery: Delivery | None = None,
 ) -> Report:
     """Run seeds, and say what broke.
 
@@ -129,7 +132,9 @@ def simulate(
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
     a quarter of the others of the second. Raises ConfigurationError for a worker that is not found.
     """
-    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    if delivery:  # the command has "" for none
+        arguments.one_of("delivery", delivery, get_args(Delivery))
+    numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
+from kafka_marshal.consumer_options import Delivery
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
@@ -127,7 +128,7 @@ class Scenario:
     seed: int
     clients: tuple[Client, ...]
     faults: tuple[Fault, ...] = ()
-    delivery: str = "at-least-once"
+    delivery: Delivery = "at-least-once"
     heartbeat_interval_ms: int = 500
     coordination_partitions: int = 2
     data_partitions: int = 8
@@ -189,10 +190,12 @@ class Scenario:
         return max(rates) - min(rates) <= 2.05 * DRIFT_WITHIN and all(fault.kind != "clock" for fault in self.faults)
 
     @classmethod
-    def from_seed(cls, seed: int, worker: bool = False, intervals: int = 88, delivery: str = "") -> Scenario:
+    def from_seed(
+        cls, seed: int, worker: bool = False, intervals: int = 88, delivery: Delivery | None = None
+    ) -> Scenario:
         """The story that a seed stands for. worker: every second client runs the one under test; delivery: that one."""
         rng = Random(f"kafka-marshal/{seed}")
-        drawn = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
+        drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
         delivery = delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from kafka_marshal.extras import needs
+
+try:
+    from greenlet import GreenletExit, getcurrent, greenlet
+except ModuleNotFoundError:
+    needs("simulation", "greenlet")
+    raise
 
 __all__ = ["Over", "Scheduler", "Task"]
 

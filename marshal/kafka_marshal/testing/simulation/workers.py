@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar, cast
 
-from kafka_marshal.adapters.interface import Message
 from kafka_marshal.adapters.memory import MemoryMessage
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic

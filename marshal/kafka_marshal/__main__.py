@@ -1,0 +1,10 @@
+"""``python -m kafka_marshal``: the command, where the script kafka-marshal is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from kafka_marshal.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

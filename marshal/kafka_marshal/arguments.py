@@ -1,0 +1,153 @@
+"""Arguments of public calls, checked before anything is sent: each function returns the value, or names what is wanted.
+
+Every failure is a ConfigurationError with the argument's name, what it has to be and what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from math import inf, isfinite, nan
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = [
+    "a_flag",
+    "a_function",
+    "a_mapping",
+    "a_whole",
+    "an_instance",
+    "near",
+    "offsets",
+    "one_of",
+    "partitions",
+    "seconds",
+    "several",
+    "text",
+    "wrong",
+]
+
+T = TypeVar("T")
+
+#: The highest number of a partition, and the highest offset, that Kafka's protocol can name.
+MOST_PARTITION = 2**31 - 1
+MOST_OFFSET = 2**63 - 1
+
+#: The highest port of TCP.
+MAX_PORT = 65_535
+
+
+def wrong(
+    name: str, wanted: str, value: object, fate: str = "Nothing was changed", hint: str = "."
+) -> ConfigurationError:
+    """The error to raise; fate: what became of the call, for people. hint: what :func:`near` says."""
+    kind = "" if value is None or isinstance(value, str | int | float) else f" ({type(value).__name__})"
+    shown = repr(value)
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
+    return ConfigurationError(f"{name} must be {wanted}, not {shown}{kind}{hint} {fate}")
+
+
+def near(given: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for a name that is close to a known one, in any case; else ``.``"""
+    by_lower = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), by_lower, 1, 0.75)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else "."
+
+
+def text(name: str, value: object, wanted: str = "a string that is not empty") -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise wrong(name, wanted, value)
+    return value
+
+
+def a_whole(name: str, value: object, least: int = 0, most: int = MOST_OFFSET) -> int:
+    """A whole number (numpy's, too, but no bool) from least to most."""
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise wrong(name, "a whole number", value)
+    if not least <= number <= most:
+        raise wrong(name, f"at least {least}" if number < least else f"at most {most}", value)
+    return number
+
+
+def seconds(name: str, value: object, *, above: float | None = None, below: float = inf) -> float:
+    """Seconds: a finite number (numpy's, too, but no bool), not below 0; above, below: within these, both excluded."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    number = float(value) if is_number else nan  # type: ignore[arg-type]
+    if not isfinite(number):
+        raise wrong(name, "a number of seconds", value)
+    if number < 0 or (above is not None and number <= above):
+        raise wrong(name, "at least 0 seconds" if above is None else f"above {above:g} seconds", value)
+    if number >= below:
+        raise wrong(name, f"below {below:g} seconds", value)
+    return number
+
+
+def a_flag(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise wrong(name, "True or False", value)
+    return value
+
+
+def a_function(name: str, value: object, takes: str) -> None:
+    """Something that can be called; takes: its arguments, for people."""
+    if not callable(value):
+        raise wrong(name, f"a function that takes ({takes})", value)
+
+
+def an_instance(name: str, value: T, kind: type | tuple[type, ...], wanted: str) -> T:
+    """An object of this class, or of one of these."""
+    if not isinstance(value, kind):
+        raise wrong(name, wanted, value)
+    return value
+
+
+def one_of(name: str, value: object, known: Collection[str], wanted: str = "") -> str:
+    """One of these strings."""
+    if not isinstance(value, str) or value not in known:
+        hint = near(value, known) if isinstance(value, str) else "."
+        raise wrong(name, wanted or " or ".join(map(repr, known)), value, hint=hint)
+    return value
+
+
+def a_mapping(name: str, value: object, wanted: str = "a mapping of names to values") -> dict[Any, Any]:
+    """A copy of a mapping; None: an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise wrong(name, wanted, value)
+    return dict(value)
+
+
+def several(name: str, value: object, wanted: str) -> list[Any]:
+    """What a list, or anything else that can be iterated, holds; a string is no list."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise wrong(name, wanted, value)
+    return list(value)
+
+
+def partitions(name: str, value: object) -> list[tuple[str, int]]:
+    """(topic, partition) of each; further fields are left out, so that assignment() fits."""
+    wanted = "a list of (topic, partition)"
+    found = []
+    for each in several(name, value, wanted):
+        if not isinstance(each, tuple | list) or len(each) < 2 or not isinstance(each[0], str):
+            raise wrong(name, wanted, value)
+        found.append((each[0], a_whole(f"{name}: the partition of {each[0]!r}", each[1], 0, MOST_PARTITION)))
+    return found
+
+
+def offsets(name: str, value: object, least: int = 0) -> None:
+    """A mapping of (topic, partition) to an offset, at least ``least``."""
+    found = a_mapping(name, value, "a mapping of (topic, partition) to an offset")
+    partitions(name, found)
+    for key, offset in found.items():
+        a_whole(f"{name}: the offset of {key!r}", offset, least)

@@ -1,0 +1,20 @@
+"""What an extra brings: where it is not installed, the error says which one to install."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from kafka_marshal.errors import ExtraMissingError
+
+__all__ = ["needs"]
+
+
+def needs(extra: str, *modules: str, kind: type[ExtraMissingError] = ExtraMissingError) -> None:
+    """Raise ExtraMissingError (kind) unless all of these modules can be imported."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise kind(
+                f"this needs the package {module!r}, which is not installed. Nothing was read or written. Install it "
+                f"with: pip install 'kafka-marshal[{extra}]'",
+                name=module,
+            )

@@ -1,0 +1,154 @@
+"""Every Python example of README and docs, under the two type checkers that users run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: What fragments use, and programs have from elsewhere: a stub. Users' functions are declared with confluent-kafka's
+#: own class: our messages go there without a cast.
+GIVEN = """
+from typing import Any
+import confluent_kafka
+from pyspark.sql import DataFrame as DataFrame, SparkSession, functions
+from kafka_marshal import Batch, Consumer, Marshal as Marshal, OffsetRange
+from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch
+from kafka_marshal.sinks import SqliteSink
+
+F = functions
+INSERT: str
+UPSERT: str
+batch: Batch
+consumer: Consumer
+database: Any
+df: DataFrame
+marshal: Marshal
+path: str
+root: str
+sink: SqliteSink
+spark: SparkSession
+sparks_batch: ClaimedBatch
+
+def copy(given: OffsetRange) -> None: ...
+def handle(message: confluent_kafka.Message) -> None: ...
+def my_worker(bootstrap_servers: str) -> None: ...
+def parse(df: DataFrame) -> DataFrame: ...
+def row(message: confluent_kafka.Message) -> tuple[object, ...]: ...
+def stored_last(given: OffsetRange) -> int: ...
+def summarise(df: DataFrame) -> DataFrame: ...
+def write(df: DataFrame, batch: ClaimedBatch) -> None: ...
+"""
+
+#: Beside the examples of the docs: what else users write, and what must not pass.
+PROGRAM = """
+import confluent_kafka
+from kafka_marshal import Consumer, Delivery, Marshal, Message
+
+
+def theirs(message: confluent_kafka.Message) -> None: ...
+
+
+def ours(message: Message) -> int:
+    topic: str = message.topic()
+    return message.offset() + message.partition() + len(topic)
+
+
+def work(consumer: Consumer, delivery: Delivery) -> None:
+    for message in consumer:
+        theirs(message)
+        ours(message)
+    polled = consumer.poll(1.0)
+    if polled is not None:
+        theirs(polled)
+        consumer.done(polled)
+    for each in consumer.consume(10, timeout=1.0):
+        theirs(each)
+    for batch in consumer.batches():
+        print(sum(m.offset() for m in batch), batch.last_offset + 1, [ours(m) for m in batch.messages])
+
+
+def settle(consumer: Consumer, message: confluent_kafka.Message) -> None:
+    consumer.done(message)
+"""
+WRONG = """
+from kafka_marshal import Marshal
+
+with Marshal("h:1", group_id="g") as marshal:
+    marshal.consumer(["t"], delivery="at_most_once")
+"""
+
+
+def examples() -> dict[str, str]:
+    """File name → a program."""
+    found = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, match.start()) + 1
+            found[f"{page.stem.lower()}_{line}.py"] = with_names(match[1])
+    return found
+
+
+def with_names(example: str) -> str:
+    """The example, with a declaration of each name that it takes from elsewhere."""
+    tree = ast.parse(example)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name for alias in node.names}
+    free = sorted({node.id for node in names} - bound - set(dir(builtins)))
+    # One of Spark's, where that is asked for what only it has.
+    given = ["sparks_batch as batch" if name == "batch" and "batch.ranges" in example else name for name in free]
+    return f"from given import {', '.join(given)}\n{example}" if given else example
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("examples")
+    found = examples()
+    assert len(found) >= 15
+    for name, text in {**found, "given.pyi": GIVEN, "program.py": PROGRAM, "wrong.py": WRONG}.items():
+        (made / name).write_text(text, encoding="utf-8")
+    (made / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT / "marshal"}", "{ROOT}"]}}')
+    return made
+
+
+def complaints(folder: Path, *command: str) -> list[str]:
+    """What a checker finds wrong: those of the program that is."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": f"{ROOT / 'marshal'}:{ROOT}", "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert found, done.stdout + done.stderr
+    return [line for line in found if "wrong.py" not in line]
+
+
+@pytest.mark.slow
+def test_examples_pass_mypy(folder: Path) -> None:
+    command = ("mypy", "--strict", "--follow-imports=silent", "--no-incremental", "--config-file=", ".")
+    assert complaints(folder, *command) == []
+
+
+@pytest.mark.slow
+def test_examples_pass_pyright(folder: Path) -> None:
+    assert complaints(folder, "pyright", "--pythonpath", sys.executable, ".") == []
