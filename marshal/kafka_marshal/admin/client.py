@@ -13,6 +13,7 @@ from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import Session
+from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.config import check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -27,6 +28,9 @@ __all__ = ["Admin"]
 T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+#: Of a coordination topic.
+MAX_PARTITIONS = 10_000
 
 #: A pause of more than a year is a mistake.
 MAX_PAUSE_S = 366 * 86_400
@@ -82,6 +86,21 @@ class Admin(OneProcess):
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._open_cluster = open_cluster
         check_ids("group", self.client_id, heartbeat_interval_ms)
+
+    def init(self, partitions: int | None = None, timeout: float = 30.0) -> TopicReport:
+        """Create the coordination topic with its log of snapshots, or check the one that exists; what was done.
+
+        May be called again at any time; it goes on where it stopped. ``partitions``: how many a new topic gets (8);
+        one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent.
+        Raises CoordinationTopicError where the topic is not fit for use, ConfigurationError where it has another
+        number of partitions.
+        """
+        if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigurationError(
+                f"partitions must be from 1 to {MAX_PARTITIONS}, not {partitions!r}. Nothing was changed"
+            )
+        cluster = self._open_cluster()
+        return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout))
 
     # With a pause.
 

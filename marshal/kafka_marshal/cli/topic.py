@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import click
 
 from kafka_marshal.adapters.interface import Cluster, TopicConfig
+from kafka_marshal.admin.topic import create
 from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
@@ -20,13 +21,10 @@ from kafka_marshal.coordination import (
     append_markers,
     check_one_cluster,
     create_snapshots_topic,
-    create_topic,
     find_problems,
     find_snapshot_problems,
-    required_settings,
     snapshots_topic,
 )
-from kafka_marshal.errors import CoordinationTopicError
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 
@@ -103,7 +101,8 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
             mend = f"kafka-marshal init{options.reach()}"
             report.faults.append(Fault(f"the topic {topic!r} does not exist", "no worker can start", mend, fatal=True))
             return report
-        config = _create(cluster, options, partitions or DEFAULT_PARTITIONS, report)
+        config, report.done = create(cluster, topic, partitions or DEFAULT_PARTITIONS, options.timeout)
+        report.existed = not report.done
     report.partitions = config.info.partitions
     report.replication_factor = config.replication_factor
     report.faults += [_fault(problem, topic, options) for problem in find_problems(config)]
@@ -121,31 +120,6 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
     _look_at_snapshots(cluster, options, check, report, config)
     report.faults.sort(key=lambda fault: not fault.fatal)
     return report
-
-
-def _create(cluster: Cluster, options: Options, partitions: int, report: Report) -> TopicConfig:
-    """Make the topic, unless somebody else is faster: then that one is looked at like any other."""
-    try:
-        create_topic(cluster, options.topic, partitions, options.timeout)
-    except CoordinationTopicError:
-        config = cluster.topic_config(options.topic, options.timeout)
-        if config is None:
-            raise
-        report.existed = True
-        return config
-    config = cluster.topic_config(options.topic, options.timeout)
-    if config is None:
-        raise CoordinationTopicError(
-            f"{options.topic!r} was created, and is gone again: somebody deletes it. Find out who, then run init again."
-        )
-    settings = required_settings(min(3, config.replication_factor))
-    report.done.append(
-        f"created {options.topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
-        + ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
-    )
-    report.done.append(f"appended to each partition the record that fixes their number at {partitions} (L2)")
-    report.done.append(f"created {snapshots_topic(options.topic)!r}, the log of snapshots: {partitions} partitions")
-    return config
 
 
 def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
