@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import importlib
+import logging
 import re
 import subprocess
 import sys
@@ -333,6 +334,62 @@ def test_who_has_one_try_gets_no_other(tmp_path: Path) -> None:
 
 
 # -- words --------------------------------------------------------------------------------------------------------
+
+#: The rules of PROTOCOL.md, which users need not know. An audit's findings, and what tests say, name them.
+RULE_NUMBER = re.compile(r"\b[CELPST]\d{1,2}\b")
+MAY_NAME_RULES = ("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer")
+
+
+def texts_of(tree: ast.Module) -> Iterator[ast.Constant]:
+    """All string constants but docstrings and what is logged at DEBUG."""
+    quiet: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node) is not None:
+            quiet |= set(ast.walk(node.body[0]))
+        if isinstance(node, ast.Call) and any(ast.unparse(each) == "logging.DEBUG" for each in node.args):
+            quiet |= set(ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in quiet:
+            yield node
+
+
+def test_no_message_names_a_rule_by_its_number() -> None:
+    found = [
+        f"{named(path)}:{node.lineno}: {str(node.value)[-60:]}"
+        for name, path in MODULES.items()
+        if not name.startswith(MAY_NAME_RULES)
+        for node in texts_of(tree_of(path))
+        if RULE_NUMBER.search(str(node.value))
+    ]
+    assert found == []
+
+
+def test_the_library_logs_in_one_way() -> None:
+    """Through ``logs.log``, so that each line has its event."""
+    found = []
+    for name, path in MODULES.items():
+        if name.startswith(("kafka_marshal.testing", "kafka_marshal.demo", "kafka_marshal.logs")):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call):
+                call = ast.unparse(node.func)
+                if re.fullmatch(r"(logger|logging)\.(debug|info|warning|error|exception|critical|log)", call):
+                    found.append(f"{named(path)}:{node.lineno}: {call}")
+    assert found == []
+
+
+def test_no_field_of_a_log_line_is_one_that_logging_has_itself() -> None:
+    own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    names: set[str] = set()
+    for name, path in MODULES.items():
+        if name == "kafka_marshal.logs":
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("log", "_add", "_add_last"):
+                names |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+    assert {"topic", "reason"} <= names
+    assert names & own == set()
+
 
 #: Written so that no pattern matches itself.
 FORBIDDEN = {

@@ -13,6 +13,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.engine_lock import under_lock
 from kafka_marshal.health import examine
+from kafka_marshal.logs import log
 from kafka_marshal.pulse import say
 from kafka_marshal.runtime import Runtime, is_ours
 from kafka_marshal.serving import EndedError, LateError
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from kafka_marshal.membership import Membership
 
 __all__ = ["CLOSE_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "Limit", "calling", "carry_out", "cut_off", "end_all", "late_text"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
 DEFAULT_TIMEOUT_S = 30.0
@@ -74,7 +73,7 @@ def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, 
         try:
             driver.servants.ask(lambda _: end()).wait(None if timeout is None else max(0.0, timeout) + CLOSE_TIMEOUT_S)
         except LateError:
-            say(driver.runtime, logger.warning, late())
+            say(driver.runtime, logging.WARNING, "close_late", late())
         except EndedError:
             _if_possible(driver, end)
 
@@ -117,7 +116,7 @@ def end_all(
             CLOSE_TIMEOUT_S,
         )
     if left:
-        logger.warning("%s", left)
+        log(logging.WARNING, "close_late", "%s", left)
 
 
 def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit: Limit, for_good: bool) -> str:

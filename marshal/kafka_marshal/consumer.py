@@ -7,7 +7,6 @@ iterator: no lock, and a look at the clock (T4).
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -22,8 +21,6 @@ from kafka_marshal.membership import TopicPartition
 from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 

@@ -28,6 +28,7 @@ from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.topic_watch import CountPartitions
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
 __all__ = ["Membership", "TopicPartition", "calling"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: How long close() may take to learn which topics were worked on, where nobody has told yet.
 IDENTIFY_TIMEOUT_S = 0.5
@@ -81,7 +80,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._enter(subscription, settings, count_partitions)
         known = {topic for topic, _ in subscription.partitions}
         for topic in sorted(subscription.names - known):
-            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
+            text = "topic %s does not exist (yet); this consumer waits for it"
+            log(logging.WARNING, "topic_missing", text, topic, topic=topic)
 
     def _enter(
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
@@ -248,7 +248,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
             except MarshalError as error:
-                logger.debug("positions are released without saying which topic they are of: %s", error)
+                text = "positions are released without saying which topic they are of: %s"
+                log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
                 self._engine.marks.learn(infos)

@@ -135,7 +135,7 @@ class Admin(OneProcess):
                 raise AdminError(
                     f"group {group!r} is alive: {', '.join(map(repr, alive))} answered the pause. Nothing was "
                     "forgotten, and it goes on. End its members first; forced, they would begin from their start= "
-                    "again (C16)"
+                    "again"
                 )
             return pause.forget()
 
@@ -250,7 +250,7 @@ class Admin(OneProcess):
             raise ConfigurationError(
                 f"client_id {self.client_id!r} is a consumer's in group {group!r}: it {deed}. Paused by it, the "
                 "group's beats from that consumer would move positions. Nothing was changed. Leave client_id away, "
-                "and a unique one is made (C11)"
+                "and a unique one is made"
             )
 
     def __enter__(self) -> Self:

@@ -84,7 +84,7 @@ def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> t
     return config, [
         f"created {topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
         + ", ".join(f"{name}={value}" for name, value in sorted(settings.items())),
-        f"appended to each partition the record that fixes their number at {partitions} (L2)",
+        f"appended to each partition the record that fixes their number at {partitions}",
         f"created {snapshots_topic(topic)!r}, the log of snapshots: {partitions} partitions",
     ]
 
@@ -97,7 +97,7 @@ def _complete(cluster: Cluster, config: TopicConfig, topic: str, timeout_s: floa
     empty = sorted(cp for (_, cp), (_, high) in marks.items() if high == 0)
     if empty:
         append_markers(cluster, topic, empty, partitions, timeout_s)
-        done.append(f"appended to partition(s) {', '.join(map(str, empty))} the record that fixes their number (L2)")
+        done.append(f"appended to partition(s) {', '.join(map(str, empty))} the record that fixes their number")
     name = snapshots_topic(topic)
     if cluster.topic_config(name, timeout_s) is None:
         create_snapshots_topic(cluster, topic, partitions, config.replication_factor, timeout_s)

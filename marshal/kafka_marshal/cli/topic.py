@@ -110,7 +110,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
         report.faults.append(
             Fault(
                 f"it has {config.info.partitions} partitions, not {partitions}",
-                "the count is fixed when the topic is made: another one would split what members see (L2)",
+                "the count is fixed when the topic is made: another one would split what members see",
                 f"leave out --partitions, or make a new topic: kafka-marshal init{options.reach(topic=False)} "
                 f"--topic NEW-NAME --partitions {partitions}, and move all members to it",
                 fatal=True,
@@ -130,7 +130,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"the log's beginning is gone in partition(s) {_list(cut)}, and no two snapshots bridge the gap",
-                "who holds what can't be known from the rest (L1, S3)",
+                "who holds what can't be known from the rest",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
                 "and move all members to it",
                 fatal=True,
@@ -139,12 +139,12 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
     empty = [cp for cp, end in log.ends.items() if end == 0]
     if empty and not check:
         append_markers(cluster, options.topic, empty, log.partitions, options.timeout)
-        report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number (L2)")
+        report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number")
     elif empty:
         report.faults.append(
             Fault(
                 f"partition(s) {_list(empty)} lack the first record, which fixes their number at {log.partitions}",
-                "partitions added later by mistake would go unnoticed, and members no longer see each other (L2)",
+                "partitions added later by mistake would go unnoticed, and members no longer see each other",
                 f"kafka-marshal init{options.reach()}",
                 fatal=True,
             )
@@ -155,7 +155,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {count}",
-                "partitions were added since: members that count differently do not see each other's claims (L2)",
+                "partitions were added since: members that count differently do not see each other's claims",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
                 f"--partitions {log.partitions}, and move all members to it",
                 fatal=True,
@@ -166,7 +166,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"partition(s) {_list(unmarked)} begin with another record than the one that fixes their number",
-                "that partitions were added would go unnoticed there (L2)",
+                "that partitions were added would go unnoticed there",
                 "nothing to do now; make the next topic with kafka-marshal init before anybody writes to it",
                 fatal=False,
             )
@@ -195,7 +195,7 @@ def _look_at_snapshots(
         report.faults.append(
             Fault(
                 f"there is no log of snapshots, {name!r}",
-                "members start from the beginning of the log, which takes longer as it grows (S2)",
+                "members start from the beginning of the log, which takes longer as it grows",
                 f"kafka-marshal init{options.reach()}",
                 fatal=False,
             )
