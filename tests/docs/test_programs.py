@@ -132,7 +132,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_the_zip_for_executors_holds_both_packages(tmp_path: Path) -> None:
-    """Also from an installed package: it is told by where modules are imported from, and not by the folder it runs in."""
+    """It holds what is imported here, so an installed package will do; the folder it runs in does not matter."""
     command = [sys.executable, "-m", "kafka_marshal.pipeline.zip", str(tmp_path / "marshal.zip")]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     program = (
