@@ -12,6 +12,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import TopicChangedError, TopicUnsafeError
+from tests.client.conftest import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -73,7 +74,13 @@ def test_partitions_that_were_added_are_noticed(kafka_bootstrap: str, name: str)
 
     admin = Admin(kafka_bootstrap, topic=name)
     admin.init(2)
-    AdminClient({"bootstrap.servers": kafka_bootstrap}).create_partitions([NewPartitions(name, 3)])[name].result(10)
+    client = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    client.create_partitions([NewPartitions(name, 3)])[name].result(10)
+    cluster = KafkaCluster(kafka_bootstrap, {})
+    try:
+        wait_until(lambda: cluster.topic_info([name], 10)[name].partitions == 3)
+    finally:
+        cluster.close()
     with pytest.raises(TopicChangedError):
         admin.init()
 
