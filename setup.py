@@ -11,7 +11,16 @@ import os
 from setuptools import setup
 
 #: What a replay spends its time in. The record classes stay as they are: mypyc has no slotted dataclasses.
-HOT = ["claims", "codec", "intervals", "lease", "progress", "wellformed", "world"]
+HOT = [
+    "intervals",
+    "leases/fast_path",
+    "leases/lease",
+    "leases/machine",
+    "progress",
+    "wire/codec",
+    "wire/wellformed",
+    "world",
+]
 
 if os.environ.get("KAFKA_MARSHAL_COMPILE") == "1":
     try:

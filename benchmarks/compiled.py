@@ -25,7 +25,7 @@ class CompileError(RuntimeError):
 
 def build(folder: Path = DEFAULT_FOLDER) -> Path:
     """The folder with a compiled `rationalizer` in it, built if it is not there or of other source."""
-    sources = [ROOT / "setup.py", *sorted((ROOT / "rationalizer").glob("*.py"))]
+    sources = [ROOT / "setup.py", *sorted((ROOT / "rationalizer").rglob("*.py"))]
     state = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + sys.version.encode()).hexdigest()
     stamp = folder / "built-from"
     if stamp.is_file() and stamp.read_text() == state:

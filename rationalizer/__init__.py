@@ -4,18 +4,24 @@ No Kafka, clock, randomness, threads, logging or environment: a worker, a test, 
 executor that replay the same prefix of a CP hold the same state, byte for byte.
 
     limits, codes       what the protocol fixes: every limit, every outcome
-    wellformed, records what can be appended: fields, record types, the table of kinds (sections 2, 3)
-    unpacking           from bytes to one msgpack array of what is allowed (E2)
-    codec, routing      bytes and back (section 2), and which CP a record belongs to (L3)
+    wire/               what can be appended: records, what is well formed, bytes and back (section 2)
+    routing             which CP a record belongs to (L3)
     intervals, progress what of a partition is done (section 4)
-    lease, claims       leases and the records about them (section 3)
-    transitions, docs   the life of a lease as a table; the tables as a part of PROTOCOL.md
-    planes, world       the state of one CP, and the replay that changes it (sections 1-4)
+    leases/             the partition plane: leases, and the records about them (section 3)
+    plane, planes       the seam between a log and its state machines, and which there are
+    world               the state of one CP, and the replay that changes it (sections 1-4)
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
+    docs                the tables as a part of PROTOCOL.md
 """
 
-from rationalizer.codec import (
+from rationalizer.leases.lease import Lease
+from rationalizer.outcome import Outcome
+from rationalizer.pause import Pause
+from rationalizer.progress import Progress
+from rationalizer.routing import key_hash, route_group, route_lease
+from rationalizer.snapshot import SnapshotError
+from rationalizer.wire.codec import (
     MalformedError,
     RejectedValueError,
     UnknownTypeError,
@@ -23,10 +29,7 @@ from rationalizer.codec import (
     decode,
     encode,
 )
-from rationalizer.lease import Lease, Pause
-from rationalizer.outcome import Outcome
-from rationalizer.progress import Progress
-from rationalizer.records import (
+from rationalizer.wire.records import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
@@ -41,8 +44,6 @@ from rationalizer.records import (
     Tick,
     Upgrade,
 )
-from rationalizer.routing import key_hash, route_group, route_lease
-from rationalizer.snapshot import SnapshotError
 from rationalizer.world import World
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rationalizer import codes, limits
-from rationalizer.records import KINDS, Belongs, Kind
-from rationalizer.transitions import TRANSITIONS
+from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer.wire.records import KINDS, Belongs, Kind
 
 BEGIN: Final = "<!-- written by rationalizer.docs: begin -->"
 END: Final = "<!-- written by rationalizer.docs: end -->"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
 from rationalizer import codes
-from rationalizer.lease import Lease
+from rationalizer.leases.lease import Lease
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE
 from rationalizer.world import World
 

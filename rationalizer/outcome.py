@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rationalizer.codec import build
-from rationalizer.records import Kind, Record
-from rationalizer.unpacking import Message
+from rationalizer.wire.codec import build
+from rationalizer.wire.records import Kind, Record
+from rationalizer.wire.unpacking import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,48 +11,26 @@ Nothing in a record can make `apply` raise: what is wrong is rejected, counted a
 replicas alike (E3). What does raise, ValueError, and changes nothing, is the caller's own mistake: an offset
 that was there already, or numbers that Kafka can't have given.
 
-A record is judged in the order of E6: value, version, type, fields (codec.py); then, log time having moved
-(T1), routing, pause, and the rules of its type. Records of one group's leases are judged by planes
-(planes.py); what is about the group or the log as a whole is judged here.
+A record is judged in the order of E6: value, version, type, fields (wire/codec.py); then, log time having moved
+(T1), routing, pause, and the rules of its type. What a record type means is its plane's to judge (plane.py); what is
+about a group or the log as a whole is judged here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
-
-from msgpack import unpackb
-from msgpack.exceptions import UnpackException
+from collections.abc import Iterable
 
 from rationalizer import codes
 from rationalizer import snapshot as canonical
-from rationalizer.claims import Claims
-from rationalizer.codec import RejectedValueError, read
-from rationalizer.lease import Lease, Pause
-from rationalizer.limits import (
-    FIRST_LEVEL,
-    HEAD_FIELDS,
-    MAX_ID_BYTES,
-    MAX_OFFSET,
-    MAX_PARTITION,
-    MAX_TIME_MS,
-    MAX_TOPIC_BYTES,
-    SUPPORTED_LEVEL,
-)
+from rationalizer.leases.lease import Lease
+from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, SUPPORTED_LEVEL
 from rationalizer.outcome import Outcome
-from rationalizer.planes import Handler, Moment, Plane
-from rationalizer.records import Belongs, DuringPause, Kind, Upgrade
-from rationalizer.routing import are_routed_to, route_group, route_lease
-from rationalizer.unpacking import Message
-
-#: How a Heartbeat of version 1 begins in the shortest form: array of nine, 1, 1.
-_HEARTBEAT: Final = b"\x99\x01\x01"
-
-#: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
-_MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
-
-#: Of a batch of more entries, the leases are not looked up before they are hashed: above this that only costs.
-_FEW_ENTRIES: Final = 256
+from rationalizer.pause import Pause
+from rationalizer.plane import ApplyContext, Bounds, Handler, Plane
+from rationalizer.planes import Planes
+from rationalizer.wire.codec import RejectedValueError, read
+from rationalizer.wire.records import DuringPause, Kind, Upgrade
+from rationalizer.wire.unpacking import Message
 
 #: (code, accepted, kind if known, fields if well formed, codes of entries)
 _Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
@@ -67,10 +45,10 @@ class World:
     """
 
     __slots__ = (
-        "_claims",
         "_handlers",
-        "_moment",
+        "_context",
         "_pauses",
+        "_plane_of",
         "_planes",
         "accepted",
         "level",
@@ -96,33 +74,35 @@ class World:
         self.accepted: dict[str, int] = {}
         self.rejected: dict[str, int] = {}
         self._pauses: dict[str, Pause] = {}
-        self._claims = Claims()
-        self._moment = Moment()
-        self._planes: tuple[Plane, ...] = (self._claims,)
+        self._context = ApplyContext()
+        self._planes = Planes(partition, partitions)
+        self._plane_of: dict[int, Plane] = {}
         self._handlers: dict[int, Handler] = {
             5: self._release_group,
             8: self._forget_group,
             32: _tick,
             33: self._upgrade,
         }
-        for plane in self._planes:
-            self._handlers.update(plane.handlers())
+        for plane in self._planes.all:
+            handlers = plane.handlers()
+            self._handlers.update(handlers)
+            self._plane_of.update(dict.fromkeys(handlers, plane))
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def lease(self, group_id: str, topic: str, partition: int) -> Lease | None:
         """The lease, live, or None where it was never claimed here. Read it, don't write it."""
-        return self._claims.leases.get((group_id, topic, partition))
+        return self._planes.leases.leases.get((group_id, topic, partition))
 
     def leases(self) -> list[Lease]:
         """All leases ever granted here and not forgotten, sorted by (group, topic, partition)."""
-        leases = self._claims.leases
+        leases = self._planes.leases.leases
         return [leases[key] for key in sorted(leases)]
 
     @property
     def lease_count(self) -> int:
         """How many leases there are."""
-        return len(self._claims.leases)
+        return len(self._planes.leases.leases)
 
     def pause(self, group_id: str) -> Pause | None:
         """The group's pause, while it is in force at the log time (C10)."""
@@ -135,8 +115,9 @@ class World:
 
     def snapshot(self) -> bytes:
         """The canonical state (S1)."""
+        rows = {plane.part: plane.rows() for plane in self._planes.all}
         return canonical.write(
-            canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.leases(), self.pauses())
+            canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.pauses(), rows)
         )
 
     def digest(self) -> str:
@@ -151,10 +132,13 @@ class World:
         world.next_offset = found.next_offset
         world.log_time = found.log_time
         world.level = found.level
-        for lease in found.leases:
-            world._claims.add(lease)
         for pause in found.pauses:
             world._pauses[pause.group_id] = pause
+        bounds = Bounds(found.partition, partitions, found.next_offset, found.log_time)
+        for plane in world._planes.all:
+            plane.load(found.rows[plane.part], bounds)
+        # Whatever else may be odd about the bytes: they have to be the ones that this state is written as.
+        canonical.want(world.snapshot() == snapshot, "it is not in canonical form")
         return world
 
     # -- replaying -------------------------------------------------------------------------------------
@@ -170,12 +154,12 @@ class World:
         self._check_position(offset, timestamp_ms, value)
         code, accepted, kind, message, entries = self._replay(offset, timestamp_ms, value)
         epoch = None
-        if message is not None and kind is not None and kind.names_lease and code != codes.WRONG_PARTITION:
-            lease = self._claims.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
-            epoch = None if lease is None else lease.epoch
+        if message is not None and kind is not None and code != codes.WRONG_PARTITION:
+            plane = self._plane_of.get(kind.type)
+            epoch = None if plane is None else plane.token(kind, message)
         read_as = None if message is None or kind is None else (kind, message)
         if code != codes.UPGRADE_REQUIRED:
-            self._count(code, accepted)
+            self.count(code, accepted)
         return Outcome(accepted, code, kind.name if kind else None, epoch, self.log_time, entries, read_as)
 
     def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
@@ -183,70 +167,20 @@ class World:
 
         Ends early before an Upgrade that this release can't follow (`required_level`). ValueError as in
         `apply`; the records before the bad one have been applied.
-
-        Most of a log are heartbeats that only move one number forward. They take a short cut, which leaves
-        out what the lease they meet has proved already: where a lease is found by the three names, they are
-        well formed and routed here; where its holder is the sender, the sender's ids are well formed; and
-        nine fields that are all of known types hold nothing that E2 forbids. The first three bytes say: an
-        array of nine, version 1, type 1. Whatever is not that simple goes the long way, from the start.
         """
         if self.required_level is not None:
             return
-        leases = self._claims.leases
-        pauses = self._pauses
-        unpack, heartbeat, max_offset, max_time = unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
-        beats = 0
-        try:
-            for offset, timestamp_ms, value in records:
-                if (
-                    type(value) is bytes
-                    and value[:3] == heartbeat
-                    and len(value) <= _MAX_HEARTBEAT_BYTES
-                    and type(offset) is int
-                    and type(timestamp_ms) is int
-                    and self.next_offset <= offset <= max_offset
-                    and timestamp_ms <= max_time
-                ):
-                    try:
-                        fields: list[Any] = unpack(value)
-                        _, _, instance_id, client_id, group_id, topic, partition, epoch, done = fields
-                        lease: Lease | None = leases[group_id, topic, partition]
-                    except (ValueError, KeyError, TypeError, UnpackException):  # TypeError: a list is no key
-                        lease = None
-                    if (
-                        lease is not None
-                        and type(partition) is int  # True == 1 == 1.0, also as keys
-                        and type(epoch) is int
-                        and type(done) is int
-                        and client_id is not None  # as the holder of a free lease is
-                        and lease.epoch == epoch
-                        and lease.instance_id == instance_id
-                        and lease.client_id == client_id
-                        and (not pauses or group_id not in pauses)
-                    ):
-                        progress = lease.progress
-                        if (
-                            progress.stable <= done <= max_offset
-                            and progress.pieces is None
-                            and not progress.intervals.firsts
-                        ):
-                            progress.stable = done
-                            self.next_offset = offset + 1
-                            if timestamp_ms > self.log_time:
-                                self.log_time = timestamp_ms
-                            lease.last_beat = self.log_time
-                            beats += 1
-                            continue
-                self._check_position(offset, timestamp_ms, value)
-                code, accepted, *_ = self._replay(offset, timestamp_ms, value)
-                if code == codes.UPGRADE_REQUIRED:
-                    return
-                self._count(code, accepted)
-        finally:
-            if beats:
-                self._count(codes.OK, True, beats)
+        remaining, fast_path = iter(records), self._planes.fast_path
+        while (record := fast_path(remaining, self, self._pauses)) is not None:
+            offset, timestamp_ms, value = record
+            self._check_position(offset, timestamp_ms, value)
+            code, accepted, *_ = self._replay(offset, timestamp_ms, value)
+            if code == codes.UPGRADE_REQUIRED:
+                return
+            self.count(code, accepted)
 
-    def _count(self, code: str, accepted: bool, records: int = 1) -> None:
+    def count(self, code: str, accepted: bool, records: int = 1) -> None:
+        """Count outcomes. A plane's fast path calls it, nobody else."""
         counts = self.accepted if accepted else self.rejected
         counts[code] = counts.get(code, 0) + records
 
@@ -285,7 +219,8 @@ class World:
             self.log_time = timestamp_ms
         if kind is None or message is None:
             return code, False, kind, None, None
-        if not self._belongs_here(kind, message):
+        plane = self._plane_of.get(kind.type)  # what no plane owns belongs everywhere
+        if plane is not None and not plane.belongs(kind, message):
             return codes.WRONG_PARTITION, False, kind, message, None
         pause = self._pauses.get(message[4])
         if pause is not None and self.log_time >= pause.expires:  # log time never goes back
@@ -294,11 +229,11 @@ class World:
         pausing = pause is not None and pause.client_id == message[3]
         if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:
             return codes.PAUSED, False, kind, message, None
-        moment = self._moment
-        moment.offset = offset
-        moment.log_time = self.log_time
-        moment.pausing = pausing
-        answer = self._handlers[kind.type](message, moment)
+        context = self._context
+        context.offset = offset
+        context.log_time = self.log_time
+        context.pausing = pausing
+        answer = self._handlers[kind.type](message, context)
         if type(answer) is tuple:
             found = set(answer)
             code = codes.OK if found <= codes.ACCEPTED else codes.PARTIAL
@@ -306,56 +241,33 @@ class World:
         assert isinstance(answer, str)
         return answer, answer in codes.ACCEPTED, kind, message, None
 
-    def _belongs_here(self, kind: Kind, message: Message) -> bool:
-        """L3. Every record that names something belongs to one CP; the others belong everywhere."""
-        if kind.belongs is Belongs.LEASE:
-            return self._lease_belongs_here(message[4], message[5], message[6])
-        if kind.belongs is Belongs.ENTRIES:
-            return self._entries_belong_here(message[4], message[HEAD_FIELDS])
-        if kind.belongs is Belongs.GROUP:
-            return route_group(message[4], self.partitions) == self.partition
-        return True
-
-    def _lease_belongs_here(self, group_id: str, topic: str, partition: int) -> bool:
-        # A lease that exists here was routed here when it was first claimed: no need to hash again.
-        return (group_id, topic, partition) in self._claims.leases or (
-            route_lease(topic, partition, self.partitions) == self.partition
-        )
-
-    def _entries_belong_here(self, group_id: str, entries: Sequence[tuple[str, int, int, int | None]]) -> bool:
-        # A member's batch has some dozen entries, of leases that exist (as above). Of a hundred thousand, most do not.
-        known = self._claims.leases
-        if len(entries) <= _FEW_ENTRIES and all((group_id, entry[0], entry[1]) in known for entry in entries):
-            return True
-        return are_routed_to(self.partition, entries, self.partitions)
-
     # -- what is about a group, or the log, as a whole ---------------------------------------------------
 
-    def _release_group(self, message: Message, moment: Moment) -> str:
+    def _release_group(self, message: Message, context: ApplyContext) -> str:
         """C10: pause the group, replace the expiry, or end the pause."""
         _, _, _, client_id, group_id, expires = message
-        if expires > moment.log_time:
+        if expires > context.log_time:
             self._pauses[group_id] = Pause(group_id, client_id, expires)
         else:
             self._pauses.pop(group_id, None)
         return codes.OK
 
-    def _forget_group(self, message: Message, moment: Moment) -> str:
+    def _forget_group(self, message: Message, context: ApplyContext) -> str:
         """C16: all planes forget the group, and its pause goes, or nothing does."""
         group_id = message[4]
-        if any(plane.is_active(group_id, moment.log_time) for plane in self._planes):
+        if any(plane.is_active(group_id, context.log_time) for plane in self._planes.all):
             return codes.GROUP_ACTIVE
-        for plane in self._planes:
+        for plane in self._planes.all:
             plane.forget(group_id)
         self._pauses.pop(group_id, None)
         return codes.OK
 
-    def _upgrade(self, message: Message, moment: Moment) -> str:
+    def _upgrade(self, message: Message, context: ApplyContext) -> str:
         """E4: a level above SUPPORTED_LEVEL never gets here."""
         self.level = max(self.level, message[HEAD_FIELDS])
         return codes.OK
 
 
-def _tick(message: Message, moment: Moment) -> str:
+def _tick(message: Message, context: ApplyContext) -> str:
     """T3: log time has moved, and that is all."""
     return codes.OK

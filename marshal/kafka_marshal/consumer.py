@@ -15,10 +15,12 @@ from typing import TypeVar
 from kafka_marshal.adapters.interface import Message
 from kafka_marshal.batch import Batch
 from kafka_marshal.engine.tracker import ALL, Run, Taken
+from kafka_marshal.engine_lock import under_lock
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
+from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
@@ -357,14 +359,24 @@ class Consumer(FetchingConsumer):
             if keys:
                 (self._reader.pause if paused else self._reader.resume)(keys)
 
-    def seek(self, topic: str, partition: int, offset: int) -> None:
+    def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
         """Go forward to offset: everything below it is done already, in a sink that is ahead of the log.
 
-        Raises ConfigurationError for a partition not assigned, and for going back (only an admin may: C11).
+        Raises ConfigurationError for a partition not assigned, for going back (only an admin may: C11), and, without
+        force, for an offset beyond the partition's log end; KafkaUnavailableError where that can't be looked up.
         """
-        self._driver.call(self._carry_out_seek, topic, partition, offset)
+        self._driver.call(self._carry_out_seek, topic, partition, offset, force)
 
-    def _carry_out_seek(self, topic: str, partition: int, offset: int) -> None:
+    def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
+        if not force and not under_lock.get():  # nobody else may wait for a look-up
+            marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
+            end = marks.get((topic, partition), (0, offset))[1]
+            if offset > end:
+                raise ConfigurationError(
+                    f"{topic} [{partition}]: can't seek to {offset}: the log ends at {end}, so nothing is done below "
+                    "that. Nothing was changed. Was the topic recreated, or is the sink another topic's? "
+                    "seek(..., force=True) insists"
+                )
         with self._driver.locked():
             if not self._engine.seek((topic, partition), offset):
                 raise ConfigurationError(

@@ -11,6 +11,7 @@ from functools import partial
 from kafka_marshal.engine.consumer import ConsumerSettings
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.stuck import UNREADABLE, Why
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
 
@@ -39,6 +40,8 @@ class ConsumerOptions:
     claim_ahead: bool
     #: Bytes of message values that are fetched, and in hand, at a time.
     max_bytes_in_flight: int
+    #: Which partitions that stand still are raised.
+    raises: frozenset[Why]
 
     @classmethod
     def checked(
@@ -52,6 +55,9 @@ class ConsumerOptions:
         auto_done: bool,
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        *,
+        position_lost: str = "leave",
+        partition_stuck: str = "leave",
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         if isinstance(topics, str) or not topics or not all(topics):
@@ -76,6 +82,10 @@ class ConsumerOptions:
             )
         if max_bytes_in_flight < 1:
             raise ConfigurationError(f"max_bytes_in_flight must be at least 1 byte, not {max_bytes_in_flight!r}")
+        for name, value in (("position_lost", position_lost), ("partition_stuck", partition_stuck)):
+            if value not in ("leave", "raise"):
+                raise ConfigurationError(f"{name} must be 'leave' or 'raise', not {value!r}")
+        lost = frozenset({Why.POSITION}) if position_lost == "raise" else frozenset[Why]()
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
         at_most_once = delivery == "at-most-once"
         return cls(
@@ -88,6 +98,7 @@ class ConsumerOptions:
             auto_done,
             claim_ahead,
             max_bytes_in_flight,
+            lost | UNREADABLE if partition_stuck == "raise" else lost,
         )
 
     def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
@@ -100,6 +111,7 @@ class ConsumerOptions:
             handler_timeout_ms=self.handler_timeout_ms,
             callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
             ranges=ranges,
+            raises=self.raises,
             policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
         )
 

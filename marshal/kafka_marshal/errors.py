@@ -20,8 +20,8 @@
     │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
     │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
     ├── ClientReplacedError         a newer instance of this client_id took over (C7)
-    ├── PositionLostError           the stored position lies outside the partition's log, or in another (P11, P12)
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
+    │   └── PositionLostError       the stored position lies outside the partition's log, or in another (P11, P12)
     ├── AuditError                  an audit could not be done; it says nothing about the log
     ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
@@ -177,19 +177,25 @@ class ClientReplacedError(MarshalError):
     """A newer instance with the same client_id took our leases over (C7). This one ends."""
 
 
-class PositionLostError(MarshalError):
-    """The stored position lies outside the data partition's log (P9, P11). Nothing is handed out."""
-
-
 class PartitionStuckError(MarshalError):
-    """What comes next in a partition can't be read (a corrupt batch, a record too large). Told once; others go on."""
+    """What comes next in a partition can't be read (a corrupt batch, a record too large). Other partitions go on.
+
+    Raised once, and only from a consumer with ``partition_stuck="raise"``.
+    """
 
     def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
         super().__init__(message)
         self.topic = topic
         self.partition = partition
-        #: The offset that can't be read.
+        #: The offset that comes next.
         self.offset = offset
+
+
+class PositionLostError(PartitionStuckError):
+    """The stored position lies outside the data partition's log, or in another topic of that name (P11, P12).
+
+    Raised once, and only from a consumer with ``position_lost="raise"``.
+    """
 
 
 class AuditError(MarshalError):

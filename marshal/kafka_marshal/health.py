@@ -114,6 +114,11 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "can't be proven end by themselves, and nothing is handed out then; what is done meanwhile is repeated if "
             "others take over. It goes on by itself when the brokers answer again"
         )
+    if driver.engine.draining:
+        yield (
+            "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "
+            "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
+        )
     for cp, level in driver.replica.stopped():
         yield (
             f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "

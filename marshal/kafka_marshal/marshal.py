@@ -203,6 +203,8 @@ class Marshal(OneProcess, WithBlock):
         auto_done: bool = True,
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        position_lost: str = "leave",
+        partition_stuck: str = "leave",
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -223,6 +225,10 @@ class Marshal(OneProcess, WithBlock):
         half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of which
         something is in hand nothing more comes until some of that is done; one message of each partition does in any
         case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        ``position_lost``: a partition whose log does not hold the group's position (P11) is ``"leave"``: left alone by
+        all members until the position is set, told by ``on_lost``, an ERROR log and ``lost_positions``; the others
+        go on; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for one
+        that can't be read (``stuck``, PartitionStuckError).
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
         finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
         done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
@@ -238,6 +244,8 @@ class Marshal(OneProcess, WithBlock):
             auto_done,
             claim_ahead,
             max_bytes_in_flight,
+            position_lost=position_lost,
+            partition_stuck=partition_stuck,
         )
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         return self._made(lambda: Consumer(self, self._driver, options, callbacks, dict(config or {})))
@@ -250,6 +258,7 @@ class Marshal(OneProcess, WithBlock):
         policy: Policy | None = None,
         start: str | datetime = "earliest",
         handler_timeout: float | None = None,
+        position_lost: str = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
@@ -262,7 +271,14 @@ class Marshal(OneProcess, WithBlock):
         under ``read_uncommitted``, at the high watermark. Whoever reads them must read with the same level.
         """
         options = ConsumerOptions.checked(
-            topics, delivery, policy if policy is not None else Balanced(), start, 1, handler_timeout, False
+            topics,
+            delivery,
+            policy if policy is not None else Balanced(),
+            start,
+            1,
+            handler_timeout,
+            False,
+            position_lost=position_lost,
         )
         level = {**self.config, **(config or {})}.get("isolation.level", "read_committed")
         if level not in ("read_committed", "read_uncommitted"):
@@ -386,6 +402,11 @@ class Marshal(OneProcess, WithBlock):
     def stopping(self) -> bool:
         """Whether stop() was called."""
         return bool(self.stop_signal)
+
+    @property
+    def draining(self) -> bool:
+        """Whether an operator has asked this member to hand over (``kafka-marshal drain``): it claims nothing more."""
+        return self._driver.engine.draining
 
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:

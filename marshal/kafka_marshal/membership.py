@@ -150,6 +150,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Partitions that stand still though there is something to read, each with why and the way past it."""
         return self._engine.stuck.found
 
+    @property
+    def lost_positions(self) -> list[Stuck]:
+        """Those of them whose position is lost (P11): no member works on them until it is set."""
+        return self._engine.stuck.lost
+
     # What the driver asks of it (ConsumerPort).
 
     def fetch(self, changes: Mapping[Key, int | None]) -> None:

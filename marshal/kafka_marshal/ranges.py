@@ -78,8 +78,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         At most once, every range is granted by the log before it is returned (C12, C13).
 
-        Raises PositionLostError (P11), KafkaUnavailableError where the leaders do not answer, and what ended the
-        Marshal.
+        Raises KafkaUnavailableError where the leaders do not answer, what ended the Marshal, and, made with
+        ``position_lost="raise"``, PositionLostError (P11).
         """
         if max_records < 1:
             raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
@@ -312,7 +312,10 @@ class RangeConsumer(Membership["RangeConsumer"]):
             return all(self._engine.known_stable(key) >= end - 1 for key, end in ends.items())
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
-        """Wait for ``is_done``, or for a partition to take from, at most timeout seconds; whether all is done."""
+        """Wait for ``is_done``, or for a partition to take from, at most timeout seconds; whether all is done.
+
+        What has lost its position is not waited for: nobody works on it (``lost_positions``).
+        """
         return self._driver.servants.ask(self._wait_done, ends, timeout).wait()
 
     def _wait_done(self, is_gone: Callable[[], bool], ends: Mapping[Key, int], timeout: float) -> bool:
@@ -320,11 +323,14 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         def settled() -> bool:
             opened = any(key in ends and key not in known for key in self._delivery.open(self._driver.now_ms()))
-            return opened or is_gone() or self._closed or bool(self._engine.errors) or self._is_done(ends)
+            return opened or is_gone() or self._closed or bool(self._engine.errors) or all_done()
+
+        def all_done() -> bool:
+            return self._is_done({key: end for key, end in ends.items() if key not in self._engine.blocked})
 
         with self._driver.condition:
             self._driver.wait_for(settled, timeout)
-        return self._is_done(ends)
+        return all_done()
 
     def log_end(self, key: Key) -> int | None:
         """The log end as of the last look."""

@@ -36,6 +36,7 @@ class LeaseInfo:
     ranges: tuple[tuple[int, int], ...]
     #: At-most-once high-water mark; None: none (C12).
     granted: int | None
+    group_id: str
 
     @property
     def holder(self) -> str | None:
@@ -58,6 +59,7 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
         stable=progress.stable if progress.stable >= 0 else None,
         ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
         granted=progress.granted if progress.granted >= 0 else None,
+        group_id=lease.group_id,
     )
 
 

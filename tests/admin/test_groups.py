@@ -46,6 +46,52 @@ def test_a_living_holder_is_evicted_by_force_and_knows_it(group: Group) -> None:
     assert (now.client_id, now.epoch, now.stable) == (None, lease.epoch, 7)
 
 
+def test_c18_a_worker_that_hangs_is_evicted_from_all_it_holds_and_stays_away(group: Group) -> None:
+    topic = group.fill(3, 5)
+    hung, heir = group.member("hung"), group.member("heir")
+    with hung.consumer([topic]) as consumer:
+        message = consumer.poll(10.0)  # … and its handler hangs
+        wait_until(lambda: len(consumer.assignment()) == 3)
+        released = group.admin().evict(group.group, "hung", force=True)
+        assert [(lease.client_id, lease.partition) for lease in released] == [("hung", 0), ("hung", 1), ("hung", 2)]
+        with heir.consumer([topic]) as other:
+            got: set[tuple[int | None, int | None]] = set()
+            while len(got) < 15:
+                if (again := other.poll(10.0)) is not None:
+                    got.add((again.partition(), again.offset()))
+                    other.done(again)
+            assert consumer.assignment() == []
+            assert message is not None
+            consumer.done(message)
+            assert consumer.ignored_done == 1
+            wait_until(consumer.assignment)  # it has come back, and gets its share
+
+
+def test_c19_a_worker_hands_over_and_nothing_is_repeated(group: Group) -> None:
+    topic = group.fill(2, 5)
+    leaving, heir = group.member("leaving"), group.member("heir")
+    with leaving.consumer([topic]) as consumer:
+        wait_until(lambda: len(consumer.assignment()) == 2)
+        message = consumer.poll(10.0)
+        assert message is not None
+        with pytest.raises(AdminError, match=r"holds [12] of 2 partitions still after 0.5 s"):
+            group.admin().drain(group.group, "leaving", timeout=0.5)
+        assert leaving.draining
+        assert not leaving.health().ok and "hand over" in str(leaving.health())
+        consumer.done(message)
+        assert (
+            len(group.admin().drain(group.group, "leaving", timeout=10.0)) in (1, 2) if consumer.assignment() else True
+        )
+        wait_until(lambda: not consumer.assignment())
+        with heir.consumer([topic]) as other:
+            rest = [other.poll(10.0) for _ in range(9)]
+        assert (message.partition(), message.offset()) not in {
+            (m.partition(), m.offset()) for m in rest if m is not None
+        }
+    with pytest.raises(AdminError, match="holds nothing in group"):
+        group.admin().drain(group.group, "leaving")
+
+
 def test_what_nobody_holds_can_not_be_evicted(group: Group) -> None:
     topic = group.fill(1, 0)
     admin = group.admin()
@@ -124,7 +170,7 @@ def test_pauses_tell_until_when(group: Group) -> None:
 def test_a_position_beyond_the_log_is_mended_without_a_restart(group: Group) -> None:
     """P11: the member hands out nothing and says so; the remedy it names brings it back."""
     topic = group.fill(1, 10)
-    member = group.start("a")
+    member = group.start("a", position_lost="raise")
     group.at_rest(group.everything())
     admin = group.admin()
     with admin.pause(group.group) as pause:

@@ -24,11 +24,11 @@ from rationalizer import (
     encode,
     route_lease,
 )
-from rationalizer.records import BeatEntry
 from rationalizer.snapshot_log import encode_snapshot
+from rationalizer.wire.records import BeatEntry
 from tests.audit import broken
 from tests.audit.logs import WholeLog, forged, random_log
-from tests.cli.harness import Command, process
+from tests.cli.harness import Command, Log, process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,6 +167,20 @@ def test_names_from_the_log_are_shown_and_do_nothing(
     assert "<script>alert(1)</script>$x_{\\u202e--><b>" in page.text
 
 
+def test_a_report_of_one_group_or_a_no_that_names_one(spark: SparkSession, command: Command, tmp_path: Path) -> None:
+    log = Log()
+    log.add(ClaimingPartition("a1", "a", "delays", "flights", 0, 1_000), 1_000)
+    log.add(ClaimingPartition("b1", "b", "billing", "orders", 0, 1_000), 2_000)
+    dump = tmp_path / "log.jsonl"
+    dump.write_bytes(log.dump)
+    ran = command("audit", dump, "--out", tmp_path / "out", "--group", "delays")
+    assert ran.status == 0, ran.err
+    assert "billing" not in (tmp_path / "out" / "report.html").read_text()
+    mistyped = command("audit", dump, "--group", "delay")
+    assert mistyped.status == 1
+    assert "no group 'delay'; did you mean 'delays'?" in mistyped.err
+
+
 # -- wrong use ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +279,7 @@ def test_a_topic_with_its_snapshots(
     assert ran.status == 0, ran.err
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
     assert sum(each["snapshots"] for each in ran.json["partitions"]) == stored >= 4
-    assert "<h2>Lag over log time</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>How far groups were behind</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert kafka("dump", "--snapshots", "--output", tmp_path / "snapshots.jsonl").status == 0
     ran = kafka("audit", dump, "--snapshots", tmp_path / "snapshots.jsonl", "--json")
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests

@@ -45,6 +45,11 @@ class Ran:
         return self.out.splitlines()
 
     @property
+    def table(self) -> list[dict[str, str]]:
+        """The first of several tab-separated tables on standard output."""
+        return Ran(self.status, self.out.partition("\n\n")[0], self.err).rows
+
+    @property
     def rows(self) -> list[dict[str, str]]:
         """The tab-separated table on standard output, by its titles."""
         titles, *rows = (line.split("\t") for line in self.lines)

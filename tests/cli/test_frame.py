@@ -57,6 +57,13 @@ def test_help_does_not_load_the_kafka_client() -> None:
     assert done.stderr.split() == [b"0", b"False"]
 
 
+def test_alone_it_prints_its_help(command: Command) -> None:
+    ran = command()
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == command("--help").out
+    assert ran.out.startswith("Usage: kafka-marshal")
+
+
 def test_the_version(command: Command) -> None:
     ran = command("--version")
     assert ran.status == 0
@@ -114,6 +121,7 @@ def test_no_kafka_named_is_wrong_use_and_names_the_ways(command: Command) -> Non
         ["init"],
         ["init", "--check"],
         ["status"],
+        ["check"],
         ["lag"],
         ["log"],
         ["who", "g", "t", "0"],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.cli.text import clean, count, parse_span, parse_time, span, time_text
+from kafka_marshal.cli.text import clean, clock_text, count, parse_span, parse_time, span, time_text
 
 
 @given(st.text(st.characters(codec=None)))
@@ -82,10 +82,42 @@ def test_other_ways_to_write_a_time(text: str, ms: int) -> None:
     assert parse_time(text, 1_000_000) == ms
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "12:00", "10", "-5", "²"])
+@pytest.mark.usefixtures("in_kolkata")
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("14:00", "2026-11-25T14:00"),
+        ("03:14", "2026-11-25T03:14"),
+        ("3:14:05.5", "2026-11-25T03:14:05.500"),
+        ("23:50", "2026-11-24T23:50"),  # the last one there was
+        ("yesterday 03:14", "2026-11-24T03:14"),
+        ("Yesterday  14:00", "2026-11-24T14:00"),
+        ("yesterday", "2026-11-24T00:00"),
+        ("today", "2026-11-25T00:00"),
+        ("today 23:50", "2026-11-25T23:50"),
+    ],
+)
+def test_times_of_day_are_local(text: str, time: str) -> None:
+    now = parse_time("2026-11-25T14:00:30+05:30", 0)
+    assert parse_time(text, now) == parse_time(f"{time}+05:30", 0)
+
+
+@pytest.mark.usefixtures("in_kolkata")
+def test_times_for_people_are_as_short_as_they_can_be() -> None:
+    now = parse_time("2026-11-25T14:00:30+05:30", 0)
+    shown = [
+        clock_text(parse_time(text, now), now) for text in ("03:14", "yesterday 23:50", "2026-01-02", "2023-01-02")
+    ]
+    assert shown == ["03:14:00", "11-24 23:50:00", "2026-01-02", "2023-01-02"]
+    assert clock_text(2**62, now) == f"{2**62} ms"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tomorrow 12:00", "2026-13-01", "24:00", "12:60", "1200", "yesterday 3", "10", "-5", "²"]
+)
 def test_what_is_no_time_is_refused(text: str) -> None:
-    if text == "10":
-        assert parse_time(text, 0) == 10
+    if text in ("10", "1200"):
+        assert parse_time(text, 0) == int(text)
         return
     with pytest.raises(ValueError, match="is no time"):
         parse_time(text, 0)

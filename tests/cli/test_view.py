@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from kafka_marshal.cli.view import BrokerClock, LeaseRow, SpeedMeter, beyond
-from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, ReleaseGroup, Tick, World, encode
+import pytest
+
+from kafka_marshal.cli import stuck
+from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
+from kafka_marshal.cli.problems import places, problems_of
+from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.stuck import mark_stuck
+from rationalizer import (
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    World,
+    encode,
+)
 
 A = ("a1", "a", "g")
 KEY = ("g", "t", 0)
@@ -14,10 +29,10 @@ class Metered:
 
     def __init__(self, window_ms: int = 10_000) -> None:
         self.world = World(0, 1)
-        self.meter = SpeedMeter(window_ms)
+        self.meter = Meter(window_ms)
         self.add(ClaimingPartition(*A, "t", 0, 100_000), 0)
 
-    def add(self, record: ClaimingPartition | Heartbeat | CommitRanges | ReleaseGroup | Tick, at: int) -> None:
+    def add(self, record: Record, at: int) -> None:
         assert self.world.apply(self.world.next_offset, at, encode(record)).accepted
         self.meter.sample(self.world)
 
@@ -32,8 +47,10 @@ def test_speed_is_what_was_done_over_log_time() -> None:
     metered = Metered()
     assert metered.speed() is None
     metered.beat(99, 1_000)
+    assert metered.speed() is None, "where its consumer began, for all we know"
+    metered.beat(199, 2_000)
     assert metered.speed() == 100.0
-    metered.beat(99, 2_000)
+    metered.beat(199, 3_000)
     assert metered.speed() == 50.0
 
 
@@ -47,24 +64,56 @@ def test_what_is_done_beyond_a_gap_counts() -> None:
 
 def test_only_the_window_counts() -> None:
     metered = Metered(window_ms=2_000)
+    metered.beat(9, 500)
     metered.beat(999, 1_000)
     for second in range(2, 8):
         metered.beat(999, second * 1_000)
     assert metered.speed() == 0.0
 
 
-def test_a_repositioned_lease_begins_anew() -> None:
+def test_a_repositioned_lease_begins_again() -> None:
     metered = Metered()
-    metered.beat(999, 1_000)
-    metered.add(ReleaseGroup("x", "a", "g", 50_000), 1_500)
+    metered.beat(99, 1_000)
+    metered.beat(999, 1_200)
+    metered.add(ReleaseGroup("x", "a", "g", 1_700), 1_500)
     metered.beat(-1, 1_600)
     assert metered.speed() is None
     metered.beat(100, 2_600)
+    metered.beat(201, 3_600)
     assert metered.speed() == 101.0
 
 
+def test_a_reposition_forward_is_no_speed() -> None:
+    """Also where a sample falls between the admin's claim and its release."""
+    admin = ("x1", "admin", "g")
+    metered = Metered()
+    metered.beat(9, 1_000)
+    metered.beat(19, 2_000)
+    metered.add(ReleasingPartition(*A, "t", 0, 0, 19), 2_500)
+    metered.add(ReleaseGroup("x1", "admin", "g", 50_000), 2_600)
+    metered.add(ClaimingPartition(*admin, "t", 0, 100_000), 2_700)
+    epoch = metered.world.leases()[0].epoch
+    metered.add(ReleasingPartition(*admin, "t", 0, epoch, 30_000), 2_800)
+    metered.add(ReleaseGroup("x1", "admin", "g", 0), 2_900)
+    assert not metered.speed()
+    metered.add(ClaimingPartition(*A, "t", 0, 100_000), 3_000)
+    epoch = metered.world.leases()[0].epoch
+    metered.add(Heartbeat(*A, "t", 0, epoch, 30_010), 4_000)
+    assert metered.speed() == 10.0
+
+
+def test_since_when_nothing_moves_and_since_when_its_holder_has_it() -> None:
+    metered = Metered()
+    metered.beat(9, 1_000)
+    metered.beat(9, 5_000)
+    assert (metered.meter.moved_at(KEY), metered.meter.granted_at(KEY)) == (1_000, 0)
+    metered.add(ReleasingPartition(*A, "t", 0, 0, 9), 6_000)
+    metered.add(ClaimingPartition(*A, "t", 0, 100_000), 7_000)
+    assert (metered.meter.moved_at(KEY), metered.meter.granted_at(KEY)) == (1_000, 7_000)
+
+
 def test_unknown_leases_have_no_speed() -> None:
-    assert SpeedMeter(1_000).per_second(KEY) is None
+    assert Meter(1_000).per_second(KEY) is None
 
 
 def test_the_brokers_time_is_learned_from_fresh_records() -> None:
@@ -106,14 +155,193 @@ def test_lag() -> None:
     assert row(log_start=0, log_end=0).lag == 0
     assert row(log_start=50, log_end=100, stable=9).lag == 50, "what retention took can't be done any more"
     assert row(log_start=0, log_end=100, stable=39, beyond=10).lag == 50
-    assert row(log_start=0, log_end=10, stable=39).lag == 0, "a topic made anew"
+    assert row(log_start=0, log_end=10, stable=39, stuck="position lost: the log ends at 10").lag is None
     assert row(stable=39).lag is None, "no such partition"
 
 
-def test_overdue() -> None:
-    assert not row(heartbeat_interval_ms=1000, silence_ms=2000).overdue
-    assert row(heartbeat_interval_ms=1000, silence_ms=2001).overdue
-    assert not row(heartbeat_interval_ms=1000).overdue, "nobody holds it"
+@pytest.mark.parametrize(
+    ("silence_ms", "state", "seen"),
+    [
+        (1_000, "seen", "1.0 s ago"),
+        (1_001, "silent", "silent 1.0 s"),
+        (2_000, "silent", "silent 2.0 s"),
+        (2_001, "gone", "gone 2.0 s"),
+        (None, "free", "free"),
+    ],
+)
+def test_what_is_said_of_a_holder(silence_ms: int | None, state: str, seen: str) -> None:
+    holder = {} if silence_ms is None else {"client": "a"}
+    found = row(cp=0, heartbeat_interval_ms=1000, silence_ms=silence_ms, **holder)
+    assert (found.state, found.seen) == (state, seen)
+
+
+def test_in_an_outage_nobody_is_seen_or_gone() -> None:
+    found = row(cp=0, client="a", heartbeat_interval_ms=1000, silence_ms=90_000, outage=True)
+    assert (found.state, found.seen) == ("unknown", "not known")
+    group = GroupRow("g", [found])
+    assert (problems_of(group), group.members[0].state) == ([], "unknown")
+
+
+def test_nobody_ever_claimed_it() -> None:
+    assert (row().state, row().next, row(cp=0).next, row(cp=0, stable=4).next) == ("never claimed", None, 0, 5)
+
+
+# -- members and groups ----------------------------------------------------------------------------------------------
+
+
+def held(number: int = 0, /, **known: int | str | None) -> LeaseRow:
+    """A partition that a seen member holds, with ten messages waiting and done nothing of for a minute."""
+    facts: dict[str, int | str | None] = {
+        "cp": 0,
+        "client": "w",
+        "instance": "host/17/1.0/x",
+        "heartbeat_interval_ms": 3_000,
+        "silence_ms": 500,
+        "stable": 89,
+        "log_start": 0,
+        "log_end": 100,
+        "idle_ms": 60_000,
+        "held_ms": 90_000,
+        "waiting_ms": 50_000,
+    }
+    return LeaseRow(group="g", topic="t", partition=number, **(facts | known))  # type: ignore[arg-type]
+
+
+def kinds(*rows: LeaseRow, pauses: list[PauseRow] | None = None, **limits: int) -> list[str]:
+    return [problem.kind for problem in problems_of(GroupRow("g", list(rows), pauses or []), **limits)]
+
+
+def test_a_member_that_beats_and_gets_nothing_done_may_hang() -> None:
+    (member,) = GroupRow("g", [held(0), held(1)]).members
+    assert (member.no_progress_ms, member.is_hung, member.lag) == (50_000, True, 20)
+    assert member.runs_at is not None
+    assert (str(member.runs_at), member.runs_at.release) == ("host:17", "1.0")
+    assert kinds(held(0), held(1)) == ["hung"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"idle_ms": 2_000}, "it moved"),
+        ({"held_ms": 2_000}, "it has just got it"),
+        ({"waiting_ms": 2_000}, "its message has just come"),
+        ({"waiting_ms": None}, "nothing was read of it"),
+        ({"log_end": 90}, "nothing to do"),
+        ({"heartbeat_interval_ms": 20_000}, "three of its heartbeat intervals are longer"),
+    ],
+)
+def test_a_member_that_does_not_hang(changed: dict[str, int | None], why: str) -> None:
+    assert kinds(held(**changed)) == [], why
+
+
+def test_progress_in_one_partition_is_progress() -> None:
+    """A worker that works through one backlog has not begun with the other."""
+    assert kinds(held(0), held(1, idle_ms=100)) == []
+
+
+class Message:
+    """The next message of a partition, with its stamp."""
+
+    def __init__(self, partition: int, stamp: int) -> None:
+        self._partition, self._stamp = partition, stamp
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._stamp
+
+
+class Reader:
+    """Reads one message of each partition, appended so many ms before 1,000,000."""
+
+    def __init__(self, ages_ms: dict[int, int]) -> None:
+        self._messages = [Message(partition, 1_000_000 - age) for partition, age in ages_ms.items()]
+        self.asked: dict[tuple[str, int], int] = {}
+
+    def data_reader(self, group_id: str, config: object) -> Reader:
+        return self
+
+    def assign(self, positions: dict[tuple[str, int], int]) -> None:
+        self.asked = dict(positions)
+
+    def unassign(self, partitions: object) -> None: ...
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[object]]:
+        return self._messages, []
+
+    def close(self) -> None: ...
+
+
+def marked(*rows: LeaseRow, **ages_ms: int) -> list[str]:
+    reader = Reader({int(name[1:]): age for name, age in ages_ms.items()})
+    return [row.stuck for row in mark_stuck(reader, list(rows), 1_000_000)]  # type: ignore[arg-type]
+
+
+def test_a_partition_stands_still_where_its_message_has_waited() -> None:
+    waiting = held(waiting_ms=None)
+    assert marked(waiting, p0=50_000) == ["no progress for 50 s with messages waiting: see w's log"]
+    assert marked(waiting, p0=100) == [""], "a quiet topic's message that has just come"
+    assert marked(held(waiting_ms=None, idle_ms=2_000), p0=50_000) == [""]
+    assert marked(waiting, held(1, waiting_ms=None, idle_ms=100), p0=50_000) == ["", ""], "it is at work on another one"
+    assert marked(held(waiting_ms=None, silence_ms=60_000), p0=50_000) == [""], "gone is said elsewhere"
+
+
+def test_the_first_partition_of_every_holder_is_looked_at_before_anybodys_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stuck, "PROBED_AT_MOST", 2)
+    reader = Reader({0: 50_000, 9: 50_000})
+    rows = [*(held(number, waiting_ms=None) for number in range(5)), held(9, waiting_ms=None, instance="other/1/1/x")]
+    mark_stuck(reader, rows, 1_000_000)  # type: ignore[arg-type]
+    assert set(reader.asked) == {("t", 0), ("t", 9)}
+
+
+def test_what_check_looks_for() -> None:
+    fine: dict[str, int | str | None] = {"idle_ms": 0}
+    assert kinds(held(**fine)) == []
+    assert kinds(held(stuck="position lost: the log ends at 10", **fine)) == ["position_lost"]
+    assert kinds(held(stuck="no leader: nobody can read or write it", **fine)) == ["stuck"]
+    assert kinds(held(silence_ms=7_000, **fine)) == ["gone"]
+    assert kinds(held(silence_ms=7_000)) == ["gone"], "who does not beat does not hang"
+    assert kinds(held(silence_ms=5_000, **fine)) == []
+    assert kinds(held(silence_ms=5_000, **fine), max_silence_ms=4_000) == ["silence"]
+    assert kinds(held(client=None, silence_ms=None, **fine)) == ["no_holder"]
+    assert kinds(held(**fine), LeaseRow("g", "t", 1, log_start=0, log_end=0)) == ["no_holder"]
+    assert kinds(held(**fine), max_lag=10) == []
+    assert kinds(held(**fine), max_lag=9) == ["lag"]
+
+
+def test_a_paused_group_needs_no_holders_until_its_pause_is_over() -> None:
+    free = held(client=None, silence_ms=None, idle_ms=0)
+    assert kinds(free, pauses=[PauseRow("g", "admin", 5_000, 1_000, {0: 5_000})]) == []
+    assert kinds(free, pauses=[PauseRow("g", "admin", 5_000, -1_000, {0: 5_000})]) == ["no_holder", "pause_over"]
+
+
+def test_partitions_in_words() -> None:
+    rows = [LeaseRow("g", topic, number) for topic, number in [("b", 3), ("a", 1), ("a", 2), ("a", 3), ("a", 7)]]
+    assert places(rows) == "a 1-3, 7; b 3"
+    assert places(LeaseRow("g", "a", 2 * number) for number in range(20)) == "a 0, 2, 4, 6, 8, 10, 12, 14, …"
+
+
+def test_the_way_out_of_a_lost_position_names_what_is_lost() -> None:
+    lost = {"stuck": "position lost: the log ends at 10"}
+    (one,) = [
+        each for each in problems_of(GroupRow("my g", [held(0, **lost), held(1)])) if each.kind == "position_lost"
+    ]
+    assert one.text.endswith("kafka-marshal release-group 'my g' --partition t:0=earliest")
+    (all_of_it,) = problems_of(GroupRow("g", [held(0, **lost), held(1, **lost)]))
+    assert all_of_it.text.endswith("release-group g --partition t=earliest")
+
+
+def test_a_group_of_which_nobody_was_seen_for_a_day_is_dead() -> None:
+    free = held(client=None, silence_ms=None)
+    assert GroupRow("g", [free], silent_ms=86_400_001).is_dead
+    assert not GroupRow("g", [free], silent_ms=86_400_000).is_dead
+    assert not GroupRow("g", [held()], silent_ms=86_400_001).is_dead, "a holder with a long heartbeat interval"
 
 
 def test_beyond_and_in_flight() -> None:

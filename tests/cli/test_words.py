@@ -23,7 +23,7 @@ from rationalizer import (
     encode,
     route_lease,
 )
-from rationalizer.records import KINDS
+from rationalizer.wire.records import KINDS
 
 A = ("a1", "a", "g")
 B = ("b1", "b", "g")

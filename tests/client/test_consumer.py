@@ -348,6 +348,19 @@ def test_seek_goes_forward_only(scene: Scene) -> None:
     assert a.world.lease(topic, 0).stable == 9  # type: ignore[union-attr]
 
 
+def test_a_seek_beyond_the_logs_end_is_refused_unless_forced(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    a = scene.member("a")
+    consumer = a.consumer([topic])
+    take(consumer, 1)
+    with pytest.raises(ConfigurationError, match=r"log ends at 10.*force=True"):
+        consumer.seek(topic, 0, 11)
+    consumer.seek(topic, 0, 10)  # a sink that has everything
+    consumer.seek(topic, 0, 12, force=True)
+    consumer.close()
+    assert a.world.lease(topic, 0).stable == 11  # type: ignore[union-attr]
+
+
 def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
     topic = scene.topic(1, 10)
     a = scene.member("a")
@@ -399,11 +412,27 @@ def test_p11_a_position_beyond_the_log_is_reported_not_looped_on(scene: Scene) -
     a = scene.member("a")
     a.claim(topic, 0).release(99)
     lost = threading.Event()
-    consumer = a.consumer([topic], on_lost=lambda *_: lost.set())
-    with pytest.raises(PositionLostError, match=rf"--partition {topic}:0="):
+    consumer = a.consumer([topic], on_lost=lambda *_: lost.set(), position_lost="raise")
+    with pytest.raises(PositionLostError, match=rf"--partition {topic}:0=") as caught:
         consumer.poll(20)
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == (topic, 0, 100)
     assert lost.wait(5)
     assert consumer.poll(0.5) is None
+
+
+def test_p11_a_lost_position_ends_no_loop(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    topic = scene.topic(2, 5)
+    scene.member("a").claim(topic, 0).release(99)
+    for first, name in ((0, "b"), (5, "c")):  # a worker, and who comes after it
+        told = threading.Event()
+        with scene.member(name) as member, member.consumer([topic], on_lost=lambda *_: told.set()) as consumer:  # noqa: B023
+            assert take(consumer, 5) == [(1, offset) for offset in range(first, first + 5)]
+            while not told.is_set():
+                consumer.poll(0.1)
+            assert [one[:4] for one in consumer.lost_positions] == [(topic, 0, 100, "position lost")]
+        scene.publish(topic, 2, 5)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2 and all(f"--partition {topic}:0=" in line for line in said)
 
 
 def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:

@@ -19,6 +19,7 @@ from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp,
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.stuck import UNREADABLE, Why
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.tracker import Run
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
@@ -247,6 +248,7 @@ class Member:
             "batch_size": 10,
             "handler_timeout_ms": None,
             "callbacks": frozenset(Callback),
+            "raises": UNREADABLE | {Why.POSITION},  # errors are easier to compare than lines of a log
         }
         settings.update(options)
         subscription = Subscription(topics, "__marshal")

@@ -20,9 +20,11 @@ T0, T1 = ("t", 0), ("t", 1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def starting(start: object = "earliest", *, low: int = 0, end: int = 50, **options: object) -> tuple[Net, Member]:
+def starting(
+    start: object = "earliest", *, low: int = 0, end: int = 50, partitions: int = 1, **options: object
+) -> tuple[Net, Member]:
     net = Net(cps=1)
-    net.topic("t", 1, end=end, start=low, tid="id-1")
+    net.topic("t", partitions, end=end, start=low, tid="id-1")
     net.data[T0].at_datetime = 30
     member = net.member("a")
     member.consumer("t", start=start, **options)  # type: ignore[arg-type]
@@ -391,6 +393,32 @@ def test_p11_a_position_beyond_the_log_end_is_lost_and_nothing_handed_out() -> N
     net.data[T0].end = 100
     assert read_all(net, member, 10 * HI) == []
     assert net.world(T0).progress.stable == 49
+
+
+def test_p11_one_lost_position_stops_nothing_else() -> None:
+    """No member of the group ends by it: each leaves that partition alone, says so once, and works on."""
+    net, a = starting(partitions=3)
+    read_all(net, a)
+    a.close()
+    net.run(HI)
+    net.data[T0].end = 10
+    members = [net.member(name) for name in "bcd"]
+    consumers = [member.consumer("t", raises=frozenset()) for member in members]
+    for _ in range(20):
+        net.run(HI)
+        for member in members:
+            member.work()
+    assert [consumer.errors for consumer in consumers] == [[], [], []]
+    assert sorted(key for member in members for key in member.held()) == [("t", 1), ("t", 2)]
+    assert [one[:4] for one in consumers[0].stuck.lost] == [("t", 0, 50, "position lost")]
+    told = [sum("position lost" in line and "--partition t:0=" in line for line in x.warnings) for x in members]
+    assert told == [1, 1, 1]
+    assert all((Callback.LOST, T0) in member.callbacks for member in members), "though it was never assigned"
+    assert not net.world(T0).held
+    reposition(net, 4)
+    net.run(5 * HI)
+    assert net.world(T0).held
+    assert [consumer.stuck.lost for consumer in consumers] == [[], [], []]
 
 
 def test_p11_a_repositioned_partition_is_worked_on_again() -> None:

@@ -80,7 +80,7 @@ def test_alarms_repeat_nothing(scene: Scene, loop: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("longest_s", [0.0005, 0.003, 0.03])
+@pytest.mark.parametrize("longest_s", [0.0005, 0.003])
 @pytest.mark.parametrize("loop", ["iterate", "poll", "batches"])
 def test_many_alarms(scene: Scene, loop: str, longest_s: float, seed: int) -> None:
     found = alarms(scene, 20_000, seed, longest_s, loop)

@@ -273,6 +273,7 @@ COMMANDS = [
     ("init", "--check"),
     ("status",),
     ("status", "--tick"),
+    ("check",),
     ("lag",),
     ("log",),
     ("who", "g", "{gone}", "0"),
@@ -294,6 +295,7 @@ def test_no_command_creates_the_log_that_it_looks_for(ground: Ground, command: C
 
 COMMANDS_ON_DATA = [
     ("status",),
+    ("check",),
     ("lag",),
     ("release-group", "g", "--to", "earliest", "--dry-run"),
     ("release-group", "g", "--partition", "{missing}:0=0", "--dry-run"),

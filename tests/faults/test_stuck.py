@@ -34,7 +34,7 @@ def kafka(scene: Scene, command: Command) -> Command:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for ten seconds to see that nothing comes."""
     monkeypatch.setattr("kafka_marshal.engine.stuck.SILENT_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("kafka_marshal.cli.stuck.STILL_MS", 1_500)
+    monkeypatch.setattr("kafka_marshal.cli.rows.STILL_MS", 1_500)
 
 
 def published(scene: Scene, topic: str, batches: int, **config: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_corrupt_batch_is_one_error_and_skip_leads_past_it(
     published(scene, topic, 3, **{"compression.type": codec})
     spoil(kafka_broker, topic, 1)
     raised: list[MarshalError] = []
-    with scene.member().consumer([topic], config=config) as consumer:
+    with scene.member().consumer([topic], config=config, partition_stuck="raise") as consumer:
         began = time.monotonic()
         got = taken(consumer, lambda: raised and time.monotonic() > began + 4, raised)
         [error] = raised
@@ -118,6 +118,22 @@ def test_a_corrupt_batch_is_one_error_and_skip_leads_past_it(
         wait_until(lambda: not consumer.stuck)
     again = kafka("skip", scene.group, f"{topic}:0", "--yes")
     assert again.status == 1 and "nothing stands in the way" in again.err
+
+
+def test_one_partition_that_can_not_be_read_ends_no_loop(scene: Scene, kafka_broker: RunningKafka) -> None:
+    """Raised in one worker's loop after the other, it would stop all of them."""
+    topic = scene.topic(2)
+    published(scene, topic, 3, **{"compression.type": "gzip"})
+    spoil(kafka_broker, topic, 1)
+    raised: list[MarshalError] = []
+    with scene.member().consumer([topic]) as consumer:
+        assert taken(consumer, lambda: consumer.stuck, raised) == list(range(10))
+        producer = Producer({"bootstrap.servers": scene.bootstrap})
+        producer.produce(topic, b"other", partition=1)
+        assert producer.flush(20) == 0
+        assert take(consumer, 1) == [(1, 0)]
+        assert [(one.partition, one.why) for one in consumer.stuck] == [(0, "unreadable")]
+    assert raised == []
 
 
 def test_the_reader_of_ranges_says_what_can_not_be_read(scene: Scene, kafka_broker: RunningKafka) -> None:
@@ -140,7 +156,7 @@ def test_a_record_larger_than_the_consumer_may_receive_is_one_error(scene: Scene
     assert producer.flush(20) == 0
     raised: list[MarshalError] = []
     small = {"fetch.max.bytes": 1_000_000, "receive.message.max.bytes": 1_100_000, "message.max.bytes": 1_000_000}
-    with scene.member().consumer([topic], config=small) as consumer:
+    with scene.member().consumer([topic], config=small, partition_stuck="raise") as consumer:
         assert taken(consumer, lambda: raised, raised) == [0, 1, 2, 3, 4]
         assert isinstance(raised[0], PartitionStuckError)
         assert "receive.message.max.bytes" in str(raised[0]) and f"skip {scene.group} {topic}:0 --to 6" in str(
@@ -164,11 +180,11 @@ def test_p12_a_topic_made_anew_while_nobody_ran(scene: Scene, kafka: Command, se
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
     scene.publish(topic, 1, second)
     raised: list[MarshalError] = []
-    with scene.member("w") as member, member.consumer([topic]) as consumer:
+    with scene.member("w") as member, member.consumer([topic], position_lost="raise") as consumer:
         assert taken(consumer, lambda: raised, raised) == []
         assert isinstance(raised[0], PositionLostError) and "made anew" in str(raised[0])
         [row] = kafka("lag", "--group", scene.group, "--json").json["partitions"]
-        assert (row["lag"], row["stuck"]) == (None, "position lost: the topic was made anew")
+        assert (row["lag"], row["stuck"]) == (None, "position lost: the topic was deleted and recreated")
         assert kafka("release-group", scene.group, "--partition", f"{topic}:0=earliest", "--yes").status == 0
         assert take(consumer, second) == [(0, offset) for offset in range(second)]
     with scene.member("w") as member, member.consumer([topic]) as consumer:

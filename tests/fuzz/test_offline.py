@@ -10,9 +10,9 @@ from kafka_marshal.testing.fuzz import run_offline, run_story
 from kafka_marshal.testing.fuzz.__main__ import main
 from kafka_marshal.testing.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
 from rationalizer import World, intervals
-from rationalizer.claims import Claims
+from rationalizer.leases.machine import LeasePlane
 from rationalizer.snapshot_log import SnapshotParts
-from rationalizer.unpacking import Message
+from rationalizer.wire.unpacking import Message
 
 SEED = 1_000_000
 
@@ -51,15 +51,15 @@ def _forget_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lose_the_last_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that only shows where a rejected record has changed something."""
-    refused = Claims._claiming_partition
+    refused = LeasePlane._claiming_partition
 
-    def broken(self: Claims, message: Message, moment: object) -> str:
-        code = refused(self, message, moment)  # type: ignore[arg-type]
+    def broken(self: LeasePlane, message: Message, context: object) -> str:
+        code = refused(self, message, context)  # type: ignore[arg-type]
         if code == "HELD":
             self.leases[message[4], message[5], message[6]].last_beat += 1
         return code
 
-    monkeypatch.setattr(Claims, "_claiming_partition", broken)
+    monkeypatch.setattr(LeasePlane, "_claiming_partition", broken)
 
 
 def _let_a_value_raise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,12 @@ from tests.mutants.faults import FAULTS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
+from tests.mutants.short_cut import SHORT_CUT
 
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT
 
 #: The fixed ones of CI, each caught within seconds; between them they need every part of the short forms.
 QUICK = frozenset(

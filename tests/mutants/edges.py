@@ -9,7 +9,8 @@ from msgpack import packb
 from xxhash import xxh64
 
 from rationalizer import InvalidRecordError, World, encode
-from rationalizer.records import (
+from rationalizer.routing import key_hash, key_range, route_group
+from rationalizer.wire.records import (
     BeatEntry,
     ClaimingPartition,
     CommitRanges,
@@ -17,7 +18,6 @@ from rationalizer.records import (
     ReleasingPartition,
     Tick,
 )
-from rationalizer.routing import key_hash, key_range, route_group
 from tests.mutants.oracle import difference, state_difference
 from tests.rationalizer.oracle import OracleWorld
 

@@ -75,7 +75,9 @@ def test_the_fixed_ten_are_caught_and_the_product_passes() -> None:
 @pytest.mark.slow
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
-    nonsense = Mutation("nonsense", "rationalizer/lease.py", "if self.client_id is None:", "if self.client_id is", "C1")
+    nonsense = Mutation(
+        "nonsense", "rationalizer/leases/lease.py", "if self.client_id is None:", "if self.client_id is", "C1"
+    )
     rows = list(
         run_all(
             [nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0", "--faults", "0"), budget_s=30

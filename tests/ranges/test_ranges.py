@@ -177,7 +177,7 @@ def test_p11_a_position_beyond_the_log_hands_out_nothing(scene: Scene) -> None:
     topic = scene.topic(1, 50)
     with scene.member("a") as member, member.claim(topic, 0) as lease:
         lease.heartbeat(99)
-    consumer = scene.member("b").ranges([topic])
+    consumer = scene.member("b").ranges([topic], position_lost="raise")
     with pytest.raises(PositionLostError, match="goes on at offset 100"):
         consumer.take(10, timeout=20)
     assert consumer.take(10, timeout=0.3) == []

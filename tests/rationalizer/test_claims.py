@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rationalizer import ClaimingMessages, ClaimingPartition, CommitRanges, Heartbeat, Record, ReleasingPartition
-from rationalizer.transitions import TRANSITIONS, Sender, Transition
+from rationalizer.leases.transitions import TRANSITIONS, Sender, Transition
 from tests.rationalizer.log import A1, A2, B1, HI, Log, Who, held, progress_of
 
 STANDINGS = {"free": 0, "fresh": HI - 1, "unknown": HI, "stale": 2 * HI + 1}

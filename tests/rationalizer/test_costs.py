@@ -18,7 +18,7 @@ import pytest
 from msgpack import packb, unpackb
 
 from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, World, encode
-from rationalizer.codec import read
+from rationalizer.wire.codec import read
 
 A1 = ("1", "a", "g")
 STORED = [(100_000 + 4 * n, 100_000 + 4 * n) for n in range(59_400)]
@@ -183,6 +183,7 @@ def test_a_batch_that_names_few_leases_looks_each_up_once() -> None:
     value = MANY["batch entries"]
     kind, message = read(value, 1)
     world = World(0, 1)
-    assert world._belongs_here(kind, message)
+    plane = world._planes.leases
+    assert plane.belongs(kind, message)
     reading = _best(lambda: unpackb(value, use_list=False))
-    assert _best(lambda: world._belongs_here(kind, message)) < 2 * reading
+    assert _best(lambda: plane.belongs(kind, message)) < 2 * reading

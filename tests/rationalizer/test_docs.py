@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rationalizer import codes, docs
-from rationalizer.records import KINDS
-from rationalizer.transitions import TRANSITIONS
+from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer.wire.records import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import ExtType, packb
 
-from rationalizer import Heartbeat, ReleasingPartition, Tick, World, encode
+from rationalizer import BeatEntry, Heartbeat, HeartbeatBatch, ReleasingPartition, Tick, World, encode
 from tests.rationalizer.log import A1, A2, ADMIN, B1, COMPILED, HI, Log
 
 TOP = 2**63 - 1
@@ -113,13 +113,39 @@ good_beats = st.builds(
 )
 
 
+#: Entries of one group, of leases that are simple and of such as are not, some of them twice.
+good_entries = st.builds(
+    lambda partition, epoch, done: BeatEntry("t", partition, epoch, done),
+    st.sampled_from([0, 1, 1, 1]),
+    st.sampled_from([1, 1, 2, 2, 4, 5, 7, 9, 11]),
+    st.integers(-1, 40) | st.none() | st.integers(TOP - 1, TOP),
+)
+good_batches = st.builds(
+    lambda group, entries: encode(HeartbeatBatch(*A1, group, tuple(entries))),
+    st.sampled_from(["g", "g", "h", "p", "q", "o", "k"]),
+    st.lists(good_entries, min_size=1, max_size=4),
+)
+odd_entries = st.builds(
+    lambda head, fields: head + b"".join(fields),
+    st.sampled_from([b"\x94"] * 4 + [b"\x93", b"\x95", b"\xdc\x00\x04", b"\x84", b"\xa4"]),
+    st.tuples(*(st.sampled_from([pool[0]] * 9 + ODD) for pool in FIELDS[5:])),
+)
+odd_batches = st.builds(
+    lambda fields, head, entries, tail: b"\x96\x01\x06" + b"".join(fields) + head + b"".join(entries) + tail,
+    st.tuples(*(st.sampled_from([pool[0]] * 9 + ODD) for pool in FIELDS[2:5])),
+    st.sampled_from([b"\x92"] * 4 + [b"\x91", b"\x93", b"\xdc\x00\x02", b"\x82", b"\xc4\x02", b"\xa2"]),
+    st.tuples(odd_entries, odd_entries),
+    st.sampled_from(TAILS),
+)
+
+
 def _spoil(value: bytes, place: int, change: Callable[[bytes, int], bytes]) -> bytes:
     return change(value, place % len(value))
 
 
 spoilt_beats = st.builds(
     _spoil,
-    good_beats,
+    good_beats | good_batches,
     st.integers(0, 10**6),
     st.sampled_from(
         [
@@ -131,7 +157,9 @@ spoilt_beats = st.builds(
         ]
     ),
 )
-anything = st.one_of(good_beats, good_beats, beats, spoilt_beats, st.just(None), st.just(encode(Tick(*A1, "g"))))
+anything = st.one_of(
+    good_beats, good_batches, beats, odd_batches, spoilt_beats, st.just(None), st.just(encode(Tick(*A1, "g")))
+)
 stamps = st.integers(-5, 4 * HI) | st.sampled_from([-1, 0, HI, 2 * HI, 2 * HI + 1, TOP])
 
 
@@ -150,6 +178,24 @@ def test_each_field_with_anything_else_in_it_ends_the_same_both_ways(field: int)
             _compare([(5, b"\x99" + b"".join(spoilt)), (6, b"\x99" + b"".join(right))])
 
 
+@pytest.mark.parametrize("field", range(7))
+def test_each_field_of_a_batch_with_anything_else_in_it_ends_the_same_both_ways(field: int) -> None:
+    for group, epoch in (("g", 1), ("h", 4), ("p", 5), ("q", 7), ("k", 11)):
+        right = [packb("1"), packb("a"), packb(group), packb("t"), ONE, packb(epoch), packb(13)]
+        for other in FIELDS[field + 2] + ODD:
+            spoilt = [*right[:field], other, *right[field + 1 :]]
+            entries = [b"\x94" + b"".join(each[3:]) for each in (right, spoilt)]
+            batch = b"\x96\x01\x06" + b"".join(spoilt[:3]) + b"\x92" + b"".join(entries)
+            _compare([(5, batch), (6, b"\x99\x01\x01" + b"".join(right))])
+
+
+@pytest.mark.parametrize("entries", [0, 1, 255, 256, 257, 300])
+def test_batches_of_any_size_end_the_same_both_ways(entries: int) -> None:
+    entry = packb(["t", 1, 1, 5])
+    head = b"\x96\x01\x06" + packb("1") + packb("a") + packb("g") + b"\xdc" + struct.pack(">H", entries)
+    _compare([(5, head + entry * entries)])
+
+
 @pytest.mark.parametrize("instance", [None, "1"])
 @pytest.mark.parametrize("client", [None, "a"])
 def test_nobody_is_not_the_holder_of_a_free_lease(instance: str | None, client: str | None) -> None:
@@ -166,10 +212,20 @@ def test_nobody_is_not_the_holder_of_a_free_lease(instance: str | None, client: 
 def test_every_cut_and_every_flipped_bit_of_a_beat_ends_the_same_both_ways() -> None:
     good = encode(Heartbeat(*A1, "g", "t", 1, 1, 300))
     _compare([(5, good[:cut]) for cut in range(len(good) + 1)])
+    _compare([(5, value) for value in _flipped(good)])
+
+
+def test_every_cut_and_every_flipped_bit_of_a_batch_ends_the_same_both_ways() -> None:
+    good = encode(HeartbeatBatch(*A1, "g", (BeatEntry("t", 1, 1, 300), BeatEntry("t", 0, 2, None))))
+    _compare([(5, good[:cut]) for cut in range(len(good) + 1)])
+    _compare([(5, value) for value in _flipped(good)])
+
+
+def _flipped(good: bytes) -> list[bytes]:
     flipped = [bytearray(good) for _ in range(8 * len(good))]
     for bit, value in enumerate(flipped):
         value[bit // 8] ^= 1 << bit % 8
-    _compare([(5, bytes(value)) for value in flipped])
+    return list(map(bytes, flipped))
 
 
 def _forbid_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +245,17 @@ def test_a_plain_beat_takes_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> No
     lease = world.lease("g", "t", 1)
     assert lease is not None
     assert (lease.progress.stable, lease.last_beat, world.log_time) == (TOP, 15, 15)
+
+
+@pytest.mark.skipif(COMPILED, reason="a compiled method can't be replaced")
+def test_a_plain_batch_takes_the_short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _prepared().world
+    _forbid_the_long_way(monkeypatch)
+    entries = BeatEntry("t", 1, 1, 5), BeatEntry("t", 0, 2, None), BeatEntry("t", 1, 1, 3), BeatEntry("t", 1, 1, 9)
+    world.apply_many([(world.next_offset, 10, encode(HeartbeatBatch(*A1, "g", entries)))])
+    one, none = world.lease("g", "t", 1), world.lease("g", "t", 0)
+    assert one is not None and none is not None
+    assert (one.progress.stable, one.last_beat, none.progress.stable, none.last_beat) == (9, 10, -1, 10)
 
 
 @pytest.mark.skipif(COMPILED, reason="a compiled method can't be replaced")
@@ -215,3 +282,7 @@ def test_what_is_not_plain_goes_the_long_way(
     _forbid_the_long_way(monkeypatch)
     with pytest.raises(AssertionError, match="long way"):
         world.apply_many([(world.next_offset, 5, encode(Heartbeat(*who, group, "t", partition, epoch, done)))])
+    if epoch is not None and done is not None:
+        batch = HeartbeatBatch(*who, group, (BeatEntry("t", partition, epoch, done),))
+        with pytest.raises(AssertionError, match="long way"):
+            world.apply_many([(world.next_offset, 5, encode(batch))])

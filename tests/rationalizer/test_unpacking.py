@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgpack import packb
 
-from rationalizer import RejectedValueError, unpacking
-from rationalizer.codec import read
+from rationalizer import RejectedValueError
 from rationalizer.limits import MAX_DEPTH
+from rationalizer.wire import unpacking
+from rationalizer.wire.codec import read
 
 HEAD = [1, 99, "1", "a", "g"]
 FILLER = "x" * unpacking.LARGE

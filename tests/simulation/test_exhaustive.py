@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.testing import exhaustive
 from kafka_marshal.testing.exhaustive import BrokenError, explore
 from rationalizer import World, codes
-from rationalizer.lease import Lease
+from rationalizer.leases.lease import Lease
 from rationalizer.progress import Progress
 
 

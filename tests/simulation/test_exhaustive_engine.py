@@ -18,7 +18,8 @@ from kafka_marshal.engine.tracker import Run, Tracker
 from kafka_marshal.testing import exhaustive
 from kafka_marshal.testing.exhaustive import BrokenError
 from kafka_marshal.testing.exhaustive_engine import SCENARIOS, explore_engines, search, searching
-from rationalizer import Lease, Outcome, claims
+from rationalizer import Lease, Outcome
+from rationalizer.leases import machine
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -163,12 +164,12 @@ class Broken:
 
     @staticmethod
     def takes_progress_back(patch: Callable[..., None]) -> None:
-        def record_offset(lease: Lease, last_offset: int | None, moment: object) -> str:
+        def record_offset(lease: Lease, last_offset: int | None, context: object) -> str:
             if last_offset is not None:
                 lease.progress.stable = -1 if lease.progress.stable >= 0 else last_offset
             return "OK"
 
-        patch(claims, "_record_offset", record_offset)
+        patch(machine, "_record_offset", record_offset)
 
     @staticmethod
     def wants_nothing(patch: Callable[..., None]) -> None:

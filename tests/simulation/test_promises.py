@@ -85,7 +85,7 @@ def grants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("rationalizer.lease.Lease.is_stale", lambda self, log_time: True)
+    patch.setattr("rationalizer.leases.lease.Lease.is_stale", lambda self, log_time: True)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, overload
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
-from kafka_marshal.admin.positions import Move, Target, moves_to, resolve, stands_at
+from kafka_marshal.admin.positions import Move, Target, lost_positions, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.config import check_ids, check_threads, new_client_id
@@ -150,18 +150,40 @@ class Admin(OneProcess):
                 return groups.find_lease(replica, group, key)
 
             targets = resolve(cluster, positions, lambda key: stands_at(lease_of(key)), force=force)
-            return moves_to(targets, lease_of)
+            return moves_to(targets, lease_of, lost_positions(cluster, targets, lease_of))
 
         return self._look(planned)
 
-    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo:
+    @overload
+    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo: ...
+    @overload
+    def evict(self, group: str, client_id: str, /, *, force: bool = False) -> list[LeaseInfo]: ...
+    def evict(
+        self, group: str, topic: str, partition: int | None = None, *, force: bool = False
+    ) -> LeaseInfo | list[LeaseInfo]:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
 
-        What the holder had in hand is repeated by the next one. Raises AdminError where nobody holds the lease, where
-        the holder beat within the last HI (``force`` takes the lease from a living one), and where somebody was faster.
+        ``evict(group, client_id)`` releases all that a member holds, and returns the list. What the holder had in hand
+        is repeated by the next one. A holder that lives after all (``force``) claims nothing until its handler has
+        come back, and not this partition for three heartbeat intervals (C18).
+
+        Raises AdminError where nobody holds the lease, where the holder beat within the last HI (``force`` takes the
+        lease from a living one), and where somebody was faster.
         """
         self._check_group(group)
+        if partition is None:
+            return self._act(group, lambda session: groups.evict_member(session, topic, force=force))
         return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
+
+    def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
+        """Ask a living member to hand over, after what it has in hand, and to claim nothing more (C19); what it held.
+
+        ``timeout`` (seconds): wait until it holds nothing; None: don't wait. It can't be taken back, but by a restart.
+        Members of a release before this one do not listen. Raises AdminError where it holds nothing, and where it does
+        still after the timeout.
+        """
+        self._check_group(group)
+        return self._act(group, lambda session: groups.drain(session, client_id, timeout))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
         """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
@@ -181,6 +203,10 @@ class Admin(OneProcess):
         """All leases of the group with their positions, sorted by topic and partition; nothing is appended."""
         self._check_group(group)
         return self._look(lambda _, replica: groups.progress(replica, group))
+
+    def held_by(self, client_id: str) -> list[LeaseInfo]:
+        """All that members with this client_id hold, in every group, sorted; nothing is appended."""
+        return self._look(lambda _, replica: groups.held_by(replica, client_id))
 
     def prune(
         self,

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.positions import check_name
-from kafka_marshal.admin.session import Session, bare_release, key_of
+from kafka_marshal.admin.session import Asked, Session, bare_release, key_of
 from kafka_marshal.errors import AdminError
 from kafka_marshal.replica import Begin, Replica
 from kafka_marshal.world import LeaseInfo, lease_info
 from rationalizer import Lease, Record, ReleaseGroup, route_lease
 
-__all__ = ["PausedPartition", "caught_up", "end_pause", "evict", "find_lease", "pauses", "progress"]
+__all__ = [
+    "PausedPartition",
+    "caught_up",
+    "drain",
+    "end_pause",
+    "evict",
+    "evict_member",
+    "find_lease",
+    "held_by",
+    "pauses",
+    "progress",
+]
 
 START_TIMEOUT_S = 15.0
 
@@ -63,13 +74,18 @@ def find_lease(replica: Replica, group_id: str, key: TopicPartition) -> Lease | 
 
 def progress(replica: Replica, group_id: str) -> list[LeaseInfo]:
     """All leases of the group, sorted by topic and partition."""
-    found = [
-        lease_info(lease, world)
-        for world in replica.worlds.values()
-        for lease in world.leases()
-        if lease.group_id == group_id
-    ]
-    return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+    return _leases(replica, lambda lease: lease.group_id == group_id)
+
+
+def held_by(replica: Replica, client_id: str) -> list[LeaseInfo]:
+    """All that members with this client_id hold, sorted by group, topic and partition."""
+    return _leases(replica, lambda lease: lease.held and lease.client_id == client_id)
+
+
+def _leases(replica: Replica, is_wanted: Callable[[Lease], bool]) -> list[LeaseInfo]:
+    worlds = replica.worlds.values()
+    found = [lease_info(lease, world) for world in worlds for lease in world.leases() if is_wanted(lease)]
+    return sorted(found, key=lambda lease: (lease.group_id, lease.topic, lease.partition))
 
 
 def evict(session: Session, topic: str, partition: int, *, force: bool) -> LeaseInfo:
@@ -77,37 +93,101 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     key = (topic, partition)
     check_name(key)
     where = f"{topic} [{partition}]"
-    cp = session.cp_of(key)
     # Without traffic log time stands still, and a dead holder looks fresh: ask the broker what time it is.
-    session.tick([cp])
+    session.tick([session.cp_of(key)])
     with session.locked():
         lease = session.lease(key)
-        was = None if lease is None else lease_info(lease, session.worlds[cp])
-        release = bare_release(lease) if lease is not None and lease.held else None
-    if was is None:
+        held = [lease] if lease is not None and lease.held else []
+    if lease is None:
         raise AdminError(f"{where}: nobody of group {session.group_id!r} ever held it. Nothing was changed")
-    if release is None:
+    if not held:
         raise AdminError(
             f"{where}: is free already, nobody of group {session.group_id!r} holds it. Nothing was changed"
         )
-    if was.freshness == "fresh" and not force:
-        raise AdminError(
-            f"{where}: {was.client_id!r} beat less than {was.heartbeat_interval_ms} ms ago and may be alive. Nothing "
-            "was changed. End that process and wait, or force it: it loses the lease then, and what it has in hand "
-            "is repeated"
-        )
-    (answer,) = session.ask((cp, release))
-    if answer.outcome is None:
-        raise AdminError(
-            f"{where}: the log did not show the release in time; it may be written or not. Look at kafka-marshal "
-            "status, and do it again"
-        )
+    [(was, answer)] = _release_all(session, held, force=force)
     if not answer.accepted:
+        code = "" if answer.outcome is None else answer.outcome.code
         raise AdminError(
-            f"{where}: {was.client_id!r} does not hold it any more under epoch {was.epoch} ({answer.outcome.code}): "
+            f"{where}: {was.client_id!r} does not hold it any more under epoch {was.epoch} ({code}): "
             "somebody was faster. Nothing was changed"
         )
     return was
+
+
+def evict_member(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
+    """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
+    session.tick(session.cps)
+    held = _held_by(session, client_id)
+    return [was for was, answer in _release_all(session, held, force=force) if answer.accepted]
+
+
+def _held_by(session: Session, client_id: str) -> list[Lease]:
+    with session.locked():
+        found = [lease for lease in session.leases() if lease.held and lease.client_id == client_id]
+    if not found:
+        raise AdminError(
+            f"{client_id!r} holds nothing in group {session.group_id!r}. Nothing was changed. kafka-marshal status "
+            "--members names who holds what"
+        )
+    return found
+
+
+def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tuple[LeaseInfo, Asked]]:
+    """Release these leases in their holders' names: each as it was, and the answer."""
+    with session.locked():
+        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        releases: list[tuple[int, Record]] = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
+    alive = [was for was in were if was.freshness == "fresh"]
+    if alive and not force:
+        raise AdminError(
+            f"{alive[0].topic} [{alive[0].partition}]: {alive[0].client_id!r} beat less than "
+            f"{alive[0].heartbeat_interval_ms} ms ago and may be alive. Nothing was changed. End that process and "
+            "wait, or force it: it loses the lease then, and what it has in hand is repeated"
+        )
+    answers = session.ask(*releases)
+    if silent := [was for was, answer in zip(were, answers, strict=True) if answer.outcome is None]:
+        raise AdminError(
+            f"{silent[0].topic} [{silent[0].partition}]: the log did not show the release in time"
+            + (f", nor that of {len(silent) - 1} more" if len(silent) > 1 else "")
+            + "; it may be written or not. Look at kafka-marshal status, and do it again"
+        )
+    return list(zip(were, answers, strict=True))
+
+
+def drain(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
+    """Ask a member to hand over all it holds, and to claim nothing more (C19); what it held (*blocking*).
+
+    timeout: wait so many seconds until it holds nothing; None: do not wait.
+    """
+    session.tick(session.cps)
+    held = _held_by(session, client_id)
+    with session.locked():
+        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        by_cp = {session.cp_of(key_of(lease)): lease for lease in held}
+        asks: list[tuple[int, Record]] = [
+            (cp, replace(bare_release(lease), instance_id=session.instance_id)) for cp, lease in by_cp.items()
+        ]
+    if all(answer.outcome is None for answer in session.ask(*asks)):
+        raise AdminError(
+            f"the log did not show the request to {client_id!r} in time; it may be written or not. Nothing was taken "
+            "from it. Do it again"
+        )
+    if timeout is None:
+        return were
+
+    def left() -> list[Lease]:
+        return [lease for lease in session.leases() if lease.held and lease.client_id == client_id]
+
+    if not session.wait_for(lambda: not left(), session.now_ms() + timeout * 1000):
+        with session.locked():
+            keys = tuple(map(key_of, left()))
+        raise AdminError(
+            f"{client_id!r} was asked to hand over, and holds {len(keys)} of {len(were)} partitions still after "
+            f"{timeout:g} s, such as {keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing is "
+            "lost. Wait, or look for a handler that hangs: kafka-marshal status --members",
+            in_hand=keys,
+        )
+    return were
 
 
 def end_pause(session: Session, client_id: str | None) -> list[PausedPartition]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.readable import first_readable
+from kafka_marshal.engine.lost import why_lost
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from rationalizer import BeatEntry, InvalidRecordError, Lease
 from rationalizer.limits import MAX_OFFSET
 
-__all__ = ["Move", "Target", "check_name", "check_targets", "moves_to", "resolve", "stands_at"]
+__all__ = ["Move", "Target", "check_name", "check_targets", "lost_positions", "moves_to", "resolve", "stands_at"]
 
 #: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
 #: read), or a moment (an aware datetime: the first message at or after it).
@@ -37,6 +39,8 @@ class Move:
     after: int
     #: Offsets above ``before`` that are done already, out of order (P1). The move forgets them: they count as not done.
     done_ahead: int = 0
+    #: Why ``before`` is no position of the log that is there; "": it is one. Planned moves say it.
+    lost: str = ""
 
     @property
     def key(self) -> TopicPartition:
@@ -140,12 +144,31 @@ def stands_at(lease: Lease | None) -> int:
     return 0 if lease is None else lease.progress.stable + 1
 
 
-def moves_to(targets: Mapping[TopicPartition, int], lease_of: Callable[[TopicPartition], Lease | None]) -> list[Move]:
-    """What it means for the group to go on at these offsets."""
+def lost_positions(
+    cluster: Cluster, partitions: Iterable[TopicPartition], lease_of: Callable[[TopicPartition], Lease | None]
+) -> dict[TopicPartition, str]:
+    """Those of the partitions whose position means nothing in the log that is there, and why (*blocking*)."""
+    leases = {key: lease for key in partitions if (lease := lease_of(key)) is not None}
+    topics = cluster.topic_info({topic for topic, _ in leases}, LOOKUP_TIMEOUT_S)
+    marks = cluster.watermarks(sorted(leases), LOOKUP_TIMEOUT_S)
+    reasons = {
+        key: why_lost(topics[key[0]], lease.progress, marks[key][1])
+        for key, lease in leases.items()
+        if key[0] in topics and key in marks
+    }
+    return {key: why for key, why in reasons.items() if why}
+
+
+def moves_to(
+    targets: Mapping[TopicPartition, int],
+    lease_of: Callable[[TopicPartition], Lease | None],
+    lost: Mapping[TopicPartition, str] = MappingProxyType({}),
+) -> list[Move]:
+    """What it means for the group to go on at these offsets. lost: of :func:`lost_positions`."""
     moves = []
     for key, after in targets.items():
         lease = lease_of(key)
         before = None if lease is None else lease.progress.stable + 1
         ahead = 0 if lease is None else sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
-        moves.append(Move(*key, before, after, ahead))
+        moves.append(Move(*key, before, after, ahead, lost.get(key, "")))
     return moves

@@ -29,11 +29,13 @@ COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 #: Name → (module, what the list of commands says), in the order of that list.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("topic", "Create the coordination topic, or check the one that is there."),
-    "status": ("status", "Leases: who holds what, how fresh, how far; pauses."),
+    "status": ("status", "Groups at a glance; who holds what, how far; members; pauses."),
+    "check": ("check", "Is all well? Exit status 0, or 1 with the reasons."),
     "lag": ("lag", "How far each group is behind, and how fast it goes."),
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
     "who": ("who", "Who owned a partition, since when, until when."),
-    "evict": ("groups", "Release a lease in a dead holder's name."),
+    "evict": ("groups", "Release a lease, or all of a worker, in a dead holder's name."),
+    "drain": ("groups", "Ask a worker to hand over what it holds, and to claim no more."),
     "forget-group": ("groups", "Drop what the log knows of a group that is gone."),
     "release-group": ("release", "Pause a group, move its positions, let it go on."),
     "skip": ("release", "Leave out what can't be read of a partition, and go on behind it."),
@@ -124,6 +126,9 @@ def _invoke(args: list[str], options: Options) -> int:
             return status if isinstance(status, int) else failures.DONE
     except click.exceptions.Exit as done:
         return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return failures.DONE
     except click.UsageError as error:
         _say_usage(error)
         return failures.WRONG_USE

@@ -13,6 +13,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
+from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
 from kafka_marshal.cli.text import clean, time_text
@@ -67,6 +68,11 @@ _WAITS = (
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder for what is needed on the way. On a cluster all of its machines must see it, and --out.",
 )
+@click.option(
+    "--group",
+    help="Show this group's waits and pictures only; the whole log is audited.",
+    shell_complete=complete_group,
+)
 @click.option("--partitions", type=click.IntRange(min=1), help="How many the log has, where Parquet does not say it.")
 @click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://HOST:PORT … Default: local[*].")
 @click.pass_obj
@@ -77,6 +83,7 @@ def audit(
     snapshots: Path | None,
     out: Path | None,
     work: Path | None,
+    group: str | None,
     partitions: int | None,
     master: str | None,
 ) -> int:
@@ -87,8 +94,8 @@ def audit(
     the log. With snapshots the parts between them are replayed side by side.
 
     \b
-    Exit status: 0 no violation; 1 violations, or a replay that stopped before an Upgrade; 2 wrong use, or FILE is no
-    log; 3 Kafka not reachable.
+    Exit status: 0 no violation; 1 violations, a replay that stopped before an Upgrade, or no such group;
+    2 wrong use, or FILE is no log; 3 Kafka not reachable.
     """
     if (file is None) != from_kafka:
         raise click.UsageError("name either a FILE or --from-kafka. Nothing was read.")
@@ -100,17 +107,19 @@ def audit(
         try:
             source, log_ends = _source(options, stack, file, snapshots, partitions)
             findings = _run(source, stack, out, work, master)
+            if group is not None and group not in (known := findings.groups()):
+                raise CommandError(no_group(group, known), NO)
             if out is not None:
                 from kafka_marshal.pipeline.audit.report import write_report
 
-                write_report(findings, out / "report.html", log_ends)
+                write_report(findings, out / "report.html", log_ends, group)
         except ModuleNotFoundError as error:
             raise _lacks_spark(error) from None
         if options.json:
             report = {"report": str(out / "report.html")} if out is not None else {}
             print_json({**findings.summary(), **report, **({} if out is not None else {"tables": {}})})
         else:
-            _tell(findings, out)
+            _tell(findings, out, group)
     return DONE if findings.is_clean else NO
 
 
@@ -170,7 +179,7 @@ def _tell_on_terminal(text: str) -> None:
 # -- what people see ---------------------------------------------------------------------------------------------------
 
 
-def _tell(findings: Findings, out: Path | None) -> None:
+def _tell(findings: Findings, out: Path | None, group: str | None) -> None:
     say(findings.verdict)
     for notice in findings.notices:
         say_warning(notice)
@@ -182,10 +191,10 @@ def _tell(findings: Findings, out: Path | None) -> None:
             say(f"… and {left:,} more" + ("" if out is None else f", in {out / 'violations'}"))
     say()
     print_table(_PARTITIONS, map(_partition_row, findings.partitions), "Partitions of the log")
-    rows = _wait_rows(findings)
+    rows = _wait_rows(findings, group)
     if rows:
         say()
-        print_table(_WAITS, rows, "How long leases waited for their next holder")
+        print_table(_WAITS, rows, "How long partitions waited for their next holder")
     if out is not None:
         say()
         say(f"Report: {out / 'report.html'}. Tables (Parquet): {', '.join(findings.tables)}, in {out}.")
@@ -202,9 +211,9 @@ def _partition_row(each: PartitionFindings) -> tuple[str, ...]:
     return (str(each.partition), str(each.records), str(each.next_offset), each.digest, *map(str, numbers))
 
 
-def _wait_rows(findings: Findings) -> list[tuple[str, ...]]:
-    """Of all leases together, out of the table of takeovers."""
+def _wait_rows(findings: Findings, group: str | None) -> list[tuple[str, ...]]:
+    """Of all leases together (of one group), out of the table of takeovers."""
     found: list[tuple[str, ...]] = []
-    for name, each in findings.waits().items():
+    for name, each in findings.waits(group).items():
         found.append((name, str(each["count"]), f"{each['median']:.0f}", str(each["max"])))
     return found

@@ -1,83 +1,184 @@
-"""`evict` and `forget-group`: ending what is dead (protocol: C8, C16)."""
+"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19)."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.names import (
+    clients_of,
+    complete_client,
+    complete_group,
+    complete_topic,
+    near,
+    read_names,
+    refuse_name,
+    refuse_unknown,
+)
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.text import count, span
 from rationalizer.limits import MAX_PARTITION
 
-__all__ = ["evict", "forget_group"]
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin
+    from kafka_marshal.world import LeaseInfo
+
+__all__ = ["drain", "evict", "forget_group"]
 
 _NOT_DONE = "Nothing was changed."
 
 
 @command()
-@click.argument("group", callback=id_argument)
-@click.argument("topic_name", metavar="TOPIC", callback=id_argument)
-@click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
+@click.argument("group", callback=id_argument, required=False, shell_complete=complete_group)
+@click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
+@click.argument("partition", metavar="PARTITION]", type=click.IntRange(0, MAX_PARTITION), required=False)
+@click.option(
+    "--member",
+    metavar="CLIENT",
+    callback=id_argument,
+    help="Release all that this worker holds.",
+    shell_complete=complete_client,
+)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
 @click.option("--dry-run", is_flag=True, help="Say who would be evicted; change nothing.")
 @click.pass_obj
-def evict(options: Options, group: str, topic_name: str, partition: int, yes: bool, force: bool, dry_run: bool) -> int:
+def evict(
+    options: Options,
+    group: str | None,
+    topic_name: str | None,
+    partition: int | None,
+    member: str | None,
+    yes: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
     r"""Release a lease in a dead holder's name, so that nobody has to wait until it goes stale.
 
     The next holder goes on behind what was handed in; what the dead one had in hand is repeated. A holder that beat
-    within its interval is left alone, unless --force takes the lease from it: it is fenced then, and stops.
+    within its interval is left alone, unless --force takes the lease from it: it is fenced then, stops, and claims
+    nothing until its handler has come back, and not this partition for three of its heartbeat intervals.
 
     \b
     Exit status: 0 released; 1 nobody holds the lease, or its holder may be alive; 2 nobody to ask; 3 no Kafka.
     """
+    if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
+        raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
     with admin_of(options) as admin:
-        leases = {(lease.topic, lease.partition): lease for lease in admin.progress(group)}
-        lease = leases.get((topic_name, partition))
-        if lease is None:
-            raise CommandError(
-                f"nobody of group {group!r} ever held {topic_name!r} partition {partition}. {_NOT_DONE}", NO
-            )
-        if lease.client_id is None:
-            raise CommandError(f"{topic_name!r} partition {partition} is free already. {_NOT_DONE}", NO)
-        done = "nothing" if lease.stable is None else f"up to {lease.stable}"
-        who = f"{lease.client_id} (epoch {lease.epoch}, handed in: {done})"
+        if member is not None:
+            held = _held(options, admin, group, member)
+        else:
+            held = [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
+            for lease in [] if options.json else held:
+                say(f"{_described(lease)} would be evicted from {lease.topic} partition {lease.partition}.")
             if options.json:
-                print_json(_evicted(group, topic_name, partition, lease.client_id, lease.epoch, done=False))
-            else:
-                say(f"{who} would be evicted from {topic_name} partition {partition}.")
+                _print(held, member, done=False)
             return DONE
-        if not ask(f"Evict {who} from {topic_name} partition {partition} of group {group}?", yes):
+        if not ask(f"Evict {_all(held)} of group {held[0].group_id}?", yes):
             tell(options, _NOT_DONE)
             return NO
-        options.if_interrupted = "The release may have been written: kafka-marshal who tells."
-        was = admin.evict(group, topic_name, partition, force=force)
+        options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
+        if member is not None:
+            held = admin.evict(held[0].group_id, member, force=force)
+        else:
+            held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
+    for was in [] if options.json else held:
+        say(f"released: {was.client_id} no longer holds {was.topic} partition {was.partition} (epoch {was.epoch}).")
     if options.json:
-        print_json(_evicted(group, topic_name, partition, was.client_id, was.epoch, done=True))
-    else:
-        say(f"released: {was.client_id} no longer holds {topic_name} partition {partition} (epoch {was.epoch}).")
+        _print(held, member, done=True)
     return DONE
 
 
-def _evicted(
-    group: str, topic: str, partition: int, client: str | None, epoch: int, *, done: bool
-) -> dict[str, object]:
-    return {
-        "group": group,
-        "topic": topic,
-        "partition": partition,
-        "holder": client,
-        "epoch": epoch,
-        "evicted": done,
-    }
+def _held(options: Options, admin: Admin, group: str | None, client: str) -> list[LeaseInfo]:
+    """What a worker holds, in one group."""
+    held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
+    groups = sorted({lease.group_id for lease in held})
+    if not held:
+        known = read_names(options, options.timeout)
+        if group is not None:
+            refuse_name(known, group, None, _NOT_DONE)
+        where = "" if group is None else f" in group {group!r}"
+        hint = near(client, clients_of(known, group)) or "."
+        raise CommandError(f"{client!r} holds nothing{where}{hint} {_NOT_DONE}", NO)
+    if len(groups) > 1:
+        raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
+    return held
+
+
+def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
+    found = [lease for lease in admin.progress(group) if (lease.topic, lease.partition) == (topic, partition)]
+    if not found:
+        refuse_unknown(options, group, topic, _NOT_DONE)
+        raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {_NOT_DONE}", NO)
+    if found[0].client_id is None:
+        raise CommandError(f"{topic!r} partition {partition} is free already. {_NOT_DONE}", NO)
+    return found[0]
+
+
+def _described(lease: LeaseInfo) -> str:
+    return f"{lease.client_id} (epoch {lease.epoch}, next offset: {0 if lease.stable is None else lease.stable + 1})"
+
+
+def _all(held: list[LeaseInfo]) -> str:
+    first = held[0]
+    if len(held) == 1:
+        return f"{_described(first)} from {first.topic} partition {first.partition}"
+    return f"{first.client_id} from {count(len(held), 'partition')}"
+
+
+def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
+    found = [
+        {
+            "group": lease.group_id,
+            "topic": lease.topic,
+            "partition": lease.partition,
+            "holder": lease.client_id,
+            "epoch": lease.epoch,
+            "evicted": done,
+        }
+        for lease in held
+    ]
+    print_json(found[0] if member is None else {"member": member, "leases": found})
 
 
 @command()
-@click.argument("group", callback=id_argument)
+@click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
+@click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
+@click.pass_obj
+def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
+    r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
+
+    Nothing is lost or repeated. It can't be taken back: the worker claims again when its process is started again.
+    Workers of a release before this one do not listen; evict --member takes their leases.
+
+    \b
+    Exit status: 0 asked, with --wait: it holds nothing; 1 it holds nothing to ask about, or does still after --wait;
+    2 wrong use; 3 no Kafka.
+    """
+    if len(names) > 2:
+        raise click.UsageError("name a worker, and its group where it works in several: drain [GROUP] CLIENT")
+    client = names[-1]
+    with admin_of(options) as admin:
+        held = _held(options, admin, names[0] if len(names) == 2 else None, client)
+        options.if_interrupted = "It may have been asked; nothing was taken from it."
+        held = admin.drain(held[0].group_id, client, timeout=None if wait is None else wait / 1000)
+    if options.json:
+        print_json({"group": held[0].group_id, "member": client, "held": len(held), "waited": wait is not None})
+    elif wait is None:
+        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {held[0].group_id}.")
+    else:
+        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {held[0].group_id}.")
+    return DONE
+
+
+@command()
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option(
     "--within",
@@ -101,7 +202,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
     with admin_of(options) as admin:
         leases = admin.progress(group)
         if not leases and not admin.pauses(group):
-            raise CommandError(f"the log knows no group {group!r}. {_NOT_DONE}", NO)
+            refuse_unknown(options, group, effect=_NOT_DONE)
         topics = ", ".join(sorted({lease.topic for lease in leases}))
         held = sum(lease.client_id is not None for lease in leases)
         about = f"{count(len(leases), 'lease')} with their positions" + (f" (of {topics})" if topics else "")

@@ -8,11 +8,13 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Cell, Column
 from kafka_marshal.cli.reading import connected
+from kafka_marshal.cli.rows import GroupRow, LeaseRow
 from kafka_marshal.cli.text import count, number, span
-from kafka_marshal.cli.view import LeaseRow, View
+from kafka_marshal.cli.view import View
 from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
 
 __all__ = ["lag"]
@@ -21,18 +23,18 @@ _COLUMNS = (
     Column("group", pipes_only=True),
     Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder", fold=True),
-    Column("log end", right=True),
-    Column("done", right=True),
-    Column("beyond", right=True),
-    Column("in flight", right=True),
+    Column("holder", fold=True, least=8),
+    Column("log end", right=True, from_width=65),
+    Column("next", right=True),
+    Column("beyond", right=True, from_width=80),
+    Column("in flight", right=True, from_width=80),
     Column("lag", right=True),
     Column("msg/s", right=True),
 )
 
 
 @command()
-@click.option("--group", help="Only this group.")
+@click.option("--group", help="Only this group.", shell_complete=complete_group)
 @click.option(
     "--window", callback=span_option, default="30s", metavar="SPAN", help="Speed is measured over this (30s)."
 )
@@ -44,17 +46,17 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
 
     \b
     log end      where the partition's log ends now: the next message's offset
-    done         everything below this offset is done (Kafka's CURRENT-OFFSET)
+    next         the offset to be read next: everything below it is done (Kafka's CURRENT-OFFSET)
     beyond       messages done beyond that, out of order
     in flight    messages not done with something done beyond them (at least; those handed out last don't show)
-    lag          messages in the log that are not done
-    msg/s        by what members handed in, over the last --window of log time; - where the log says too little
+    lag          messages in the log that are not done; "position lost" where the position is not in that log
+    msg/s        what the holder has handled over the last --window of log time; - where the log says too little
 
     Partitions that the group never claimed are listed too; those that stand still, with why, below
     (see status). At-most-once work counts as done when it is handed out.
 
     \b
-    Exit status: 0; 1 the group is not in the log; 3 no Kafka.
+    Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
     """
     with connected(options) as cluster:
         return show(
@@ -69,30 +71,30 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
 
 def _picture(view: View, group: str | None) -> Picture:
     view.look_at_data(None if group is None else [group])
-    claimed = view.with_stuck(view.rows(group))
-    rows = sorted([*claimed, *view.unclaimed(claimed)], key=lambda row: (row.group, row.topic, row.partition))
-    groups = sorted({row.group for row in rows})
+    groups = view.groups(group)
+    rows = [row for each in groups for row in each.leases]
     notes = view.notes_on_upgrades()
-    if group is not None and not rows:
-        notes.append(f"the log knows no group {group!r}: none of its members ever got a partition.")
-    totals = {name: _total([row for row in rows if row.group == name]) for name in groups}
+    if group is not None and not groups:
+        notes.append(no_group(group, view.names()))
+    totals = {each.group: _total(each) for each in groups}
     sections = []
-    for name in groups:
-        cells = [_cells(row) for row in rows if row.group == name]
-        cells.append(_total_cells(name, totals[name]))
-        sections.append(Section(_COLUMNS, cells, None, _headline(name, totals[name])))
+    for each in groups:
+        of_group = sorted(each.leases, key=lambda row: row.badness) if view.watched else each.leases
+        cells = [_cells(row) for row in of_group]
+        cells.insert(0 if view.watched else len(cells), _total_cells(each.group, totals[each.group]))
+        sections.append(Section(_COLUMNS, cells, None, _headline(each.group, totals[each.group])))
     sections.append(stuck_section(rows))
     return Picture(
         headline=f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}",
-        sections=sections or [Section(_COLUMNS, [], "no leases")],
+        sections=sections if groups else [Section(_COLUMNS, [], "no leases")],
         notes=notes,
         json={
             "topic": view.replica.topic,
             "partitions": [_json(row) for row in rows],
-            "totals": [{"group": name, **totals[name]} for name in groups],
+            "totals": [{"group": name, **figures} for name, figures in totals.items()],
             "notes": notes,
         },
-        status=NO if notes else DONE,
+        status=NO if notes or any(row.lost for row in rows) else DONE,
     )
 
 
@@ -102,25 +104,29 @@ def _sum(values: Iterable[int | float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _total(rows: list[LeaseRow]) -> dict[str, float | None]:
+def _total(group: GroupRow) -> dict[str, float | None]:
+    rows = group.leases
     speed = _sum(row.speed for row in rows)
-    behind = _sum(row.lag for row in rows)
+    behind = group.lag
     return {
         "partitions": len(rows),
         "done_beyond": sum(row.beyond for row in rows),
         "in_flight": sum(row.in_flight for row in rows),
         "lag": behind,
         "messages_per_second": speed,
-        "stuck": sum(bool(row.stuck) for row in rows),
+        "positions_lost": len(group.lost),
+        "stuck": len(group.stuck),
         "seconds_left": behind / speed if speed and behind is not None else None,
     }
 
 
 def _headline(name: str, total: dict[str, float | None]) -> str:
     behind, speed, left = total["lag"], total["messages_per_second"], total["seconds_left"]
-    text = f"{name}: {count(int(behind or 0), 'message')} behind"
+    text = f"{name}: " + ("lag is not known" if behind is None else f"{count(int(behind), 'message')} behind")
     if speed is not None:
         text += f", {speed:,.0f}/s"
+    if total["positions_lost"]:
+        text += f", {count(int(total['positions_lost']), 'position')} lost"
     if total["stuck"]:
         text += f", {count(int(total['stuck']), 'partition')} stuck"
     if left is not None and behind:
@@ -143,18 +149,24 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
         str(row.partition),
         holder,
         number(row.log_end),
-        "-" if row.cp is None else str(row.position),
+        number(row.next),
         str(row.beyond),
         str(row.in_flight),
-        number(row.lag),
+        Cell("position lost", "bold red", "lost") if row.lost else number(row.lag),
         _speed(row.speed),
     ]
 
 
 def _total_cells(name: str, total: dict[str, float | None]) -> list[str | Cell]:
-    values = ["total", "", "", "", "", total["done_beyond"], total["in_flight"], total["lag"]]
-    texts = ["-" if value is None else value if isinstance(value, str) else f"{value:.0f}" for value in values]
-    return [Cell(text, "bold") for text in (name, *texts, _speed(total["messages_per_second"]))]
+    values = [total["done_beyond"], total["in_flight"]]
+    cells: list[str | Cell] = [
+        Cell(text, "bold") for text in (name, "total", "", "", "", "", *(f"{value:.0f}" for value in values))
+    ]
+    if total["lag"] is None and total["positions_lost"]:
+        cells.append(Cell("position lost", "bold red", "lost"))
+    else:
+        cells.append(Cell("-" if total["lag"] is None else f"{total['lag']:.0f}", "bold"))
+    return [*cells, Cell(_speed(total["messages_per_second"]), "bold")]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:
@@ -166,10 +178,11 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "holder": row.client,
         "log_start": row.log_start,
         "log_end": row.log_end,
-        "stable": row.stable,
+        "next": row.next,
         "done_beyond": row.beyond,
         "in_flight": row.in_flight,
         "lag": row.lag,
+        "position_lost": row.lost,
         "stuck": row.stuck or None,
         "messages_per_second": row.speed,
     }

@@ -14,8 +14,9 @@ import click
 from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.cli.app import command, paint, say_error
 from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group, names_of, no_group
 from kafka_marshal.cli.options import Options, time_option
-from kafka_marshal.cli.output import is_terminal, print_json_line, progress
+from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
 from kafka_marshal.cli.text import clean, time_text
 from kafka_marshal.cli.words import Seen, is_beat, reason, remember, what
 from rationalizer import Outcome, Record, World, codes
@@ -81,6 +82,7 @@ class Teller:
         self._partitions = partitions
         self._wanted = wanted
         self._skip_below = skip_below
+        self._told_any = False
         self._seen: dict[tuple[str, str, int], Seen] = {
             (lease.group_id, lease.topic, lease.partition): remember(lease)
             for world in self.worlds.values()
@@ -111,8 +113,19 @@ class Teller:
                 if lease is not None:
                     self._seen[key] = remember(lease)
             if self._wanted(outcome, record):
+                self._told_any = True
                 why = reason(outcome, record, value, world, before)
                 yield Told(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups met so far."""
+        return {group for group, _, _ in self._seen} | names_of(self.worlds.values()).keys()
+
+    @property
+    def knows_group(self) -> bool:
+        """Whether the group that is asked for, if one is, was met."""
+        return self._told_any or self._wanted.group is None or self._wanted.group in self.groups
 
     def _first_to_tell(self, cp: int, entries: list[LogEntry]) -> int:
         """How many records at the beginning of a run are replayed the fast way, without being looked at."""
@@ -145,10 +158,13 @@ def in_order(told: Iterator[Told], ends: dict[int, int]) -> Iterator[Told]:
 
 @command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until Ctrl-C.")
-@click.option("--group", help="Only this group's records.")
+@click.option("--group", help="Only this group's records.", shell_complete=complete_group)
 @click.option("--cp", type=click.IntRange(min=0), help="Only this partition of the log.")
 @click.option(
-    "--since", callback=time_option, metavar="TIME", help="From then on: 2026-11-21T04:50Z, 10m (ago), milliseconds."
+    "--since",
+    callback=time_option,
+    metavar="TIME",
+    help="From then on: 03:14, yesterday 03:14, 2026-11-21T04:50Z, or 10m (ago).",
 )
 @click.option("-n", "last", type=click.IntRange(min=0), metavar="N", help="The last N records (with --follow: 10).")
 @click.option("--no-beats", is_flag=True, help="Leave out heartbeats and Ticks with nothing remarkable about them.")
@@ -170,7 +186,7 @@ def log(
     titles; with --json one object a line.
 
     \b
-    Exit status: 0; 1 a part of the log needs a newer release; 3 no Kafka.
+    Exit status: 0; 1 the group is unknown, or a part of the log needs a newer release; 3 no Kafka.
     """
     if from_dump is not None and follow:
         raise click.UsageError("--follow needs Kafka: a dump does not grow.")
@@ -180,10 +196,14 @@ def log(
     printer = _printer(options)
     with ExitStack() as stack:
         if from_dump is not None:
-            worlds = _from_dump(stack, from_dump, cp, wanted, last, printer)
+            teller = _from_dump(stack, from_dump, cp, wanted, last, printer)
         else:
-            worlds = _from_kafka(stack, options, cp, wanted, last, printer, follow)
-    return stopped(worlds.values())
+            teller = _from_kafka(stack, options, cp, wanted, last, printer, follow)
+    status = stopped(teller.worlds.values())
+    if teller.knows_group:
+        return status
+    say_error(clean(no_group(group or "", teller.groups)))
+    return NO
 
 
 def stopped(worlds: Iterable[World]) -> int:
@@ -204,7 +224,7 @@ Printer = Callable[[Iterable[Told]], None]
 
 def _from_kafka(
     stack: ExitStack, options: Options, cp: int | None, wanted: Wanted, last: int | None, printer: Printer, follow: bool
-) -> dict[int, World]:
+) -> Teller:
     from kafka_marshal.cli.reading import Log, connected
 
     cluster = stack.enter_context(connected(options))
@@ -232,8 +252,10 @@ def _from_kafka(
     else:
         printer(in_order(told(), {cp: end for cp, end in ends.items() if end > begin[cp]}))
     if follow:
+        if not teller.knows_group:
+            say_warning(no_group(wanted.group or "", teller.groups))
         _follow(source.follow(ends), teller, printer)
-    return teller.worlds
+    return teller
 
 
 def _follow(batches: Iterator[dict[int, list[LogEntry]]], teller: Teller, printer: Printer) -> None:
@@ -246,7 +268,7 @@ def _follow(batches: Iterator[dict[int, list[LogEntry]]], teller: Teller, printe
 
 def _from_dump(
     stack: ExitStack, path: str, cp: int | None, wanted: Wanted, last: int | None, printer: Printer
-) -> dict[int, World]:
+) -> Teller:
     """Of a dump it is not known how far each CP reaches, so what is told of is held until its end."""
     from kafka_marshal.cli.dumps import open_dump
     from rationalizer.dump import DumpReader
@@ -261,7 +283,7 @@ def _from_dump(
                 tail = tails.setdefault(number, deque(maxlen=last))
                 tail.extend(teller.tell(number, [(record.offset, record.timestamp_ms, record.value)]))
     printer(_last(tails, last))
-    return teller.worlds
+    return teller
 
 
 def _last(tails: dict[int, deque[Told]], last: int | None) -> list[Told]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +37,7 @@ __all__ = [
     "say",
     "say_warning",
     "warnings_from_the_library",
+    "width",
 ]
 
 #: Work that is over sooner than this needs no progress bar.
@@ -46,10 +46,11 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with a style of its own (rich's names)."""
+    """A cell with a style of its own (rich's names), and a shorter text for terminals."""
 
     text: str
     style: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class Column:
     fold: bool = False
     #: Shown in pipes only: long, and of use to programs.
     pipes_only: bool = False
+    #: Left out on narrower terminals.
+    from_width: int = 0
+    #: Where it is folded: not narrower than this, nor than its title.
+    least: int = 0
 
 
 Row = Sequence[str | Cell]
@@ -112,19 +117,27 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None
         padding=(0, 2, 0, 0),
         pad_edge=False,
     )
-    for column in columns:
-        if not column.pipes_only:
+    wide = width()
+    shown = [not column.pipes_only and column.from_width <= wide for column in columns]
+    for column, is_shown in zip(columns, shown, strict=True):
+        if is_shown:
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(Text(column.title), justify=justify, overflow="fold", no_wrap=not column.fold)
+            table.add_column(
+                Text(column.title),
+                justify=justify,
+                overflow="fold",
+                no_wrap=not column.fold,
+                min_width=max(column.least, len(column.title)) if column.fold else None,
+            )
     for row in rows:
-        table.add_row(*(_rich_text(cell) for cell, column in zip(row, columns, strict=True) if not column.pipes_only))
+        table.add_row(*(_rich_text(cell) for cell, is_shown in zip(row, shown, strict=True) if is_shown))
     return table
 
 
 def _rich_text(cell: str | Cell) -> Any:
     from rich.text import Text
 
-    return Text(clean(cell.text), style=cell.style) if isinstance(cell, Cell) else Text(clean(cell))
+    return Text(clean(cell.short or cell.text), style=cell.style) if isinstance(cell, Cell) else Text(clean(cell))
 
 
 def plain_rows(columns: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
@@ -231,7 +244,4 @@ def warnings_from_the_library(debug: bool, say_line: Callable[[str], None] = say
 
 def width() -> int:
     """Columns of the terminal."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
-        return 80
+    return console().width

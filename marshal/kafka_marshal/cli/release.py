@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.names import complete_client, complete_group, complete_place, near, read_names, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.reading import connected
@@ -99,12 +100,12 @@ class Wanted:
 
 
 @command()
-@click.argument("group", callback=id_argument)
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.option(
     "--to",
     callback=_to,
     metavar="earliest|latest|readable|TIME|OFFSET",
-    help="Where to go on: the next message to be read. TIME: 2026-11-21T04:50Z, or 10m (ago). readable: see skip.",
+    help="The next message to be read. TIME: 03:14, yesterday 03:14, 2026-11-21T04:50Z, 10m (ago). readable: see skip.",
 )
 @click.option(
     "--partition",
@@ -112,6 +113,7 @@ class Wanted:
     callback=_wishes,
     multiple=True,
     metavar="T:P=OFFSET",
+    shell_complete=complete_place,
     help="Move this partition only (repeatable). T:P or T alone take --to; earliest, latest and times do, too.",
 )
 @click.option(
@@ -130,7 +132,10 @@ class Wanted:
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
 @click.option("--resume", is_flag=True, help="End a dead admin's pause instead.")
 @click.option(
-    "--client-id", callback=lambda c, p, v: v if v is None else id_argument(c, p, v), help="Carry on as this admin."
+    "--client-id",
+    callback=lambda c, p, v: v if v is None else id_argument(c, p, v),
+    help="Carry on as this admin.",
+    shell_complete=complete_client,
 )
 @click.pass_obj
 def release_group(
@@ -171,15 +176,23 @@ def release_group(
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
     with admin_of(options, client_id) as admin:
         if to is None and not wishes:
+            refuse_unknown(options, group, effect="Nothing was changed.")
             return _only_pause(options, admin, wanted)
         targets = _targets(options, admin, wanted)
         plan = admin.plan(group, targets, force=force)
+        if all(move.before is None for move in plan):
+            _say_if_mistyped(options, group)
         return _show_and_move(options, admin, wanted, targets, plan, dry_run)
 
 
 @command()
-@click.argument("group", callback=id_argument)
-@click.argument("partition", callback=lambda c, p, v: _wishes(c, p, (v,))[0], metavar="TOPIC:PARTITION")
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.argument(
+    "partition",
+    callback=lambda c, p, v: _wishes(c, p, (v,))[0],
+    metavar="TOPIC:PARTITION",
+    shell_complete=complete_place,
+)
 @click.option("--to", callback=_to, metavar="OFFSET", help="Go on there. Default: where reading succeeds again.")
 @click.option(
     "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
@@ -204,7 +217,10 @@ def skip(
         raise click.UsageError("name one partition, as TOPIC:PARTITION, such as flights:3; where to is for --to.")
     targets: dict[tuple[str, int], Target] = {(partition.topic, partition.partition): "readable" if to is None else to}
     with admin_of(options, None) as admin:
+        _partition_counts(options, [partition.topic])
         (move,) = plan = admin.plan(group, targets)
+        if move.before is None:
+            refuse_unknown(options, group, partition.topic, "Nothing was changed.")
         if move.before is None or move.after <= move.before:
             raise CommandError(
                 f"{move.topic} [{move.partition}]: nothing stands in the way at offset {move.after}, the next one of "
@@ -222,14 +238,11 @@ def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, 
     if not wishes:
         topics = sorted({lease.topic for lease in admin.progress(wanted.group)})
         if not topics:
-            raise CommandError(
-                f"the log knows no group {wanted.group!r}. Nothing was changed. To set where a new group begins, name "
-                "its partitions with --partition.",
-                NO,
-            )
+            effect = "Nothing was changed. To set where a new group begins, name its partitions with --partition."
+            refuse_unknown(options, wanted.group, effect=effect)
+            raise CommandError(f"group {wanted.group!r} has no positions yet. {effect}", NO)
         wishes = [Wish(topic, None, None) for topic in topics]
-    whole = sorted({wish.topic for wish in wishes if wish.partition is None})
-    counts = _partition_counts(options, whole)
+    counts = _partition_counts(options, sorted({wish.topic for wish in wishes}))
     targets: dict[tuple[str, int], Target] = {}
     for wish in sorted(wishes, key=lambda wish: wish.partition is not None):  # a partition prevails over its topic
         position = wanted.to if wish.position is None else wish.position
@@ -239,16 +252,22 @@ def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, 
     return targets
 
 
+def _say_if_mistyped(options: Options, group: str) -> None:
+    """A group may be given its positions before its first member starts; or its name is not meant."""
+    known = read_names(options, options.timeout)
+    if group not in known:
+        say_warning(f"no group {group!r} so far{near(group, known) or '.'}")
+
+
 def _partition_counts(options: Options, topics: list[str]) -> dict[str, int]:
-    if not topics:
-        return {}
     with connected(options) as cluster:
         infos = cluster.topic_info(topics, options.timeout)
-    missing = [topic for topic in topics if topic not in infos]
+        missing = [topic for topic in topics if topic not in infos]
+        hint = near(missing[0], cluster.topics(options.timeout)) if missing else ""
     if missing:
         raise CommandError(
-            f"topic(s) {', '.join(map(repr, missing))} are not on this cluster (any more). Nothing was changed. Name "
-            "the partitions to be moved with --partition.",
+            f"{', '.join(map(repr, missing))}: not on this cluster{hint or ' (any more).'} Nothing was changed. "
+            "--partition names what is to be moved.",
             NO,
         )
     return {topic: info.partitions for topic, info in infos.items()}
@@ -292,7 +311,8 @@ def _move(
             "What had been moved was put back, and the group goes on; where that was interrupted too, "
             f"kafka-marshal lag --group {wanted.group}{options.reach()} shows the positions."
         )
-        moves = pause.reposition(targets, force=wanted.force)
+        lost = {move.key: move.lost for move in plan}
+        moves = [replace(move, lost=lost.get(move.key, "")) for move in pause.reposition(targets, force=wanted.force)]
         options.if_interrupted = "All positions were moved, and the group goes on."
     if options.json:
         print_json(_result(wanted.group, admin.client_id, moves, in_hand, moved=True))
@@ -310,7 +330,7 @@ def _wait_released(
     timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
     for each in in_hand:
-        done = "nothing" if each.stable is None else f"what lies up to offset {each.stable}"
+        done = "nothing" if each.stable is None else f"what lies below offset {each.stable + 1}"
         say_warning(
             f"{each.topic} partition {each.partition}: {each.client_id} handed in {done}, and not in time what it had "
             "in hand: that is repeated"
@@ -349,6 +369,8 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
                 return NO
         options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
         ended = admin.resume(group, client_id)
+    if not ended:
+        refuse_unknown(options, group, effect="Nothing was changed.")
     if options.json:
         print_json(
             {
@@ -358,17 +380,19 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
                 ],
             }
         )
-    elif ended:
+    elif not ended:
+        say(f"group {group} is not paused")
+    else:
         by = ", ".join(sorted({each.client_id for each in ended}))
         say(f"group {group} goes on: its pause by {by} ended")
-    else:
-        say(f"group {group} is not paused")
     return DONE
 
 
 def _means(move: Move) -> str:
     if move.before is None:
         text = "never claimed"
+    elif move.lost:
+        return move.lost
     elif move.after < move.before:
         text = f"{count(move.before - move.after, 'offset')} repeated"
     elif move.after > move.before:
@@ -408,6 +432,7 @@ def _result(
                 "before": move.before,
                 "after": move.after,
                 "done_ahead": move.done_ahead,
+                "position_lost": bool(move.lost),
             }
             for move in moves
         ],
@@ -418,7 +443,7 @@ def _result(
                 "client": each.client_id,
                 "epoch": each.epoch,
                 "state": each.state,
-                "stable": each.stable,
+                "next": 0 if each.stable is None else each.stable + 1,
             }
             for each in in_hand
         ],

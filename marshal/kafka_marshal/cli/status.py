@@ -1,29 +1,52 @@
-"""`status`: who holds what."""
+"""`status`: groups at a glance, then the partitions of one, or the members."""
 
 from __future__ import annotations
 
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.check import problem_json
 from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import Cell, Column
+from kafka_marshal.cli.output import Cell, Column, is_terminal
+from kafka_marshal.cli.problems import KINDS, Problem, problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.text import count, number, span, time_text
-from kafka_marshal.cli.view import LeaseRow, View
+from kafka_marshal.cli.rows import GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.text import clock_text, count, number, span, time_text
+from kafka_marshal.cli.view import View
 from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
 
 __all__ = ["status"]
 
+_GROUPS = (
+    Column("group", fold=True, least=8),
+    Column("members", right=True),
+    Column("partitions", right=True),
+    Column("lag", right=True),
+    Column("no progress", right=True, from_width=75),
+    Column("state", fold=True, least=14),
+)
+_PROBLEMS = (Column("in group", fold=True), Column("what is wrong", fold=True))
+_MEMBERS = (
+    Column("group", fold=True, least=8),
+    Column("member", fold=True, least=8),
+    Column("host", fold=True, from_width=70),
+    Column("pid", right=True, from_width=70),
+    Column("release", from_width=90),
+    Column("partitions", right=True),
+    Column("lag", right=True),
+    Column("seen"),
+    Column("progress", fold=True, least=10),
+)
 _LEASES = (
-    Column("group", fold=True),
+    Column("group", pipes_only=True),
     Column("topic", fold=True),
     Column("partition", right=True),
-    Column("holder", fold=True),
-    Column("epoch", right=True),
-    Column("freshness"),
-    Column("silence", right=True),
-    Column("stable", right=True),
+    Column("holder", fold=True, least=8),
+    Column("epoch", right=True, from_width=75),
+    Column("seen"),
+    Column("next", right=True),
     Column("lag", right=True),
 )
 _PAUSES = (
@@ -31,63 +54,74 @@ _PAUSES = (
     Column("by", fold=True),
     Column("until"),
     Column("left", right=True),
-    Column("in"),
+    Column("in", fold=True),
 )
 
-_STYLES = {"fresh": "green", "unknown": "yellow", "stale": "red", "free": "dim"}
+_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claimed": "yellow"}
 
 
 @command()
-@click.option("--group", help="Only this group's leases and pause.")
-@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option("--group", help="The partitions of this group, one by one.", shell_complete=complete_group)
+@click.option("--members", is_flag=True, help="One row a worker: where it runs, what it holds, how it goes.")
+@click.option("--all", "everything", is_flag=True, help="List groups too of which nobody was seen for a day.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; what is wrong comes first.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, metavar="SECONDS", help="With --watch (1).")
-@click.option(
-    "--tick",
-    is_flag=True,
-    help="Append a Tick to every partition of the log first: log time is then the broker's, and freshness is of now.",
-)
+@click.option("--tick", is_flag=True, help="Ask the broker's time by a record in every partition of the log.")
 @click.pass_obj
-def status(options: Options, group: str | None, watch: bool, interval: float, tick: bool) -> int:
-    r"""Leases: who holds which partition, how fresh, how far; and which groups are paused.
-
-    Freshness is what the log says. Where nobody writes into a part of the log, its time stands still and a dead
-    holder looks fresh: silence tells how long it is since the last beat, by the broker's clock. Silence beyond twice
-    the heartbeat interval is red, "overdue". The broker's time is learned from what members write meanwhile (up to
-    1.2 seconds are waited for that), else taken from this machine's clock, with a note; nothing is written, unless
-    --tick asks the broker by a record.
-
-    Below the leases stand partitions of which nothing is handed out though there is something to read, and why: the
-    position is not in the log that is there, no leader, or, where nothing was done for 10 seconds, what reading the
-    next message says. The way past what can't be read is the command skip, past a lost position release-group.
+def status(
+    options: Options, group: str | None, members: bool, everything: bool, watch: bool, interval: float, tick: bool
+) -> int:
+    r"""Groups at a glance, and what is wrong with them; the partitions of one (--group), or its workers (--members).
 
     \b
-    Exit status: 0; 1 the group is not in the log, or a part of the log needs a newer release; 3 no Kafka.
+    members      workers that hold a partition and are not gone
+    partitions   held / of all topics that the group ever worked on
+    no progress  the longest that messages have been waiting while the position did not move (10 minutes are looked at)
+    seen         the holder's last heartbeat, by the broker's clock: "silent" beyond one heartbeat interval,
+                 "gone" beyond two: others can take what it holds
+    next         the offset to be read next, as release-group takes it
+    progress     of a worker that beats, has messages waiting, and reports none of them done: hung?
+
+    The broker's time is learned from what members write meanwhile (up to 1.2 seconds), else taken from this machine's
+    clock, with a note. Nothing is written, unless --tick asks the broker. A worker that holds nothing does not show.
+
+    \b
+    Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
     """
     with connected(options) as cluster:
         return show(
             cluster,
             options,
-            lambda view: _picture(view, group),
+            lambda view: _picture(view, group, members, everything),
             interval=interval if watch else None,
             tick=tick,
         )
 
 
-def _picture(view: View, group: str | None) -> Picture:
+def _picture(view: View, group: str | None, members: bool, everything: bool) -> Picture:
     view.look_at_data(None if group is None else [group])
-    rows = view.with_stuck(view.rows(group))
-    pauses = _pauses(view, group)
-    notes = _notes(view, rows)
-    found = bool(rows or pauses) or group is None
-    if not found:
-        notes.append(f"the log knows no group {group!r}: none of its members ever got a partition.")
+    groups = view.groups(group)
+    problems = {each.group: problems_of(each) for each in groups}
+    notes = _notes(view, groups)
+    if group is not None and not groups:
+        notes.append(no_group(group, view.names()))
+    is_folding = is_terminal() and not everything and group is None  # programs get all
+    folded = [each for each in groups if is_folding and each.is_dead]
+    shown = [each for each in groups if each not in folded]
+    if members:
+        sections = [_member_section(view, shown)]
+    elif group is not None:
+        rows = [row for each in groups for row in each.leases]
+        if view.watched:
+            rows.sort(key=lambda row: row.badness)
+        sections = [Section(_LEASES, [_cells(row) for row in rows], "no leases"), stuck_section(rows)]
+    else:
+        sections = [_group_section(view, shown, problems), _problem_section(shown, problems)]
+    pauses = [pause for each in groups for pause in each.pauses]
+    is_lost = any(each.lost for each in groups)
     return Picture(
-        headline=_headline(rows),
-        sections=[
-            Section(_LEASES, [_cells(row) for row in rows], "no leases"),
-            stuck_section(rows),
-            Section(_PAUSES, _pause_rows(view, group), None),
-        ],
+        headline=_headline(groups, folded),
+        sections=[*sections, Section(_PAUSES, _pause_rows(view, groups), None)],
         notes=notes,
         json={
             "topic": view.replica.topic,
@@ -102,78 +136,177 @@ def _picture(view: View, group: str | None) -> Picture:
                 }
                 for cp, world in view.worlds.items()
             ],
-            "leases": [_json(row) for row in rows],
-            "pauses": pauses,
+            "groups": [_group_json(each, problems[each.group]) for each in groups],
+            "members": [_member_json(member) for each in groups for member in each.members],
+            "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
+            "pauses": [
+                {"partition": cp, "group": pause.group, "client": pause.client, "expires": expires}
+                for pause in pauses
+                for cp, expires in sorted(pause.where.items())
+            ],
             "notes": notes,
         },
-        status=DONE if found and not list(view.replica.stopped()) else NO,
+        status=NO if is_lost or (group is not None and not groups) or list(view.replica.stopped()) else DONE,
     )
 
 
-def _headline(rows: list[LeaseRow]) -> str:
-    held = [row for row in rows if row.client is not None]
-    holders = len({(row.group, row.client, row.instance) for row in held})
-    text = f"{count(len(rows), 'lease')}, {len(held):,} held by {count(holders, 'client')}"
-    for found, what in ((sum(row.overdue for row in held), "overdue"), (sum(bool(x.stuck) for x in rows), "stuck")):
-        text += f", {found:,} {what}" if found else ""
+def _headline(groups: list[GroupRow], folded: list[GroupRow]) -> str:
+    rows = [row for each in groups for row in each.leases]
+    held = sum(row.held or row.state == "unknown" for row in rows)
+    workers = sum(member.state != "gone" for each in groups for member in each.members)
+    text = (
+        f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}, {held:,} held by {count(workers, 'worker')}"
+    )
+    if folded:
+        listed = ", ".join(each.group for each in folded[:5]) + (", …" if len(folded) > 5 else "")
+        text += f"; nobody seen for a day in {count(len(folded), 'group')} ({listed}): --all lists them"
     return text
 
 
+# -- groups --------------------------------------------------------------------------------------------------
+
+
+def _group_section(view: View, groups: list[GroupRow], problems: dict[str, list[Problem]]) -> Section:
+    if view.watched:
+        groups = sorted(groups, key=lambda each: (-len(problems[each.group]), -(each.lag or 0)))
+    return Section(_GROUPS, [_group_cells(each, problems[each.group]) for each in groups], "no groups")
+
+
+def _group_cells(group: GroupRow, problems: list[Problem]) -> list[str | Cell]:
+    members = group.members
+    held = sum(row.held or row.state == "unknown" for row in group.leases)
+    return [
+        group.group,
+        str(sum(member.state != "gone" for member in members)),
+        f"{held}/{len(group.leases)}",
+        _lag_text(group.lag, group.lag is None and bool(group.lost)),
+        "-" if group.behind_ms is None else span(group.behind_ms),
+        _group_state(group, problems),
+    ]
+
+
+def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
+    amounts: dict[str, int] = {}
+    for problem in problems:
+        amounts[problem.kind] = amounts.get(problem.kind, 0) + problem.amount
+    words = [KINDS[kind] if kind == "pause_over" else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
+    if group.is_paused:
+        words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
+    if any(row.outage for row in group.leases):
+        return Cell("not known", "yellow")
+    bad = {"position_lost", "stuck", "gone", "hung"} & amounts.keys()
+    return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
+
+
+def _problem_section(groups: list[GroupRow], problems: dict[str, list[Problem]]) -> Section:
+    rows = [[problem.group, problem.text] for each in groups for problem in problems[each.group]]
+    return Section(_PROBLEMS, rows, None)
+
+
+def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
+    return {
+        "group": group.group,
+        "members": sum(member.state != "gone" for member in group.members),
+        "members_gone": sum(member.state == "gone" for member in group.members),
+        "partitions": len(group.leases),
+        "held": sum(row.held for row in group.leases),
+        "lag": group.lag,
+        "positions_lost": len(group.lost),
+        "stuck": len(group.stuck),
+        "no_progress_ms": group.behind_ms,
+        "paused": group.is_paused,
+        "silence_ms": group.silent_ms,
+        "problems": [problem_json(problem) for problem in problems],
+    }
+
+
+# -- members -------------------------------------------------------------------------------------------------
+
+
+def _member_section(view: View, groups: list[GroupRow]) -> Section:
+    members = [member for each in groups for member in each.members]
+    if view.watched:
+        members.sort(key=lambda member: member.badness)
+    return Section(_MEMBERS, [_member_cells(member) for member in members], "no worker holds anything")
+
+
+def _member_cells(member: MemberRow) -> list[str | Cell]:
+    runs_at, state = member.runs_at, member.state
+    silence = member.leases[0] if state == "unknown" else min(member.leases, key=lambda row: row.silence_ms or 0)
+    return [
+        member.group,
+        member.client,
+        "-" if runs_at is None else runs_at.host,
+        "-" if runs_at is None else str(runs_at.pid),
+        "-" if runs_at is None else runs_at.release,
+        str(len(member.leases)),
+        _lag_text(member.lag, any(row.lost for row in member.leases)),
+        Cell(silence.seen, _STYLES.get(state, "")),
+        _progress(member),
+    ]
+
+
+def _progress(member: MemberRow) -> Cell:
+    if member.is_hung:
+        return Cell(f"no progress for {span(member.no_progress_ms or 0)}, hung?", "bold red")
+    return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
+
+
+def _member_json(member: MemberRow) -> dict[str, object]:
+    runs_at = member.runs_at
+    return {
+        "group": member.group,
+        "client": member.client,
+        "instance": member.instance,
+        "host": None if runs_at is None else runs_at.host,
+        "pid": None if runs_at is None else runs_at.pid,
+        "release": None if runs_at is None else runs_at.release,
+        "partitions": len(member.leases),
+        "lag": member.lag,
+        "state": member.state,
+        "silence_ms": member.silence_ms,
+        "no_progress_ms": member.no_progress_ms,
+        "hung": member.is_hung,
+    }
+
+
+# -- partitions ----------------------------------------------------------------------------------------------
+
+
+def _lag_text(lag: int | None, lost: bool) -> Cell:
+    return Cell("position lost", "bold red", "lost") if lost else Cell(number(lag))
+
+
 def _cells(row: LeaseRow) -> list[str | Cell]:
-    freshness = row.freshness or ""
-    style = _STYLES.get(freshness, "")
-    if row.overdue:
-        freshness = freshness if freshness == "stale" else f"{freshness}, overdue"
-        style = "bold red"
     return [
         row.group,
         row.topic,
         str(row.partition),
         "-" if row.client is None else row.client,
         number(row.epoch),
-        Cell(freshness, style),
-        Cell("-" if row.silence_ms is None else span(row.silence_ms), "red" if row.overdue else ""),
-        number(row.stable),
-        number(row.lag),
+        Cell(row.seen, _STYLES.get(row.state, "dim")),
+        number(row.next),
+        _lag_text(row.lag, row.lost),
     ]
 
 
-def _pauses(view: View, group: str | None) -> list[dict[str, object]]:
-    """Pauses in force at log time, as a replay shows them (D3)."""
-    return [
-        {"partition": cp, "group": pause.group_id, "client": pause.client_id, "expires": pause.expires}
-        for cp, world in view.worlds.items()
-        for pause in world.pauses()
-        if group is None or pause.group_id == group
-    ]
-
-
-def _pause_rows(view: View, group: str | None) -> list[list[str | Cell]]:
-    """One row for each group that is paused, until the last of its CPs is free again."""
-    where: dict[tuple[str, str], dict[int, int]] = {}
-    for cp, world in view.worlds.items():
-        for pause in world.pauses():
-            if group is None or pause.group_id == group:
-                where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
+def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
+    """One row for each pause, until the last part of the log is free again."""
     rows: list[list[str | Cell]] = []
-    for (name, client), found in sorted(where.items()):
-        expires = max(found.values())
-        left_ms = expires - view.clock.now_ms()
-        left = Cell(span(left_ms)) if left_ms > 0 else Cell("over", "dim")
-        everywhere = "everywhere" if len(found) == len(view.worlds) else f"partition(s) {', '.join(map(str, found))}"
-        rows.append([name, client, time_text(expires), left, everywhere])
+    now_ms = view.clock.now_ms()
+    for pause in [pause for each in groups for pause in each.pauses]:
+        left = Cell("over", "red") if pause.is_over else Cell(span(pause.left_ms))
+        parts = ", ".join(map(str, sorted(pause.where)))
+        everywhere = "everywhere" if len(pause.where) == len(view.worlds) else f"partition(s) {parts} of the log"
+        until = Cell(time_text(pause.expires), short=clock_text(pause.expires, now_ms))
+        rows.append([pause.group, pause.client, until, left, everywhere])
     return rows
 
 
-def _notes(view: View, rows: list[LeaseRow]) -> list[str]:
+def _notes(view: View, groups: list[GroupRow]) -> list[str]:
     """What people should know before they trust the table."""
     notes = []
-    for cp, (behind_ms, held) in view.standing_still().items():
-        notes.append(
-            f"partition {cp} of the log stands still since {span(behind_ms)}: the freshness of {count(held, 'lease')} "
-            "there is as of then. Go by their silence."
-        )
-    if view.clock.source == "local" and any(row.silence_ms is not None for row in rows):
+    if view.clock.source == "local" and any(row.silence_ms is not None for each in groups for row in each.leases):
         notes.append(
             "silence is by this machine's clock: nobody wrote to the log meanwhile to learn the broker's from. "
             "--tick asks the broker."
@@ -193,12 +326,12 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "epoch": row.epoch,
         "heartbeat_interval_ms": row.heartbeat_interval_ms,
         "last_beat": row.last_beat,
-        "freshness": row.freshness,
+        "state": row.state,
         "silence_ms": row.silence_ms,
-        "overdue": row.overdue,
-        "stable": row.stable,
+        "next": row.next,
         "granted": row.granted,
         "log_end": row.log_end,
         "lag": row.lag,
+        "position_lost": row.lost,
         "stuck": row.stuck or None,
     }

@@ -59,10 +59,10 @@ def paused(admin: Admin, group: str, expires_ms: int, options: Options) -> Itera
     pause.resume()
 
 
-def id_argument(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def id_argument(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Ids are UTF-8 in the log; an argument that is not can't be one."""
     try:
-        value.encode()
+        (value or "").encode()
     except UnicodeEncodeError:
         raise click.BadParameter("is not UTF-8 text", context, parameter) from None
     return value

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, TopicInfo, TopicPartition
-from kafka_marshal.cli.text import count, span
-from kafka_marshal.engine.topic_mark import mark_of
+from kafka_marshal.adapters.interface import Cluster, FaultKind, Message, TopicPartition
+from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms
+from kafka_marshal.cli.text import span
 
-if TYPE_CHECKING:
-    from kafka_marshal.cli.view import LeaseRow, SpeedMeter
-
-__all__ = ["mark_stuck", "position_lost"]
-
-#: Held, with messages to come and nothing done for so long of log time: looked into.
-STILL_MS = 10_000
+__all__ = ["mark_stuck"]
 
 #: Partitions of which the next message is read, at most; and for how long in all (s).
-PROBED_AT_MOST = 20
+PROBED_AT_MOST = 50
 PROBE_S = 2.0
 
 SLICE_S = 0.2
@@ -29,59 +23,86 @@ SLICE_S = 0.2
 CONFIG: dict[str, object] = {"check.crcs": True, "fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024}
 
 
-def position_lost(topic: TopicInfo, topic_marks: frozenset[int], position: int, log_end: int | None) -> str:
-    """Why a group's position means nothing in the log that is there (P11, P12); "" where it does."""
-    mark = mark_of(topic.topic_id)
-    if topic_marks and mark is not None and topic_marks != {mark}:
-        return "position lost: the topic was made anew"
-    if log_end is not None and position > log_end:
-        return f"position lost: the log ends at {log_end}"
-    return ""
-
-
-def mark_stuck(cluster: Cluster, rows: list[LeaseRow], meter: SpeedMeter) -> list[LeaseRow]:
-    """The rows, with what reading shows of those that are held, have messages to come, and get nothing done."""
-    still: dict[TopicPartition, tuple[int, int]] = {}
-    for row in rows:
-        still_ms = meter.still_ms((row.group, row.topic, row.partition))
-        if row.client is not None and not row.stuck and row.lag and still_ms >= STILL_MS:
-            still.setdefault((row.topic, row.partition), (row.position, still_ms))
+def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[LeaseRow]:
+    """The rows, with what reading the next message shows of those that get nothing done and have messages to come."""
+    still: dict[TopicPartition, list[LeaseRow]] = {}
+    for _, row in sorted(_in_turns(rows), key=lambda item: item[0]):
+        if row.lag and not row.stuck and (row.idle_ms or 0) >= patience_ms(row.heartbeat_interval_ms):
+            still.setdefault((row.topic, row.partition), []).append(row)
     if not still:
         return rows
-    positions = {key: position for key, (position, _) in list(still.items())[:PROBED_AT_MOST]}
-    unreadable = _probe(cluster, positions)
-    return [_with_reason(row, still, unreadable) for row in rows]
+    probed = dict(list(still.items())[:PROBED_AT_MOST])
+    positions = {key: max(first.position, first.log_start or 0) for key, (first, *_) in probed.items()}
+    unreadable, stamps = _probe(cluster, positions)
+    # A worker that works through one partition's backlog gets to the others later.
+    at_work = {(row.group, row.instance) for row in rows if row.still_ms < patience_ms(row.heartbeat_interval_ms)}
+    return [
+        _with_reason(row, positions, unreadable, stamps, now_ms, (row.group, row.instance) in at_work) for row in rows
+    ]
+
+
+def _in_turns(rows: list[LeaseRow]) -> Iterator[tuple[int, LeaseRow]]:
+    """Every holder's first partition before anybody's second: one that hangs shows in any of them."""
+    turns: Counter[tuple[str, str | None]] = Counter()
+    for row in rows:
+        yield turns[row.group, row.instance], row
+        turns[row.group, row.instance] += 1
 
 
 def _with_reason(
-    row: LeaseRow, still: Mapping[TopicPartition, tuple[int, int]], unreadable: Mapping[TopicPartition, str]
+    row: LeaseRow,
+    positions: Mapping[TopicPartition, int],
+    unreadable: Mapping[TopicPartition, str],
+    stamps: Mapping[TopicPartition, int],
+    now_ms: int,
+    is_at_work: bool,
 ) -> LeaseRow:
     key = (row.topic, row.partition)
-    if row.client is None or row.stuck or not row.lag or still.get(key, (-1, 0))[0] != row.position:
+    if row.stuck or not row.lag or positions.get(key) != max(row.position, row.log_start or 0):
         return row
     if key in unreadable:
-        return replace(row, stuck=f"offset {row.position} can't be read: {unreadable[key]}")
-    waiting = count(row.lag, "message")
-    return replace(row, stuck=f"nothing done for {span(still[key][1])}, {waiting} waiting: see {row.client}'s log")
+        return replace(row, stuck=f"offset {positions[key]} can't be read: {unreadable[key]}")
+    if key not in stamps:  # within a transaction that is open, or not read in time
+        return row
+    # Without a stamp of its own a message has waited as long as the position stood still.
+    waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key])
+    row = replace(row, waiting_ms=waiting_ms)
+    done_nothing_ms = min(row.still_ms, waiting_ms)
+    if not row.held or is_at_work or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):
+        return row
+    return replace(
+        row, stuck=f"{NO_PROGRESS} for {span(done_nothing_ms)} with messages waiting: see {row.client}'s log"
+    )
 
 
-def _probe(cluster: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
-    """Read the next message of each; what the client says of those that it can't read."""
+def _probe(
+    cluster: Cluster, positions: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
+    """Read the next message of each: what the client says of those that it can't read, and the others' stamps."""
     reader = cluster.data_reader("kafka-marshal-status", CONFIG)
     failed: dict[TopicPartition, str] = {}
+    stamps: dict[TopicPartition, int] = {}
     left = set(positions)
     try:
         reader.assign(positions)
         until = time.monotonic() + PROBE_S
         while left and time.monotonic() < until:
             messages, faults = reader.read(100, SLICE_S)
-            done = {(message.topic() or "", message.partition() or 0) for message in messages}
+            for message in messages:
+                stamps.setdefault((message.topic() or "", message.partition() or 0), _stamp(message))
             for fault in faults:
                 if fault.topic is not None and fault.partition is not None and fault.kind is FaultKind.OTHER:
                     failed.setdefault((fault.topic, fault.partition), fault.message)
-            left -= done | failed.keys()
-            if done or failed:
-                reader.unassign(done | failed.keys())
+            over = left & (stamps.keys() | failed.keys())
+            left -= over
+            if over:
+                reader.unassign(over)
     finally:
         reader.close()
-    return failed
+    return failed, stamps
+
+
+def _stamp(message: Message) -> int:
+    """The message's timestamp in ms; -1: it has none."""
+    stamp: Callable[[], tuple[int, int]] | None = getattr(message, "timestamp", None)
+    return -1 if stamp is None else stamp()[1]

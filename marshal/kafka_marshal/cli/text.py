@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["clean", "count", "number", "parse_span", "parse_time", "span", "time_text"]
+__all__ = ["clean", "clock_text", "count", "number", "parse_span", "parse_time", "span", "time_text"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -18,6 +18,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
+
+_CLOCK = re.compile(
+    r"(?:(?P<day>today|yesterday)(?:\s+|$))?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?"
+)
 
 
 def clean(text: str) -> str:
@@ -39,10 +43,23 @@ def time_text(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds")
 
 
-def parse_time(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970 from ISO 8601, a bare number of milliseconds, "now", or a span ago ("10m").
+def clock_text(time_ms: int, now_ms: int) -> str:
+    """As short as people need it, in local time: 14:03:21 today, 11-24 14:03:21 on another day, else the date."""
+    try:
+        moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone()
+        today = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return time_text(time_ms)
+    if moment.date() == today.date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%m-%d %H:%M:%S}" if abs(today - moment) < timedelta(days=180) else f"{moment:%Y-%m-%d}"
 
-    A time without an offset is local. Raises ValueError.
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Milliseconds since 1970 from any way in which the commands take a time.
+
+    ISO 8601, a time of day ("03:14", the last one there was; "yesterday 03:14"), a span ago ("10m"), "now", or a bare
+    number of milliseconds. What names no offset is local. Raises ValueError.
     """
     text = text.strip()
     if text == "now":
@@ -54,15 +71,31 @@ def parse_time(text: str, now_ms: int) -> int:
     except ValueError:
         pass
     try:
-        moment = datetime.fromisoformat(text)
+        moment = _time_of_day(text.lower(), now_ms) or datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{clean(text)!r} is no time: write it as 2026-11-21T04:50:12Z, 2026-11-21 04:50 (local), in milliseconds "
-            "since 1970, or as a span ago such as 10m"
+            f"{clean(text)!r} is no time: write it as 03:14, yesterday 03:14, 2026-11-21T04:50:12Z, 2026-11-21 04:50 "
+            "(local), in milliseconds since 1970, or as a span ago such as 10m"
         ) from None
     return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _time_of_day(text: str, now_ms: int) -> datetime | None:
+    """A time of day, with or without its day, as a local moment; None for anything else."""
+    found = _CLOCK.fullmatch(text)
+    if found is None or not text:
+        return None
+    hour, minute, second = [*(found["time"] or "0:0").split(":"), "0"][:3]
+    now = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone()
+    moment = datetime.combine(now.date(), datetime.min.time()).replace(
+        hour=int(hour), minute=int(minute), second=int(float(second)), microsecond=round(float(second) % 1 * 1e6)
+    )
+    yesterday = moment - timedelta(days=1)
+    if found["day"] == "yesterday":
+        return yesterday
+    return yesterday if found["day"] is None and moment.astimezone() > now else moment
 
 
 def parse_span(text: str) -> int:

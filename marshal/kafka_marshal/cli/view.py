@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.stuck import mark_stuck, position_lost
+from kafka_marshal.cli.meter import BrokerClock, Meter, beyond, local_ms
+from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.engine.lost import why_lost
 from kafka_marshal.engine.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.replica import Begin, Replica
 from rationalizer import Lease, Tick, World, encode
-from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
+from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["BrokerClock", "LeaseRow", "SpeedMeter", "View"]
-
-#: What the reasons begin with under which a position means nothing, and so the lag neither.
-POSITION_LOST = "position lost"
-
-#: (group, topic, partition)
-LeaseKey = tuple[str, str, int]
+__all__ = ["View"]
 
 #: The longest wait for somebody else's record to learn the broker's time from: a beat at the default HI of 3 s.
 LISTEN_S = 1.2
@@ -38,136 +34,8 @@ LISTEN_S = 1.2
 #: A wait for records looks up this often, for Ctrl-C.
 _SLICE_S = 0.2
 
-
-def local_ms() -> float:
-    """This machine's idea of the time, milliseconds since 1970."""
-    return time.time() * 1000
-
-
-class BrokerClock:
-    """The broker's time, as well as it is known. `source`: "traffic", "tick", or "local" where it was not learned."""
-
-    def __init__(self, now: Callable[[], float] = local_ms) -> None:
-        self._now = now
-        self._ahead: float | None = None
-        self._floor = 0
-        self.source = "local"
-
-    def heard(self, stamp_ms: int, source: str = "traffic") -> None:
-        """A record appended a moment ago bears this stamp: the broker's time is at least that."""
-        ahead = stamp_ms - self._now()
-        if self._ahead is None or ahead > self._ahead:
-            self._ahead = ahead
-        if self.source != "tick":
-            self.source = source
-
-    def at_least(self, stamp_ms: int) -> None:
-        """An old stamp: the broker's time can't be before it."""
-        self._floor = max(self._floor, stamp_ms)
-
-    def now_ms(self) -> int:
-        """The broker's time now, milliseconds since 1970."""
-        return max(int(self._now() + (self._ahead or 0)), self._floor)
-
-    @property
-    def local_is_behind_ms(self) -> int:
-        """How much this machine's clock lags behind stamps already seen, at least; 0 where it does not."""
-        return max(0, int(self._floor - self._now()), int(self._ahead or 0))
-
-
-class SpeedMeter:
-    """Messages a second of each lease, from how far it was at which log time within a window."""
-
-    def __init__(self, window_ms: int) -> None:
-        self._window_ms = window_ms
-        self._samples: dict[LeaseKey, deque[tuple[int, int]]] = {}
-
-    def sample(self, world: World) -> None:
-        """Note how far the leases of this CP are now."""
-        for lease in world.leases():
-            key = (lease.group_id, lease.topic, lease.partition)
-            samples = self._samples.setdefault(key, deque())
-            done = lease.progress.stable + beyond(lease)
-            if samples and done < samples[-1][1]:  # repositioned: what was before says nothing about speed
-                samples.clear()
-            if not samples or world.log_time > samples[-1][0]:
-                samples.append((world.log_time, done))
-            else:
-                samples[-1] = (world.log_time, done)
-            while samples[0][0] < world.log_time - self._window_ms and len(samples) > 1:
-                samples.popleft()
-
-    def still_ms(self, key: LeaseKey) -> int:
-        """For how long of log time nothing was done, as far as the window shows; 0: something was, or nothing shows."""
-        samples = self._samples.get(key)
-        if not samples:
-            return 0
-        until, done = samples[-1]
-        return until - next((at for at, before in samples if before == done), until)
-
-    def per_second(self, key: LeaseKey) -> float | None:
-        """None where the log says too little: fewer than two moments within the window."""
-        samples = self._samples.get(key)
-        if samples is None or len(samples) < 2:
-            return None
-        (since, before), (until, after) = samples[0], samples[-1]
-        return (after - before) * 1000 / (until - since)
-
-
-def beyond(lease: Lease) -> int:
-    """How many messages are done beyond a gap."""
-    return sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """One lease, or one partition of a group's topic that nobody ever claimed (cp None)."""
-
-    group: str
-    topic: str
-    partition: int
-    cp: int | None = None
-    client: str | None = None
-    instance: str | None = None
-    epoch: int | None = None
-    heartbeat_interval_ms: int | None = None
-    #: Log time.
-    last_beat: int | None = None
-    #: At log time (C1).
-    freshness: str | None = None
-    #: By the broker's clock; None where nobody holds it.
-    silence_ms: int | None = None
-    stable: int | None = None
-    #: Done beyond a gap.
-    beyond: int = 0
-    #: Not done, but something beyond it is: handed out, or given up.
-    in_flight: int = 0
-    granted: int | None = None
-    #: The data partition's; None: there is no such partition (any more).
-    log_start: int | None = None
-    log_end: int | None = None
-    #: Messages a second; None: not known.
-    speed: float | None = None
-    #: Why nothing of it is handed out though there is something to read; "": nothing is known against it.
-    stuck: str = ""
-
-    @property
-    def position(self) -> int:
-        """The first offset that is not done."""
-        return 0 if self.stable is None else self.stable + 1
-
-    @property
-    def lag(self) -> int | None:
-        """Offsets in the partition's log that are not done."""
-        if self.log_end is None or self.log_start is None or self.stuck.startswith(POSITION_LOST):
-            return None
-        return max(0, self.log_end - max(self.position, self.log_start) - self.beyond)
-
-    @property
-    def overdue(self) -> bool:
-        """Held, and silent for longer than its holder may be: at the next record in its CP it counts as stale."""
-        limit = STALE_AFTER_INTERVALS * (self.heartbeat_interval_ms or 0)
-        return self.silence_ms is not None and self.silence_ms > limit
+#: How far back it is looked when positions last moved, how often on the way, and up to how many leases.
+_HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
 
 
 class View:
@@ -176,10 +44,16 @@ class View:
     def __init__(self, cluster: Cluster, topic: str, timeout_s: float, window_ms: int = 30_000) -> None:
         self._cluster = cluster
         self.patience_s = timeout_s
+        #: Kafka does not answer: who is silent can't be told, and nothing is asked.
+        self.outage = False
+        #: What was shown last.
+        self._rows: list[LeaseRow] = []
+        #: One picture after the other is shown to people: what is wrong comes first.
+        self.watched = False
         self._window_start = local_ms() - window_ms
         self.replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock = BrokerClock()
-        self.meter = SpeedMeter(window_ms)
+        self.meter = Meter(window_ms)
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
         #: The topics as the cluster described them then.
@@ -210,21 +84,29 @@ class View:
             self.clock.at_least(world.log_time)
 
     def _apply_in_slices(self, batch: TailBatch) -> None:
-        """Old records at once; those of the speed meter's window second by second, with a sample after each."""
+        """Old records at once; those of the last minutes in slices, with a sample for the meter after each."""
         for cp, entries in batch.records.items():
             begin = 0
             for index in range(1, len(entries)):
                 stamp, before = entries[index][1], entries[index - 1][1]
-                if stamp >= self._window_start and stamp // 1000 != before // 1000:
+                step_ms = self._step_ms(stamp)
+                if step_ms and stamp // step_ms != before // step_ms:
                     self._apply(cp, entries[begin:index])
                     begin = index
             self._apply(cp, entries[begin:])
         self.replica.apply(TailBatch({}, batch.ends, batch.faults))
 
+    def _step_ms(self, stamp: int) -> int:
+        """How often to sample at that time; 0: not at all."""
+        if stamp >= self._window_start:
+            return _FINE_MS
+        return _COARSE_MS if stamp >= self._window_start - _HISTORY_MS else 0
+
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         self.replica.apply(TailBatch({cp: entries}))
-        if entries[-1][1] >= self._window_start:
-            self.meter.sample(self.worlds[cp])
+        world, stamp = self.worlds[cp], entries[-1][1]
+        if stamp >= self._window_start or (self._step_ms(stamp) and len(world.leases()) * len(self.worlds) <= _MANY):
+            self.meter.sample(world)
 
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Take in what comes for so long, or until something is so; learn the broker's time from it."""
@@ -288,6 +170,8 @@ class View:
 
     def look_at_data(self, groups: Iterable[str] | None = None) -> None:
         """Ask where the logs of all claimed topics begin and end (*blocking*)."""
+        if self.outage:
+            return
         wanted = None if groups is None else set(groups)
         topics = {
             lease.topic
@@ -306,7 +190,12 @@ class View:
         self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
-        """All leases ever granted and not forgotten (of one group), sorted by group, topic, partition."""
+        """All leases ever granted and not forgotten (of one group), sorted by group, topic, partition (*blocking*).
+
+        Those that stand still say why, as far as reading their next message shows.
+        """
+        if self.outage:  # positions may be known that lie beyond the log ends of before
+            return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
         rows = [
             self._row(world, lease, now_ms)
@@ -314,7 +203,47 @@ class View:
             for lease in world.leases()
             if group is None or lease.group_id == group
         ]
-        return sorted(rows, key=lambda row: (row.group, row.topic, row.partition))
+        rows.sort(key=lambda row: (row.group, row.topic, row.partition))
+        self._rows = mark_stuck(self._cluster, rows, now_ms)
+        return self._rows
+
+    def groups(self, group: str | None = None) -> list[GroupRow]:
+        """All groups (or one, if the log knows it) with their leases, partitions never claimed, and pauses."""
+        by_group: dict[str, list[LeaseRow]] = {}
+        pauses = self.pauses(group)
+        claimed = self.rows(group)
+        for row in [*claimed, *self.unclaimed(claimed)]:
+            by_group.setdefault(row.group, []).append(row)
+        for pause in pauses:
+            by_group.setdefault(pause.group, [])
+        now_ms = self.clock.now_ms()
+        return [
+            GroupRow(
+                name,
+                sorted(rows, key=lambda row: (row.topic, row.partition)),
+                [pause for pause in pauses if pause.group == name],
+                now_ms - max((row.last_beat or 0 for row in rows if row.cp is not None), default=now_ms),
+            )
+            for name, rows in sorted(by_group.items())
+        ]
+
+    def names(self) -> list[str]:
+        """All groups that the log knows."""
+        leases = {lease.group_id for world in self.worlds.values() for lease in world.leases()}
+        return sorted(leases | {pause.group_id for world in self.worlds.values() for pause in world.pauses()})
+
+    def pauses(self, group: str | None = None) -> list[PauseRow]:
+        """Pauses in force at log time (D3), one for each group and client."""
+        where: dict[tuple[str, str], dict[int, int]] = {}
+        for cp, world in self.worlds.items():
+            for pause in world.pauses():
+                if group is None or pause.group_id == group:
+                    where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
+        now_ms = self.clock.now_ms()
+        return [
+            PauseRow(name, client, max(found.values()), max(found.values()) - now_ms, found)
+            for (name, client), found in sorted(where.items())
+        ]
 
     def unclaimed(self, rows: list[LeaseRow]) -> list[LeaseRow]:
         """Partitions of the topics of these leases that their group never claimed."""
@@ -330,9 +259,13 @@ class View:
     def _row(self, world: World, lease: Lease, now_ms: int) -> LeaseRow:
         progress = lease.progress
         done_beyond = beyond(lease)
-        ranges, topic_marks = split(progress.ranges)
+        ranges = split(progress.ranges).ranges
         low, high = self.marks.get((lease.topic, lease.partition), (None, None))
-        return LeaseRow(
+        key = (lease.group_id, lease.topic, lease.partition)
+        # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
+        moved_at = min(self.meter.moved_at(key) or lease.last_beat, lease.last_beat)
+        granted_at = min(self.meter.granted_at(key) or lease.last_beat, lease.last_beat)
+        row = LeaseRow(
             group=lease.group_id,
             topic=lease.topic,
             partition=lease.partition,
@@ -342,7 +275,6 @@ class View:
             epoch=lease.epoch,
             heartbeat_interval_ms=lease.heartbeat_interval_ms,
             last_beat=lease.last_beat,
-            freshness=lease.freshness(world.log_time),
             silence_ms=max(0, now_ms - lease.last_beat) if lease.held else None,
             stable=None if progress.stable == NOTHING_DONE else progress.stable,
             beyond=done_beyond,
@@ -350,21 +282,19 @@ class View:
             granted=None if progress.granted == NOTHING_DONE else progress.granted,
             log_start=low,
             log_end=high,
-            speed=self.meter.per_second((lease.group_id, lease.topic, lease.partition)),
-            stuck=self._why_stuck(lease, topic_marks, high),
+            stuck=self._why_stuck(lease, high),
+            idle_ms=max(0, now_ms - moved_at),
+            held_ms=max(0, now_ms - granted_at),
         )
+        return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
-    def _why_stuck(self, lease: Lease, topic_marks: frozenset[int], log_end: int | None) -> str:
+    def _why_stuck(self, lease: Lease, log_end: int | None) -> str:
         topic = self.topics.get(lease.topic)
         if topic is None or lease.partition >= topic.partitions:
             return ""
         if lease.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
-        return position_lost(topic, topic_marks, lease.progress.stable + 1, log_end)
-
-    def with_stuck(self, rows: list[LeaseRow]) -> list[LeaseRow]:
-        """The same rows; those that stand still say why, as far as reading their next message shows (*blocking*)."""
-        return mark_stuck(self._cluster, rows, self.meter)
+        return why_lost(topic, lease.progress, log_end)
 
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""
@@ -373,13 +303,3 @@ class View:
             "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
-
-    def standing_still(self) -> dict[int, tuple[int, int]]:
-        """CPs whose log time lags behind the broker's by more than a holder's HI: (ms behind, leases held there)."""
-        now_ms = self.clock.now_ms()
-        still: dict[int, tuple[int, int]] = {}
-        for cp, world in self.worlds.items():
-            held = [lease.heartbeat_interval_ms for lease in world.leases() if lease.held]
-            if held and now_ms - world.log_time > max(held):
-                still[cp] = (now_ms - world.log_time, len(held))
-        return still

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,10 @@ from kafka_marshal.cli.output import (
     say_warning,
     warnings_from_the_library,
 )
-from kafka_marshal.cli.text import clean, time_text
-from kafka_marshal.cli.view import LeaseRow, View
+from kafka_marshal.cli.problems import places
+from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow
+from kafka_marshal.cli.text import clean, span, time_text
+from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
 
 if TYPE_CHECKING:
@@ -37,17 +39,16 @@ __all__ = ["Picture", "Section", "show", "stuck_section"]
 
 _STUCK = (
     Column("stuck group", fold=True),
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("at", right=True),
-    Column("why"),
+    Column("partitions", fold=True),
+    Column("why", fold=True),
 )
 
-
-#: How often a topic that is watched is looked at: was it made anew (L2)?
+#: How often a topic that is watched is checked: was it recreated (L2)?
 _CHECK_S = 10.0
 #: While watching, a broker gets this long to answer before the picture says that it does not.
 _PATIENCE_S = 2.0
+#: While watching, notes take this many lines at most, and a table after the first this share of the screen.
+_NOTES, _SHARE = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _print(taken: Picture, options: Options) -> int:
         print_json(taken.json)
         return taken.status
     if is_terminal():
-        console().print(_drawn(taken, []))
+        console().print(_drawn(taken))
         return taken.status
     _print_plain(taken)
     return taken.status
@@ -134,19 +135,70 @@ def _print_plain(taken: Picture) -> None:
         say_warning(note)
 
 
-def _drawn(taken: Picture, warnings: Sequence[str]) -> Group:
-    """The picture for a terminal."""
+def _drawn(taken: Picture) -> Group:
+    """The whole picture for a terminal, the notes last: next to the prompt."""
     from rich.console import Group, RenderableType
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(clean(taken.headline), style="bold")]
     for section in taken.sections:
         if section.rows:
+            parts += [Text()] if len(parts) > 1 else []
             parts.append(rich_table(section.columns, section.rows, section.title))
         elif section.if_empty is not None:
             parts.append(Text(section.if_empty, style="dim"))
-    parts += [Text.assemble(("note: ", "bold yellow"), clean(note)) for note in [*taken.notes, *warnings]]
+    parts += [Text.assemble(("note: ", "bold yellow"), clean(note)) for note in taken.notes]
     return Group(*parts)
+
+
+def _fitted(taken: Picture, above: str, alarms: Sequence[str]) -> Group:
+    """The picture on one screen, its head and notes first: tables are cut where the screen ends, and say so."""
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+    screen = console()
+    parts: list[RenderableType] = [Text(clean(above), "dim", no_wrap=True, overflow="ellipsis")]
+    parts += [Text(clean(alarm), "bold red") for alarm in alarms]
+    parts.append(Text(clean(taken.headline), "bold", no_wrap=True, overflow="ellipsis"))
+    notes = list(taken.notes)
+    if len(notes) > _NOTES:
+        notes[_NOTES - 1 :] = [f"… {len(notes) - _NOTES + 1} more notes: the same command without --watch shows them"]
+    for note in notes:
+        line = Text.assemble(("note: ", "bold yellow"), clean(note), no_wrap=True, overflow="ellipsis")
+        parts.append(line)
+    left = screen.height - 1 - sum(len(screen.render_lines(part)) for part in parts)
+    tables = [section for section in taken.sections if section.rows]
+    cut = [_cut(section, screen.height // _SHARE) for section in tables[1:]]
+    for table in cut:
+        left -= len(screen.render_lines(table))
+    if tables:
+        parts += [_cut(tables[0], left), *cut]
+    else:
+        parts += [Text(section.if_empty, style="dim") for section in taken.sections if section.if_empty is not None]
+    return Group(*parts)
+
+
+def _cut(section: Section, height: int) -> Group:
+    """The table with as many of its rows as go into so many lines, at least one, and how many are left out."""
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+    screen = console()
+
+    def drawn(amount: int) -> Group:
+        parts: list[RenderableType] = [rich_table(section.columns, section.rows[:amount], section.title)]
+        if amount < len(section.rows):
+            parts.append(Text(f"… {len(section.rows) - amount:,} more", style="dim"))
+        return Group(*parts)
+
+    fits, too_many = 1, min(len(section.rows), max(1, height)) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if len(screen.render_lines(drawn(middle))) <= height:
+            fits = middle
+        else:
+            too_many = middle
+    return drawn(fits)
 
 
 def _repeat(view: View, cluster: Cluster, options: Options, picture: Callable[[View], Picture], interval: float) -> int:
@@ -167,33 +219,32 @@ def _watch(view: View, cluster: Cluster, options: Options, picture: Callable[[Vi
     """Watching on a terminal: the picture changes in its place; the last one stays when it ends."""
     from rich.live import Live
 
-    warnings: deque[str] = deque(maxlen=3)
-    checked = time.monotonic()
+    said: deque[str] = deque(maxlen=2)
+    checked = answered = time.monotonic()
+    view.watched = True
     taken = picture(view)
     try:
         with (
-            warnings_from_the_library(options.debug, warnings.append),
-            Live(_drawn(taken, ()), console=console(), auto_refresh=False, screen=True) as live,
+            warnings_from_the_library(options.debug, said.append),
+            Live(_fitted(taken, "", ()), console=console(), auto_refresh=False, screen=True) as live,
         ):
             while True:
                 view.follow(interval)
+                view.outage, alarms = False, []
                 try:
                     checked = _check(view, cluster, options, checked)
                     taken = picture(view)
-                    warnings.clear()
-                except KafkaUnavailableError as error:
-                    warnings.append(f"Kafka does not answer; what is shown is of before. {error}")
+                    answered = time.monotonic()
+                except KafkaUnavailableError:
+                    view.outage = True
+                    taken = picture(view)
+                    silence = span((time.monotonic() - answered) * 1000)
+                    alarms = [f"Kafka has not answered for {silence}: what is shown is from before."]
                 now = f"{time_text(view.clock.now_ms())}  {options.topic}  (Ctrl-C ends)"
-                live.update(_with_clock(taken, now, warnings), refresh=True)
+                live.update(_fitted(taken, now, [*alarms, *said]), refresh=True)
+                said.clear()
     finally:
-        console().print(_drawn(taken, warnings))
-
-
-def _with_clock(taken: Picture, now: str, warnings: Sequence[str]) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(Text(clean(now), style="dim"), _drawn(taken, warnings))
+        console().print(_drawn(taken))
 
 
 def _check(view: View, cluster: Cluster, options: Options, checked: float) -> float:
@@ -204,11 +255,15 @@ def _check(view: View, cluster: Cluster, options: Options, checked: float) -> fl
     return time.monotonic()
 
 
-def stuck_section(rows: list[LeaseRow]) -> Section:
-    """The partitions that stand still, each with why."""
-    cells: list[list[str | Cell]] = [
-        [row.group, row.topic, str(row.partition), str(row.position), Cell(row.stuck, "red")]
-        for row in rows
-        if row.stuck
-    ]
+def stuck_section(rows: Iterable[LeaseRow]) -> Section:
+    """The partitions that stand still, together where they do for the same reason."""
+    found: dict[tuple[str, str], list[LeaseRow]] = {}
+    for row in rows:
+        if row.stuck:
+            hangs = row.stuck.startswith(NO_PROGRESS)
+            found.setdefault((row.group, f"{NO_PROGRESS} {row.client}" if hangs else row.stuck), []).append(row)
+    cells: list[list[str | Cell]] = []
+    for (group, _), same in found.items():
+        first = min(same, key=lambda row: row.waiting_ms or 0)
+        cells.append([group, places(same), Cell(first.stuck, "red")])
     return Section(_STUCK, cells, None)

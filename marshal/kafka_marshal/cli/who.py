@@ -12,23 +12,26 @@ from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.log import stopped
+from kafka_marshal.cli.meter import local_ms
+from kafka_marshal.cli.names import complete_group, complete_topic, names_of, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
-from kafka_marshal.cli.output import Column, print_json, print_table, progress, say
+from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
+from kafka_marshal.cli.rows import STATES
 from kafka_marshal.cli.steering import id_argument
-from kafka_marshal.cli.text import span, time_text
+from kafka_marshal.cli.text import clock_text, span, time_text
 from rationalizer import Lease, World, route_lease
 from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
 
 __all__ = ["who"]
 
 _COLUMNS = (
-    Column("owner", fold=True),
+    Column("owner", fold=True, least=8),
     Column("instance", pipes_only=True),
-    Column("epoch", right=True),
+    Column("epoch", right=True, from_width=60),
     Column("since"),
     Column("until"),
-    Column("log offsets"),
-    Column("ended", fold=True),
+    Column("log offsets", from_width=100),
+    Column("ended", fold=True, least=16),
 )
 
 #: (group, topic, partition)
@@ -145,7 +148,7 @@ class Ownership:
             return f"claimed by {lease.client_id}"
         if not lease.held:
             stable = lease.progress.stable
-            return f"released, all done to {stable}" if stable >= 0 else "released, nothing done"
+            return f"released, next offset {stable + 1}" if stable >= 0 else "released, nothing done"
         if record_type == "Heartbeat":
             return "its own newer instance took over"
         silence = span(self.world.log_time - current.last_beat)
@@ -153,10 +156,12 @@ class Ownership:
 
 
 @command()
-@click.argument("group", callback=id_argument)
-@click.argument("topic_name", metavar="TOPIC", callback=id_argument)
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.argument("topic_name", metavar="TOPIC", callback=id_argument, shell_complete=complete_topic)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
-@click.option("--at", callback=time_option, metavar="TIME", help="2026-11-21T04:50:12Z, 10m (ago), or milliseconds.")
+@click.option(
+    "--at", callback=time_option, metavar="TIME", help="03:14, yesterday 03:14, 2026-11-21T04:50:12Z, or 10m (ago)."
+)
 @click.option(
     "--offset", type=click.IntRange(min=0), metavar="CP_OFFSET", help="At this offset of its part of the log."
 )
@@ -192,6 +197,8 @@ def who(
     elif owned.spans:
         _tell(owned)
     if not owned.spans:
+        known = names_of([owned.world]) if from_dump is not None else read_names(options, options.timeout)
+        refuse_name(known, group, topic_name)
         raise CommandError(
             f"the log knows no lease of {group!r} on {topic_name!r} partition {partition}: nobody ever got it (or the "
             f"group was forgotten before the log began). Its place would be partition {owned.cp} of the log.",
@@ -251,7 +258,8 @@ def _tell(owned: Ownership) -> None:
         say(f"Its part of the log ends at {time_text(owned.world.log_time)}; what came after is not in it.")
     if owned.at is None and owned.at_offset is None:
         say()
-        print_table(_COLUMNS, [_row(each) for each in owned.spans])
+        now_ms = int(local_ms())
+        print_table(_COLUMNS, [_row(each, now_ms) for each in owned.spans])
 
 
 def _answer(owned: Ownership) -> str:
@@ -283,14 +291,17 @@ def _later(found: Span) -> str:
     return f"until {time_text(found.until)}: {found.ended}"
 
 
-def _row(each: Span) -> list[str]:
+def _row(each: Span, now_ms: int) -> list[str | Cell]:
     last = "" if each.until_offset is None else str(each.until_offset)
+    since, until = (
+        "" if at is None else Cell(time_text(at), short=clock_text(at, now_ms)) for at in (each.since, each.until)
+    )
     return [
         "nobody" if each.client is None else each.client,
         each.instance or "",
         "" if each.client is None else str(each.epoch),
-        time_text(each.since),
-        "" if each.until is None else time_text(each.until),
+        since,
+        until,
         f"{each.since_offset}-{last}",
         each.ended,
     ]
@@ -313,7 +324,7 @@ def _json(owned: Ownership) -> dict[str, object]:
     moment = owned.moment
     answer = None
     if moment is not None:
-        answer = {**_span_json(moment.span), "last_beat": moment.last_beat, "freshness": moment.freshness}
+        answer = {**_span_json(moment.span), "last_beat": moment.last_beat, "state": STATES[moment.freshness]}
     return {
         "group": group,
         "topic": topic,

@@ -19,11 +19,10 @@ from kafka_marshal.engine.past import Past
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.ranges import RangeDelivery
-from kafka_marshal.engine.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
+from kafka_marshal.engine.stuck import LOOK_UP_AGAIN_MS, StuckPartitions, Why
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.topic_mark import TopicMarks, split
 from kafka_marshal.engine.tracker import beyond
-from kafka_marshal.errors import PositionLostError
 from rationalizer import CommitRanges, Record
 from rationalizer.limits import MAX_COMMIT_RANGES, MAX_OFFSET
 
@@ -40,6 +39,9 @@ PAUSED = "the group is paused"
 #: Why it is let go where we may want it back at once (Wishes.surplus), and where not.
 SURPLUS = "others are waiting and this member holds more than its share"
 UNWANTED = "the policy of this member lets it go"
+
+#: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
+EVICTED_INTERVALS = 3
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -60,6 +62,8 @@ class ConsumerSettings:
     callbacks: frozenset[Callback]
     #: Ranges of offsets are handed out, not messages; nothing is fetched.
     ranges: bool = False
+    #: Why a partition may stand still so that the user's next call raises it, once; all else is only logged and listed.
+    raises: frozenset[Why] = frozenset()
     #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
     policy_raised: Callable[[BaseException], object] = _raise
 
@@ -321,17 +325,18 @@ class ConsumerEngine:
     ) -> None:
         self._report_position(assignment.key, position, low, high, now)
         self.blocked.add(assignment.key)
-        self._give_up(assignment, Loss.POSITION, now)
+        self._engine.book.lose(assignment.lease, Loss.POSITION, now)
 
     def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
         where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
         topic, partition = key
-        error = PositionLostError(
-            f"{topic} [{partition}]: this group goes on at offset {position}, but {where}. Nothing of this partition "
-            f"is handed out until its position is set: kafka-marshal release-group {self._engine.settings.group_id} "
-            f"--partition {topic}:{partition}=OFFSET (or =earliest)"
+        text = (
+            f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
+            "this partition is handed out to any member until its position is set; other partitions go on. Set it: "
+            f"kafka-marshal release-group {self._engine.settings.group_id} --partition {topic}:{partition}=OFFSET "
+            "(or =earliest)"
         )
-        self.stuck.position_lost(key, position, error, now)
+        self.stuck.position_lost(key, position, text, now)
 
     # Letting go.
 
@@ -408,20 +413,20 @@ class ConsumerEngine:
         if assignment.tracker.runs:
             self.delivery.overdue()  # whoever had it in hand may hang: until a thread is back, it works on nothing else
         self._enter(assignment, Stage.LOST)
+        if reason == Loss.EVICTED:
+            self.delivery.taken_away(assignment, now)
+            self.placement.leave_alone(assignment.key, now, EVICTED_INTERVALS)
         assignment.drop_buffer()
         self._remove(assignment)
         self.delivery.give_up(assignment, now)
         if was_claiming:
             return
         self._engine.outbox.add(StopFetch(self.number, assignment.key))
-        if assignment.shown:
+        if assignment.shown or reason == Loss.POSITION:
             self._call(Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
             last_offset = self._unreported(assignment)
             self._engine.book.release_epoch(assignment.key, assignment.lease.cp, assignment.epoch, last_offset)
-
-    def _give_up(self, assignment: Assignment, loss: Loss, now: float) -> None:
-        self._engine.book.lose(assignment.lease, loss, now)
 
     def _remove(self, assignment: Assignment) -> None:
         if self.assignments.get(assignment.key) is assignment:
@@ -481,14 +486,24 @@ class ConsumerEngine:
                     self._step_one(assignment, now)
         if self.closing:
             return
-        if timeout is not None and self.delivery.is_hung(now, timeout):
-            # Nobody would handle what we hold: others shall have all of it, until a thread of the user's comes back.
+        if why := self._lets_all_go(now):
             for assignment in list(self.assignments.values()):
-                self.revoke(assignment, "no handler of this member has come back within handler_timeout", now)
+                self.revoke(assignment, why, now)
             return
+        if self.delivery.evicted and self.delivery.has_returned():
+            self.placement.dirty = True
         wishes = self.placement.wishes(now)
         if wishes is not None:
             self._act(wishes, now)
+
+    def _lets_all_go(self, now: float) -> str:
+        """Why all is released and nothing claimed; "": it is not."""
+        timeout = self.settings.handler_timeout_ms
+        if self._engine.draining:
+            return "an operator asked this member to hand over (kafka-marshal drain)"
+        if timeout is not None and self.delivery.is_hung(now, timeout):  # until a thread of the user's comes back
+            return "no handler of this member has come back within handler_timeout"
+        return ""
 
     def _step_one(self, assignment: Assignment, now: float) -> None:
         hi = self._engine.settings.heartbeat_interval_ms
@@ -521,7 +536,7 @@ class ConsumerEngine:
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now >= oldest + timeout:
-                self._give_up(assignment, Loss.HANDLER_TIMEOUT, now)
+                self._engine.book.lose(lease, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
             self.try_finish(assignment, now)
@@ -538,8 +553,7 @@ class ConsumerEngine:
         """When ``step`` has something to do again."""
         hi = self._engine.settings.heartbeat_interval_ms
         timeout = self.settings.handler_timeout_ms
-        asking = not self.closing and (timeout is None or not self.delivery.is_hung(now, timeout))
-        times = [self.placement.deadline] if asking else []
+        times = [] if self.closing or self._lets_all_go(now) else [self.placement.deadline]
         for assignment in (self._restless if timeout is None else self.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)

@@ -22,7 +22,7 @@ from random import Random
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.assignment import REPORTING, Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings, Loss
-from kafka_marshal.engine.effects import Effect, Key
+from kafka_marshal.engine.effects import Effect, Key, Warn
 from kafka_marshal.engine.leases import LeaseBook, LeaseState, Outbox
 from kafka_marshal.engine.manual import HandIn, ManualLease
 from kafka_marshal.engine.observer import Observer
@@ -45,7 +45,7 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import HEAD_FIELDS
-from rationalizer.unpacking import Message
+from rationalizer.wire.unpacking import Message
 
 __all__ = ["Engine"]
 
@@ -62,6 +62,8 @@ class Engine:
         self.manual: dict[Key, ManualLease] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
+        #: An operator has asked us to hand over (C19).
+        self.draining = False
         self._worlds = worlds
         self._moved: set[int] = set()
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
@@ -330,15 +332,33 @@ class Engine:
 
     def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
         key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        is_held = lease is not None and lease.held and lease.epoch == record.epoch
         if not outcome.accepted:
+            if is_held and not own and record.client_id == self.settings.client_id:
+                self._drain(record, now)
             return
         self.observer.freed(record.client_id, key, now)
         self._look_again(key)
-        lease = self.book.leases.get(key)
+        if own and is_held and lease is not None:  # ours was not sent: an operator took it away (C18)
+            self.book.lose(lease, Loss.EVICTED, now)
+            return
         if own and lease is not None and lease.epoch == record.epoch and isinstance(lease.owner, ManualLease):
             pause = self._worlds[lease.cp].pause(self.settings.group_id)
             pausing = pause is not None and pause.client_id == self.settings.client_id
             lease.owner.release_applied(HandIn(record.last_offset, outcome.code, pausing))
+
+    def _drain(self, record: ReleasingPartition, now: float) -> None:
+        """An operator asks us to hand over everything, and to claim nothing more (C19)."""
+        if not self.draining:
+            self.draining = True
+            self.outbox.add(
+                Warn(
+                    f"an operator (instance {record.instance_id}) asks {self.settings.client_id!r} to hand over: its "
+                    "partitions are released when what is in hand of them is done, and it claims none for as long as "
+                    "this Marshal lives. Nothing is lost. End the process when it holds nothing"
+                )
+            )
 
     def _released(self, key: Key, now: float) -> None:
         lease = self.book.leases.pop(key)

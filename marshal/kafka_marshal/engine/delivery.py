@@ -54,6 +54,8 @@ class Delivery:
         self._given_up: list[tuple[Key, int, int, int]] = []
         #: Of these, what ``abandon`` gave up before the log answered: (key, epoch, last offset).
         self.awaited: set[tuple[Key, int, int]] = set()
+        #: Assignments that an operator took away while something of them was in hand, and when (C18).
+        self.evicted: list[tuple[Assignment, float]] = []
         #: A handler took too long, and no user's thread was heard of since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
@@ -112,6 +114,23 @@ class Delivery:
         """A handler took too long, or what it has in hand was lost: from now on it has to show that it lives."""
         self._overdue = True
 
+    def taken_away(self, assignment: Assignment, now: float) -> None:
+        """Its lease was taken from us: nothing is claimed until what is in hand of it has come back (C18)."""
+        if not self._consumer.at_most_once:
+            self.recall(assignment, keep=False)
+        if assignment.tracker.runs:
+            self.evicted.append((assignment, now))
+
+    def has_returned(self) -> bool:
+        """Whether nothing that was taken away is in hand; where that can't be known, whether a thread came back."""
+        is_told = not self._consumer.at_most_once and self._consumer.ranges is None
+        self.evicted = [
+            (assignment, since)
+            for assignment, since in self.evicted
+            if (bool(assignment.tracker.runs) if is_told else self._heard_at <= since)
+        ]
+        return not self.evicted
+
     def is_hung(self, now: float, handler_timeout_ms: float) -> bool:
         """Does a handler hang (``overdue``), and was no thread of the user's heard of for as long as one may take?"""
         if not self._overdue or now < self._heard_at + handler_timeout_ms:
@@ -163,10 +182,11 @@ class Delivery:
 
         A cancelled task drops a message that it never saw; nobody can say any more that such a one is done.
         """
-        for assignment in [x for x in self._consumer.assignments.values() if x.tracker.runs]:
+        evicted = [assignment for assignment, _ in self.evicted]
+        for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *evicted]:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
                 for messages, covers_from in assignment.tracker.split(run, run.dropped(before)):
-                    if assignment.stage is not Stage.REVOKING:
+                    if assignment.stage is not Stage.REVOKING and not assignment.over:
                         self._put_back(assignment, messages, covers_from)
             self._consumer.try_finish(assignment, now)
 
@@ -405,6 +425,8 @@ class Delivery:
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.over or not assignment.tracker.mark(message):
             self.ignored_done[key] += 1
+            for evicted, _ in self.evicted:
+                evicted.tracker.mark(message)
             return
         if assignment.stage is Stage.REVOKING:
             self._consumer.try_finish(assignment, now)
@@ -413,7 +435,7 @@ class Delivery:
         """A whole run (a batch) is done."""
         self._heard(now)
         assignment = run.assignment
-        if assignment.over or not assignment.tracker.mark_run(run):
+        if not assignment.tracker.mark_run(run) or assignment.over:
             self.ignored_done[assignment.key] += run.size
             return
         if assignment.stage is Stage.REVOKING:

@@ -51,6 +51,7 @@ class Loss(StrEnum):
     HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
     POSITION = "the stored position is not in the partition's log"
     TOPIC_GONE = "the topic was deleted"
+    EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"
 
 

@@ -96,9 +96,9 @@ class Placement:
         """We did something about a partition on the policy's behalf: no reason to ask it again."""
         self._touched[key] = None
 
-    def leave_alone(self, key: Key, now: float) -> None:
+    def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
         """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
-        self._let_go[key] = now + 2 * self._settings.heartbeat_interval_ms
+        self._let_go[key] = now + intervals * self._settings.heartbeat_interval_ms
 
     def measure(self, assignment: Assignment, log_end: int, now: float) -> None:
         """Close a cycle of an assignment where one HI has gone by (ReleaseIfBehind)."""
@@ -150,6 +150,8 @@ class Placement:
             order=self._order,
         )
         wishes = self._answer(view, keys, now)
+        if wishes is not None and self._consumer.delivery.evicted:
+            wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
         return None if wishes is None else self._limit(wishes, now)
 
     def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:

@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.effects import Key, Warn
-from kafka_marshal.errors import MarshalError, PartitionStuckError
+from kafka_marshal.errors import PartitionStuckError, PositionLostError
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.consumer import ConsumerEngine
 
-__all__ = ["LOOK_UP_AGAIN_MS", "STUCK_AFTER_MS", "Stuck", "StuckPartitions", "Why", "larger", "unreadable"]
+__all__ = [
+    "LOOK_UP_AGAIN_MS",
+    "STUCK_AFTER_MS",
+    "UNREADABLE",
+    "Stuck",
+    "StuckPartitions",
+    "Why",
+    "larger",
+    "unreadable",
+]
 
 #: A read that fails is tried again by itself, and mostly goes on: it is no news before it has failed for so long.
 STUCK_AFTER_MS = 1_000.0
@@ -47,12 +56,11 @@ class Why(StrEnum):
     POSITION = "position lost"
 
 
-#: What does not mend itself: the user's next call raises it, once.
-_LASTING = (Why.UNREADABLE, Why.TOO_LARGE)
+#: What does not mend itself. (It ends no loop unless the user asked for that: it would end the next worker's, too.)
+UNREADABLE = frozenset({Why.UNREADABLE, Why.TOO_LARGE})
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(NamedTuple):
     """A partition that stands still."""
 
     topic: str
@@ -90,6 +98,11 @@ class StuckPartitions:
         self._too_large: tuple[float, str] = (float("-inf"), "")
 
     @property
+    def lost(self) -> list[Stuck]:
+        """Those of them whose position is lost. Any thread may ask, without the lock."""
+        return [one for one in self.found if one.why == Why.POSITION]
+
+    @property
     def found(self) -> list[Stuck]:
         """What stands still, by topic and partition. Any thread may ask, without the lock."""
         return sorted([told.stuck for told in list(self._told.values())], key=lambda one: (one.topic, one.partition))
@@ -125,10 +138,9 @@ class StuckPartitions:
         for key in [key for key, told in self._told.items() if told.stuck.why == Why.NO_LEADER and key not in without]:
             self._goes_on(key, now)
 
-    def position_lost(self, key: Key, offset: int, error: MarshalError, now: float) -> None:
+    def position_lost(self, key: Key, offset: int, text: str, now: float) -> None:
         """The group's position means nothing in the log that is there (P11, P12)."""
-        self._tell(key, Why.POSITION, offset, str(error), now)
-        self._consumer.errors.append(error)
+        self._tell(key, Why.POSITION, offset, text, now)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """These are not ours any more, or somebody has set their positions."""
@@ -182,8 +194,9 @@ class StuckPartitions:
             return
         self._told[key] = _Told(Stuck(*key, offset, str(why), text), now if told is None else told.since, now)
         self._say(text)
-        if why in _LASTING:
-            self._consumer.errors.append(PartitionStuckError(text, topic=key[0], partition=key[1], offset=offset))
+        if why in self._consumer.settings.raises:
+            kind = PositionLostError if why is Why.POSITION else PartitionStuckError
+            self._consumer.errors.append(kind(text, topic=key[0], partition=key[1], offset=offset))
 
     def _say(self, text: str) -> None:
         self._consumer.outbox.add(Warn(text, is_error=True))

@@ -31,11 +31,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.errors import (
     AlreadyReadError,
     ConfigurationError,
     LeaseLostError,
     MarshalError,
+    PositionLostError,
     RangeGoneError,
     StaleEpochError,
     TopicAbsentError,
@@ -181,6 +183,7 @@ class ClaimedBatches:
         policy: Policy | None = None,
         start: str | datetime = "earliest",
         handler_timeout: float | None = None,
+        position_lost: str = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
@@ -213,6 +216,7 @@ class ClaimedBatches:
                 policy=policy,
                 start=start,
                 handler_timeout=handler_timeout,
+                position_lost=position_lost,
                 on_assign=on_assign,
                 on_revoke=on_revoke,
                 on_lost=self._lost,
@@ -248,6 +252,9 @@ class ClaimedBatches:
         ranges again (at most once: not again; they were granted). A round of which a lease was lost is no error: a
         warning is logged, nothing of it is committed, and the ranges whose leases still hold come again.
 
+        A partition whose position is lost (P11) is left alone (``lost_positions``); with ``available_now`` or
+        ``until``, PositionLostError says so when all others are done.
+
         Raises RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
         and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
         """
@@ -265,9 +272,16 @@ class ClaimedBatches:
                         batches, records = batches + 1, records + sum(given.count for given in ranges)
                 elif ends is None or self._is_over() or self._consumer.wait_done(ends, WAIT_S):
                     break
+            self._refuse_lost(ends or {})
             return Totals(batches, records)
         finally:
             self._working.release()
+
+    def _refuse_lost(self, ends: Mapping[Key, int]) -> None:
+        """Who asked for all that is there must not take a partition that was left alone for done (P11)."""
+        for lost in self._consumer.lost_positions:
+            if (lost.topic, lost.partition) in ends and not self._is_over():
+                raise PositionLostError(lost.text, topic=lost.topic, partition=lost.partition, offset=lost.offset)
 
     def _is_over(self) -> bool:
         return self._marshal.stopping or self._consumer.closed
@@ -405,6 +419,11 @@ class ClaimedBatches:
     def assignment(self) -> list[TopicPartition]:
         """The partitions this driver works on, sorted, each with the next offset to be handed out."""
         return self._consumer.assignment()
+
+    @property
+    def lost_positions(self) -> list[Stuck]:
+        """Partitions whose position is lost (P11): no member works on them until it is set."""
+        return self._consumer.lost_positions
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:

@@ -142,9 +142,14 @@ class Findings:
         """A table as a pyarrow dataset: `.to_table(filter=…)`, `.to_batches()`, `.count_rows()`."""
         return _table(self.tables[name], name)
 
-    def waits(self) -> dict[str, dict[str, float]]:
+    def groups(self) -> list[str]:
+        """All groups that ever held anything in this log."""
+        return sorted(pc.unique(self.table("ownership").to_table(columns=["group"])["group"]).to_pylist())
+
+    def waits(self, group: str | None = None) -> dict[str, dict[str, float]]:
         """How long leases waited for their next holder, by how they came to it: count, median and max (ms)."""
-        takeovers = self.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"])
+        wanted = None if group is None else pc.field("group") == group
+        takeovers = self.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"], filter=wanted)
         found = {}
         for how, column in (("replaced", "silent_ms"), ("handed over", "unowned_ms"), ("restarted", "silent_ms")):
             values = takeovers.filter(pc.field("how") == how)[column].drop_null()

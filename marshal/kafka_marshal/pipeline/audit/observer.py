@@ -11,7 +11,7 @@ from kafka_marshal.pipeline.audit.invariants import Kind, LeaseKey, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes
 from rationalizer.limits import HEAD_FIELDS
-from rationalizer.unpacking import Message
+from rationalizer.wire.unpacking import Message
 
 __all__ = ["Ended", "Freed", "Holding", "Loose", "Observer"]
 

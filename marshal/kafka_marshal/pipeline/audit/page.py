@@ -38,7 +38,7 @@ figcaption, .note { color: #555; font-size: .93rem }
 partitions. The whole log was replayed by the rationalizer that every worker runs, and each of its conclusions was held
 against what the log had said before.</p>
 {% if findings.notices %}
-<h2>To be known</h2>
+<h2>Good to know</h2>
 <ul>
 {% for notice in findings.notices %}
 <li>{{ notice | plain }}</li>
@@ -48,7 +48,7 @@ against what the log had said before.</p>
 {% if findings.examples %}
 <h2>Violations</h2>
 <div class="wide"><table>
-<tr><th>kind<th class="number">partition<th class="number">offset<th>log time, UTC<th>lease<th>holder until then
+<tr><th>kind<th class="number">partition<th class="number">offset<th>log time, UTC<th>partition<th>holder until then
 <th>what</tr>
 {% for each in findings.examples %}
 <tr><td>{{ each.kind | plain }}<td class="number">{{ each.partition }}<td class="number">{{ each.offset }}
@@ -64,6 +64,10 @@ against what the log had said before.</p>
 <p class="note">The first {{ findings.examples | length }} of {{ findings.violation_count | number }}; all are in the
 table violations.</p>
 {% endif %}
+{% endif %}
+{% if group is not none %}
+<p class="note">Pictures and lists of partitions below show the group <code>{{ group | plain }}</code> only; the verdict
+is of the whole log.</p>
 {% endif %}
 {% for picture in pictures %}
 <h2>{{ picture.title }}</h2>
@@ -84,12 +88,12 @@ table violations.</p>
 <p class="note">A digest is that of the state: every replica that has read as far has the same.
 <code>kafka-marshal replay --state</code> prints it for a dump.</p>
 {% if waits %}
-<h2>Waits</h2>
+<h2>How long each partition waited for its next holder</h2>
 <div class="wide"><table>
-<tr><th>what<th>lease<th class="number">count<th class="number">min, ms<th class="number">median, ms
+<tr><th>how it came to it<th>partition<th class="number">count<th class="number">min, ms<th class="number">median, ms
 <th class="number">max, ms<th class="number">total, ms</tr>
 {% for row in waits %}
-<tr><td>{{ row.name }}<td>{{ row | lease | plain }}<td class="number">{{ row.count | number }}
+<tr><td>{{ wait_names[row.name] }}<td>{{ row | lease | plain }}<td class="number">{{ row.count | number }}
 <td class="number">{{ row.min | number }}<td class="number">{{ row.median | number }}
 <td class="number">{{ row.max | number }}<td class="number">{{ row.total | number }}</tr>
 {% endfor %}
@@ -98,9 +102,9 @@ table violations.</p>
 
 {% endif %}
 {% if churn %}
-<h2>Churn: how often each lease was granted</h2>
+<h2>How often each partition got a holder</h2>
 <div class="wide"><table>
-<tr><th>lease<th class="number">tenures</tr>
+<tr><th>partition<th class="number">times</tr>
 {% for row in churn %}
 <tr><td>{{ row | lease | plain }}<td class="number">{{ row.count | number }}</tr>
 {% endfor %}
@@ -109,14 +113,15 @@ table violations.</p>
 
 {% endif %}
 {% if rejected %}
-<h2>Rejected records</h2>
+<h2>Requests that the log refused</h2>
 <div class="wide"><table>
 <tr><th class="number">partition<th>code<th class="number">records</tr>
 {% for row in rejected %}
 <tr><td class="number">{{ row.partition }}<td>{{ row.code }}<td class="number">{{ row.count | number }}</tr>
 {% endfor %}
 </table></div>
-<p class="note">Rejections are the protocol at work: who comes too late is told so. They change nothing.</p>
+<p class="note">A refusal is the protocol at work: a request that comes too late changes nothing. PROTOCOL.md explains
+the codes.</p>
 {% endif %}
 <h2>Tables</h2>
 <p>Parquet beside this page, for Spark, pandas or any other reader:</p>

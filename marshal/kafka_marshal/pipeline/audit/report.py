@@ -30,6 +30,14 @@ _MOST_LINES, _TIMES = 8, 120
 
 _MOST_ROWS = 40
 
+#: Names in the table of statistics, in the words of the page.
+_WAITS: Final = {
+    "takeover_ms": "taken over from a silent holder, since its last heartbeat",
+    "handover_ms": "handed over, since the release",
+    "restart_ms": "taken over by a restarted worker, since the old one's last heartbeat",
+    "unowned_ms": "without a holder",
+}
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Log ends of data partitions at some times (ms): {(topic, partition): [end at each time]}. Partitions may be missing.
@@ -43,19 +51,26 @@ class _Picture:
     caption: str
 
 
-def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None) -> Path:
-    """Write the page; the tables of `findings` must be there. `log_ends`: where the data's log ends are known."""
+def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None, group: str | None = None) -> Path:
+    """Write the page; the tables of `findings` must be there. `log_ends`: where the data's log ends are known.
+
+    group: pictures and lists show this group's leases only. What was audited is the whole log all the same.
+    """
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"lease": _lease_name, "time": time_text, "number": _number, "plain": _visible}
-    pictures = [_timeline(findings), _takeovers(findings), _lag(findings, log_ends)]
+    wanted = None if group is None else pc.field("group") == group
+    pictures = [_timeline(findings, wanted), _takeovers(findings, wanted), _lag(findings, log_ends, wanted)]
     statistics = findings.table("statistics").to_table()
     codes = _rows(statistics, ["rejected"], ["partition", "code", "count"])
-    waits = _rows(statistics, ["takeover_ms", "handover_ms", "restart_ms", "unowned_ms"], None)
+    statistics = statistics if wanted is None else statistics.filter(wanted)
+    waits = _rows(statistics, list(_WAITS), None)
     churn = _rows(statistics, ["tenures"], [*_LEASE, "count"])
     page = environment.from_string(TEMPLATE).render(
         findings=findings,
+        group=group,
+        wait_names=_WAITS,
         pictures=[picture for picture in pictures if picture is not None],
         rejected=codes,
         waits=waits[:_MOST_ROWS],
@@ -104,9 +119,10 @@ def _lease_name(row: Mapping[str, Any] | Violation) -> str:
     return f"{row['group']}: {row['topic']}/{row['topic_partition']}"
 
 
-def _timeline(findings: Findings) -> _Picture | None:
+def _timeline(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    known = pc.field("from_time").is_valid()
     table = findings.table("ownership").to_table(
-        columns=[*_LEASE, "client", "from_time", "to_time"], filter=pc.field("from_time").is_valid()
+        columns=[*_LEASE, "client", "from_time", "to_time"], filter=known if wanted is None else known & wanted
     )
     if not table.num_rows:
         return None
@@ -118,42 +134,46 @@ def _timeline(findings: Findings) -> _Picture | None:
         Bar(_lease_name(row), row["client"], row["from_time"], max(row["from_time"], row["to_time"] or end))
         for row in rows.slice(0, _MOST_BARS).to_pylist()
     ]
-    caption = "Every bar is one client's time with one lease and one epoch, in log time (the broker's stamps)."
+    caption = "Every bar is one worker's time with one partition without a break (one epoch), by the broker's clock."
     if counted.num_rows > _MOST_LEASES:
-        caption += f" The {_MOST_LEASES} of {counted.num_rows} leases that changed hands most often."
+        caption += f" The {_MOST_LEASES} of {counted.num_rows} partitions that changed hands most often."
     if rows.num_rows > _MOST_BARS:
         caption += f" {_MOST_BARS:,} of {rows.num_rows:,} bars; all are in the table ownership."
-    return _Picture("Who held what", bars(found), caption)
+    return _Picture("Who held which partition when", bars(found), caption)
 
 
-def _takeovers(findings: Findings) -> _Picture | None:
-    table = findings.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"])
+def _takeovers(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    table = findings.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"], filter=wanted)
     groups = []
     for how, column, name in (
-        ("replaced", "silent_ms", "taken over from a silent holder: since its last beat"),
-        ("handed over", "unowned_ms", "handed over: since the release"),
-        ("restarted", "silent_ms", "restarted: since the old instance's last beat"),
+        ("handed over", "unowned_ms", "Handed over: from the release to the next holder"),
+        ("replaced", "silent_ms", "Taken over from a silent holder: from its last heartbeat to the next holder"),
+        ("restarted", "silent_ms", "Taken over by a restarted worker: from the old one's last heartbeat"),
     ):
         values = table.filter(pc.field("how") == how)[column].drop_null().to_pylist()
         if values:
             groups.append((name, values))
     if not groups:
         return None
-    caption = "How long it took until a lease had its next holder. A silent holder keeps it for 2 × its interval."
-    return _Picture("Takeover times", histogram(groups, "time until the next holder"), caption)
+    caption = (
+        "How long it took until a partition had its next holder; each picture has a scale of its own. A silent holder "
+        "keeps its partitions for two of its heartbeat intervals."
+    )
+    title = "How long partitions waited for their next holder"
+    return _Picture(title, histogram(groups, "time until the next holder"), caption)
 
 
-def _lag(findings: Findings, log_ends: LogEnds | None) -> _Picture | None:
+def _lag(findings: Findings, log_ends: LogEnds | None, wanted: pc.Expression | None) -> _Picture | None:
     columns = [*_LEASE, "time", "stable"]
     progress = findings.table("progress")
-    span = progress.to_table(columns=["time"])["time"]
+    span = progress.to_table(columns=["time"], filter=wanted)["time"]
     if not len(span):
         return None
     limits = pc.min_max(span).as_py()
     begin, end = limits["min"], limits["max"]
     width = max(1, -(-(end - begin + 1) // _TIMES))
     steps: dict[tuple[str, str, int], dict[int, int]] = {}
-    for batch in progress.to_batches(columns=columns):
+    for batch in progress.to_batches(columns=columns, filter=wanted):
         bucket = pc.divide(pc.subtract(batch.column("time"), begin), width)
         table = pa.table({**{name: batch.column(name) for name in columns}, "bucket": bucket})
         latest = table.group_by([*_LEASE, "bucket"], use_threads=False).aggregate([("stable", "last")])
@@ -163,20 +183,37 @@ def _lag(findings: Findings, log_ends: LogEnds | None) -> _Picture | None:
     times = [begin + width * (number + 1) for number in range(_TIMES)]
     partitions = sorted({(topic, partition) for _, topic, partition in steps})
     ends = log_ends(partitions, times) if log_ends is not None else None
-    found = _lag_of_groups(steps, times, ends)
+    lost = _lost(steps, ends)
+    found = _lag_of_groups({lease: known for lease, known in steps.items() if lease not in lost}, times, ends)
     if not found:
         return None
     largest = sorted(found, key=lambda line: -max(value for _, value in line.points))[:_MOST_LINES]
     if ends is None:
-        title, ylabel = "Lag over log time: messages still to do", "messages still to do"
+        title, ylabel = "How much was still to do", "messages still to do"
         caption = (
-            "Per group, over all of its leases: what was done later in this log, and was not yet done then. (How far "
-            "the data's own log reached is not known to a dump.)"
+            "Per group, over all of its partitions: what was done later in this log, and was not yet done then. (How "
+            "far the data's own log reached is not known to a dump.)"
         )
     else:
-        title, ylabel = "Lag over log time", "messages behind"
-        caption = "Per group, over all of its leases: the end of the data's log at that time, less what was done."
+        title, ylabel = "How far groups were behind", "messages behind"
+        caption = "Per group, over all of its partitions: the end of the data's log at that time, less what was done."
+    if lost:
+        caption += (
+            f" Left out: {', '.join(f'{group}: {topic}/{partition}' for group, topic, partition in sorted(lost)[:8])}, "
+            f"{len(lost)} in all, whose position lies beyond the end of the log that is there (position lost)."
+        )
     return _Picture(title, lines(largest, ylabel), caption)
+
+
+def _lost(
+    steps: Mapping[tuple[str, str, int], Mapping[int, int]], ends: Mapping[tuple[str, int], Sequence[int]] | None
+) -> set[tuple[str, str, int]]:
+    """Leases whose last position is none of the data's log as it is now."""
+    return {
+        lease
+        for lease, known in steps.items()
+        if ends is not None and lease[1:] in ends and known[max(known)] >= ends[lease[1:]][-1]
+    }
 
 
 def _lag_of_groups(

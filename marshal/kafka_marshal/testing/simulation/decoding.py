@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
 from rationalizer import Record, outcome, world
-from rationalizer.records import Kind
-from rationalizer.unpacking import Message
+from rationalizer.wire.records import Kind
+from rationalizer.wire.unpacking import Message
 
 __all__ = ["decoded_once"]
 

@@ -482,11 +482,28 @@ class _Story:
                 self.network.publish(*key, b"")
                 self._published += 1
 
+    def _set_lost_positions(self) -> None:
+        """An operator sets what members leave alone (P11), to where the group stands: its messages have come by now."""
+        consumers = [consumer for process, consumer in self.checks.consumers.values() if process.is_running]
+        lost = {(one.topic, one.partition) for consumer in consumers for one in consumer.stuck.lost}
+        if not lost or any(process.is_admin and process.is_running for process in self._processes):
+            return
+        job = Job(process := self._new_process(self._admin_host), self.scenario, self._store)
+        wanted = {key: self.checks.stable(key) + 1 for key in sorted(lost)}
+
+        def work() -> None:
+            with job.admin().pause(job.group_id, PAUSE_INTERVALS * self.hi / 1000) as pause:
+                pause.wait_released(timeout=PAUSE_INTERVALS * self.hi / 2000)
+                pause.reposition(wanted, force=True)
+
+        self._administer("pause", process, work, Fault(self.scheduler.now / self.hi, "pause", "", 0.0, 0.5))
+
     def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
         shift = max((abs(x) for x in self.network.clock_shift.values()), default=0.0)
         until = self.scheduler.now + intervals * self.scenario.longest_interval_ms + shift
         while not condition() and self.checks.broken is None:
             self._come_as_far()
+            self._set_lost_positions()
             if self.scheduler.now >= until:
                 late = f"not {_AIMS[condition.__name__]} within {intervals:.0f} HI after the last fault"
                 self.checks.fail("liveness", f"{late} (partition: holder, done/messages): {self._state()}")
@@ -502,8 +519,7 @@ class _Story:
             self.scheduler.run_until(self.scheduler.now + self.hi)
 
     def _keys(self) -> list[Key]:
-        topics = self.scenario.data_topics
-        return [(topic, partition) for topic in topics for partition in range(self._partitions(topic))]
+        return [(topic, part) for topic in self.scenario.data_topics for part in range(self._partitions(topic))]
 
     def _end(self, key: Key) -> int:
         return self.broker.existing[key[0]].partitions[key[1]].end
@@ -514,8 +530,7 @@ class _Story:
         return topic.partitions[key[1]].end if topic is not None and key[1] < len(topic.partitions) else None
 
     def _is_owned(self) -> bool:
-        owners = self.checks.owners()
-        return all(owners.get(key) for key in self._keys())
+        return all(map(self.checks.owners().get, self._keys()))
 
     def _is_balanced(self) -> bool:
         """Where everybody shares evenly, nobody holds two more than anybody else; a topic that is whole has one holder.

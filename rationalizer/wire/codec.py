@@ -18,10 +18,10 @@ from typing import ClassVar, Final
 from msgpack import packb
 
 from rationalizer import codes
-from rationalizer import wellformed as ok
 from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES, WRITTEN_VERSION
-from rationalizer.records import KINDS, InvalidRecordError, Kind, Record
-from rationalizer.unpacking import Message, NotAllowedError, look_at_all, unpack
+from rationalizer.wire import wellformed as ok
+from rationalizer.wire.records import KINDS, InvalidRecordError, Kind, Record
+from rationalizer.wire.unpacking import Message, NotAllowedError, look_at_all, unpack
 
 
 class RejectedValueError(ValueError):

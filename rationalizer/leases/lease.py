@@ -9,7 +9,6 @@ time against the holder's own heartbeat interval, HI (C1, C2):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from rationalizer.limits import STALE_AFTER_INTERVALS
@@ -82,12 +81,3 @@ class Lease:
             f"Lease({self.group_id!r}, {self.topic!r}, {self.partition}, {holder}, epoch={self.epoch}, "
             f"last_beat={self.last_beat}, stable={self.progress.stable})"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A group that one client has paused (C10): in force while log time < expires (ms of log time)."""
-
-    group_id: str
-    client_id: str
-    expires: int

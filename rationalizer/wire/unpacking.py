@@ -19,7 +19,7 @@ from msgpack import Unpacker, unpackb
 from msgpack.exceptions import StackError, UnpackException
 
 from rationalizer.limits import MAX_DEPTH
-from rationalizer.tokens import only_allowed
+from rationalizer.wire.tokens import only_allowed
 
 __all__ = ["Message", "NotAllowedError", "look_at_all", "unpack"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, Self, cast
 
-from rationalizer import wellformed as ok
-from rationalizer.wellformed import Rule
+from rationalizer.wire import wellformed as ok
+from rationalizer.wire.wellformed import Rule
 
 
 class InvalidRecordError(ValueError):

@@ -17,24 +17,38 @@ a lease that nobody took (C6). Every record that carries an epoch is judged agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from rationalizer import codes
-from rationalizer.lease import Lease
-from rationalizer.planes import Handler, Moment
-from rationalizer.unpacking import Message
+from rationalizer.leases.canonical import lease_row, load_leases
+from rationalizer.leases.fast_path import BeatsFastPath
+from rationalizer.leases.lease import Lease
+from rationalizer.limits import HEAD_FIELDS
+from rationalizer.plane import ApplyContext, Bounds, FastPath, Handler
+from rationalizer.routing import are_routed_to, route_lease
+from rationalizer.snapshot import LEASES
+from rationalizer.wire.records import Belongs, Kind
+from rationalizer.wire.unpacking import Message
 
 LeaseKey = tuple[str, str, int]
 
+#: Of a batch of more entries, the leases are not looked up before they are hashed: above this that only costs.
+FEW_ENTRIES: Final = 256
 
-class Claims:
+
+class LeasePlane:
     """The leases of one CP. `leases` is keyed by (group_id, topic, partition)."""
 
-    __slots__ = ("_keys_of_group", "leases")
+    __slots__ = ("_keys_of_group", "_partition", "_partitions", "fast_path", "leases", "part")
 
-    def __init__(self) -> None:
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.part = LEASES
         self.leases: dict[LeaseKey, Lease] = {}
+        self.fast_path: FastPath = BeatsFastPath(self.leases).run
         self._keys_of_group: dict[str, list[LeaseKey]] = {}
+        self._partition = partition
+        self._partitions = partitions
 
     # -- as a plane ------------------------------------------------------------------------------------
 
@@ -48,6 +62,36 @@ class Claims:
             6: self._heartbeat_batch,
             7: self._commit_ranges,
         }
+
+    def belongs(self, kind: Kind, message: Message) -> bool:
+        """L3, by topic and partition. A lease that exists here was routed here at its first claim: no need to hash."""
+        group_id, known = message[4], self.leases
+        if kind.belongs is Belongs.LEASE:
+            topic, partition = message[HEAD_FIELDS], message[HEAD_FIELDS + 1]
+            if (group_id, topic, partition) in known:
+                return True
+            return route_lease(topic, partition, self._partitions) == self._partition
+        entries: Sequence[tuple[str, int, int, int | None]] = message[HEAD_FIELDS]
+        # A member's batch has some dozen entries, of leases that exist. Of a hundred thousand, most do not.
+        if len(entries) <= FEW_ENTRIES and all((group_id, entry[0], entry[1]) in known for entry in entries):
+            return True
+        return are_routed_to(self._partition, entries, self._partitions)
+
+    def token(self, kind: Kind, message: Message) -> int | None:
+        """The epoch of the one lease that a record names (D2)."""
+        if kind.belongs is not Belongs.LEASE:
+            return None
+        lease = self.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
+        return None if lease is None else lease.epoch
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """All leases, sorted by (group, topic, partition)."""
+        return [lease_row(self.leases[key]) for key in sorted(self.leases)]
+
+    def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
+        """Take over the leases of a snapshot."""
+        for lease in load_leases(rows, bounds):
+            self.add(lease)
 
     def is_active(self, group_id: str, log_time: int) -> bool:
         """Whether a lease of the group is held and not stale (C16)."""
@@ -69,35 +113,35 @@ class Claims:
 
     # -- record by record ------------------------------------------------------------------------------
 
-    def _claiming_partition(self, message: Message, moment: Moment) -> str:
+    def _claiming_partition(self, message: Message, context: ApplyContext) -> str:
         """C3: granted where the lease is free or stale."""
         _, _, instance_id, client_id, group_id, topic, partition, heartbeat_interval_ms = message
         lease = self.leases.get((group_id, topic, partition))
         if lease is None:
             lease = Lease(group_id, topic, partition)
             self.add(lease)
-        elif lease.held and not lease.is_stale(moment.log_time):
+        elif lease.held and not lease.is_stale(context.log_time):
             mine = lease.client_id == client_id and lease.instance_id == instance_id
             return codes.ALREADY_HELD if mine else codes.HELD
         lease.client_id = client_id
         lease.instance_id = instance_id
-        lease.epoch = moment.offset
+        lease.epoch = context.offset
         lease.heartbeat_interval_ms = heartbeat_interval_ms
-        lease.last_beat = moment.log_time
+        lease.last_beat = context.log_time
         return codes.OK
 
-    def _heartbeat(self, message: Message, moment: Moment) -> str:
+    def _heartbeat(self, message: Message, context: ApplyContext) -> str:
         """C5, or C7 where the epoch is nil."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
         if epoch is None:
-            return self._take_over(message, moment)
+            return self._take_over(message, context)
         lease = self.leases.get((group_id, topic, partition))
-        return _beat(lease, instance_id, client_id, epoch, last_offset, moment)
+        return _beat(lease, instance_id, client_id, epoch, last_offset, context)
 
-    def _heartbeat_batch(self, message: Message, moment: Moment) -> tuple[str, ...]:
+    def _heartbeat_batch(self, message: Message, context: ApplyContext) -> tuple[str, ...]:
         """As many Heartbeats, in order (type 6)."""
         _, _, instance_id, client_id, group_id, entries = message
-        ok, not_held, log_time = codes.OK, codes.NOT_HELD, moment.log_time
+        ok, not_held, log_time = codes.OK, codes.NOT_HELD, context.log_time
         answers: list[str] = []
         answer = answers.append
         # Entries may be a hundred thousand, and many in a row of one lease: what is so for all of a row is looked at
@@ -111,21 +155,21 @@ class Claims:
                 if lease is not None:
                     mine = lease.is_held_by(instance_id, client_id, lease.epoch)
                     progress = lease.progress
-                    simple = not moment.pausing and progress.pieces is None and not progress.intervals.firsts
+                    simple = not context.pausing and progress.pieces is None and not progress.intervals.firsts
             if lease is None:
                 answer(not_held)
             elif not mine or epoch != lease.epoch:
                 answer(_refusal(lease))
             elif last_offset is None or not simple or last_offset < progress.stable:
                 lease.last_beat = log_time
-                answer(_record_offset(lease, last_offset, moment))
+                answer(_record_offset(lease, last_offset, context))
             else:
                 lease.last_beat = log_time
                 progress.stable = last_offset
                 answer(ok)
         return tuple(answers)
 
-    def _releasing_partition(self, message: Message, moment: Moment) -> str:
+    def _releasing_partition(self, message: Message, context: ApplyContext) -> str:
         """C8: free at once, stale or not; nothing but the holder goes."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
         lease = self.leases.get((group_id, topic, partition))
@@ -133,19 +177,19 @@ class Claims:
             return _refusal(lease)
         lease.client_id = None
         lease.instance_id = None
-        return _record_offset(lease, last_offset, moment)
+        return _record_offset(lease, last_offset, context)
 
-    def _claiming_messages(self, message: Message, moment: Moment) -> str:
+    def _claiming_messages(self, message: Message, context: ApplyContext) -> str:
         """C12: grant the sender what is not done up to the proposal."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, proposal = message
         lease = self.leases.get((group_id, topic, partition))
         if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
             return _refusal(lease)
-        if lease.is_stale(moment.log_time):
+        if lease.is_stale(context.log_time):
             return codes.STALE
         return lease.progress.grant(proposal)
 
-    def _commit_ranges(self, message: Message, moment: Moment) -> str:
+    def _commit_ranges(self, message: Message, context: ApplyContext) -> str:
         """P3-P5, by a holder that may be stale (C6)."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, ranges = message
         lease = self.leases.get((group_id, topic, partition))
@@ -153,7 +197,7 @@ class Claims:
             return _refusal(lease)
         return lease.progress.commit(ranges)
 
-    def _take_over(self, message: Message, moment: Moment) -> str:
+    def _take_over(self, message: Message, context: ApplyContext) -> str:
         """C7: a restarted client takes its fresh lease over from its earlier instance."""
         _, _, instance_id, client_id, group_id, topic, partition, _, last_offset = message
         lease = self.leases.get((group_id, topic, partition))
@@ -161,12 +205,12 @@ class Claims:
             return codes.NOT_HELD
         if lease.client_id != client_id or lease.instance_id == instance_id:
             return codes.FENCED
-        if lease.freshness(moment.log_time) != "fresh":
+        if lease.freshness(context.log_time) != "fresh":
             return codes.NOT_FRESH
         lease.instance_id = instance_id
-        lease.epoch = moment.offset
-        lease.last_beat = moment.log_time
-        return _record_offset(lease, last_offset, moment)
+        lease.epoch = context.offset
+        lease.last_beat = context.log_time
+        return _record_offset(lease, last_offset, context)
 
 
 def _refusal(lease: Lease | None) -> str:
@@ -175,19 +219,19 @@ def _refusal(lease: Lease | None) -> str:
 
 
 def _beat(
-    lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, moment: Moment
+    lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, context: ApplyContext
 ) -> str:
     """One heartbeat, by itself or in a batch (C5)."""
     if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
         return _refusal(lease)
-    lease.last_beat = moment.log_time
-    return _record_offset(lease, last_offset, moment)
+    lease.last_beat = context.log_time
+    return _record_offset(lease, last_offset, context)
 
 
-def _record_offset(lease: Lease, last_offset: int | None, moment: Moment) -> str:
+def _record_offset(lease: Lease, last_offset: int | None, context: ApplyContext) -> str:
     """What an accepted beat's or release's last_offset does to the progress (E5, C5, C11)."""
     if last_offset is None:
         return codes.OK
-    if moment.pausing:
+    if context.pausing:
         return lease.progress.reposition(last_offset)
     return lease.progress.through(last_offset)

@@ -1,0 +1,135 @@
+"""What a replica's reader learns by the way: the broker's time, and how fast and since when leases move."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kafka_marshal.engine.topic_mark import split
+from rationalizer import Lease, World
+from rationalizer.limits import NOTHING_DONE
+
+__all__ = ["BrokerClock", "LeaseKey", "Meter", "beyond", "local_ms"]
+
+#: (group, topic, partition)
+LeaseKey = tuple[str, str, int]
+
+
+def local_ms() -> float:
+    """This machine's idea of the time, milliseconds since 1970."""
+    return time.time() * 1000
+
+
+def beyond(lease: Lease) -> int:
+    """How many messages are done beyond a gap."""
+    return sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
+
+
+class BrokerClock:
+    """The broker's time, as well as it is known. `source`: "traffic", "tick", or "local" where it was not learned."""
+
+    def __init__(self, now: Callable[[], float] = local_ms) -> None:
+        self._now = now
+        self._ahead: float | None = None
+        self._floor = 0
+        self.source = "local"
+
+    def heard(self, stamp_ms: int, source: str = "traffic") -> None:
+        """A record appended a moment ago bears this stamp: the broker's time is at least that."""
+        ahead = stamp_ms - self._now()
+        if self._ahead is None or ahead > self._ahead:
+            self._ahead = ahead
+        if self.source != "tick":
+            self.source = source
+
+    def at_least(self, stamp_ms: int) -> None:
+        """An old stamp: the broker's time can't be before it."""
+        self._floor = max(self._floor, stamp_ms)
+
+    def now_ms(self) -> int:
+        """The broker's time now, milliseconds since 1970."""
+        return max(int(self._now() + (self._ahead or 0)), self._floor)
+
+    @property
+    def local_is_behind_ms(self) -> int:
+        """How much this machine's clock lags behind stamps already seen, at least; 0 where it does not."""
+        return max(0, int(self._floor - self._now()), int(self._ahead or 0))
+
+
+@dataclass(slots=True)
+class _Track:
+    """One lease as the last sample saw it. Times are log time."""
+
+    epoch: int
+    done: int
+    moved_at: int
+    granted_at: int
+    #: Whether the holder was a member at work: what an admin writes while it has the group paused is not handled.
+    works: bool = False
+    #: Messages handled, counted since the first sample.
+    handled: int = 0
+    #: (log time, handled) of this epoch, within the window.
+    samples: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class Meter:
+    """Messages a second of each lease, and since when it stands still, from samples of the worlds."""
+
+    def __init__(self, window_ms: int) -> None:
+        self._window_ms = window_ms
+        self._tracks: dict[LeaseKey, _Track] = {}
+
+    def sample(self, world: World) -> None:
+        """Note how far the leases of this coordination partition are now."""
+        for lease in world.leases():
+            key = (lease.group_id, lease.topic, lease.partition)
+            done = lease.progress.stable + beyond(lease)
+            track = self._tracks.get(key)
+            if track is None:
+                track = self._tracks[key] = _Track(lease.epoch, done, world.log_time, world.log_time)
+            else:
+                self._follow(track, lease, done, world.log_time)
+            pause = world.pause(lease.group_id)
+            pauser = None if pause is None else pause.client_id
+            track.works = lease.held and lease.client_id != pauser
+            samples = track.samples
+            if not samples or world.log_time > samples[-1][0]:
+                samples.append((world.log_time, track.handled))
+            else:
+                samples[-1] = (world.log_time, track.handled)
+            while samples[0][0] < world.log_time - self._window_ms and len(samples) > 1:
+                samples.popleft()
+
+    @staticmethod
+    def _follow(track: _Track, lease: Lease, done: int, log_time: int) -> None:
+        # The first position of a partition is where its consumer begins: no work.
+        began = track.done == NOTHING_DONE != lease.progress.stable
+        if lease.epoch != track.epoch:  # another holder: what was before says nothing about its speed
+            track.epoch, track.granted_at = lease.epoch, log_time
+            track.samples.clear()
+        elif done < track.done or began:
+            track.samples.clear()
+        elif track.works:
+            track.handled += done - track.done
+        if done != track.done:
+            track.done, track.moved_at = done, log_time
+
+    def moved_at(self, key: LeaseKey) -> int | None:
+        """Log time since which the position has not moved, or the first one known; None: nothing is known."""
+        track = self._tracks.get(key)
+        return None if track is None else track.moved_at
+
+    def granted_at(self, key: LeaseKey) -> int | None:
+        """Log time since which this epoch is known."""
+        track = self._tracks.get(key)
+        return None if track is None else track.granted_at
+
+    def per_second(self, key: LeaseKey) -> float | None:
+        """Of the present holder; None where the log says too little: fewer than two moments within the window."""
+        track = self._tracks.get(key)
+        if track is None or len(track.samples) < 2:
+            return None
+        (since, before), (until, after) = track.samples[0], track.samples[-1]
+        return (after - before) * 1000 / (until - since)

@@ -1,0 +1,131 @@
+"""What is wrong with a group, in words: for `check`, and below the overview of `status`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.text import count, span
+from kafka_marshal.engine.lost import POSITION_LOST
+
+__all__ = ["KINDS", "Problem", "places", "problems_of"]
+
+#: Kind → what `status` says of a group in two words. Kinds are part of the JSON of `check` and `status`.
+KINDS = {
+    "position_lost": "position lost",
+    "stuck": "stuck",
+    "hung": "hung?",
+    "gone": "gone",
+    "no_holder": "without a holder",
+    "pause_over": "pause is over",
+    "lag": "behind",
+    "silence": "silent",
+}
+
+#: Runs of partitions that are listed one by one.
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why not all is well. `amount`: how many partitions, members, or messages it is about."""
+
+    group: str
+    kind: str
+    text: str
+    amount: int
+    partitions: list[LeaseRow]
+
+
+def places(rows: Iterable[LeaseRow]) -> str:
+    """The partitions as people write them: flights 1, 3-5; delays 0."""
+    found = []
+    for topic, of_topic in groupby(sorted(rows, key=lambda row: (row.topic, row.partition)), lambda row: row.topic):
+        runs: list[list[int]] = []
+        for row in of_topic:
+            if runs and row.partition == runs[-1][-1] + 1:
+                runs[-1][1:] = [row.partition]
+            else:
+                runs.append([row.partition])
+        listed = ["-".join(map(str, run)) for run in runs[:_LISTED]]
+        found.append(f"{topic} {', '.join(listed)}" + (", …" if len(runs) > _LISTED else ""))
+    return "; ".join(found)
+
+
+def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None) -> list[Problem]:
+    """All that is wrong with the group, the worst first."""
+    name = group.group
+    found = [*_standing_still(group), *_members(group, max_silence_ms)]
+    unheld = group.unheld
+    free = [row for row in unheld if row.client is None]
+    if free:
+        waiting = sum(row.lag or 0 for row in free)
+        text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
+        if waiting:
+            text += f", {count(waiting, 'message')} waiting"
+        if not group.members:
+            text += ". No worker of the group runs"
+        found.append(Problem(name, "no_holder", text, len(free), free))
+    for pause in group.pauses:
+        if pause.is_over:
+            text = (
+                f"its pause by {pause.client} ended {span(-pause.left_ms)} ago, and nobody has written to the log "
+                f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
+            )
+            found.append(Problem(name, "pause_over", text, 1, []))
+    if max_lag is not None and (group.lag or 0) > max_lag:
+        behind = group.lag or 0
+        found.append(Problem(name, "lag", f"{count(behind, 'message')} behind, more than {max_lag:,}", behind, []))
+    return found
+
+
+def _standing_still(group: GroupRow) -> Iterator[Problem]:
+    hung = {id(row) for member in group.members if member.is_hung for row in member.leases}
+    still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
+    for (is_lost, why), rows in _by_reason(still):
+        text = f"{places(rows)}: {why}"
+        if is_lost:
+            where = " ".join(f"--partition {shlex.quote(name)}=earliest" for name in _named(group, rows))
+            text += (
+                ". Nothing of it is handed out until you say where to go on: kafka-marshal release-group "
+                f"{shlex.quote(group.group)} {where}"
+            )
+        yield Problem(group.group, "position_lost" if is_lost else "stuck", text, len(rows), rows)
+
+
+def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
+    """The partitions as release-group takes them; a topic alone where all of it is meant. The first ones of many."""
+    whole = {row.topic for row in rows} - {row.topic for row in group.leases if row not in rows}
+    yield from sorted(whole)
+    yield from [f"{row.topic}:{row.partition}" for row in rows if row.topic not in whole][:_LISTED]
+
+
+def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[bool, str], list[LeaseRow]]]:
+    found: dict[tuple[bool, str], list[LeaseRow]] = {}
+    for row in rows:
+        found.setdefault((row.stuck.startswith(POSITION_LOST), row.stuck), []).append(row)
+    return sorted(found.items(), key=lambda item: (not item[0][0], item[0][1]))
+
+
+def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
+    for member in sorted(group.members, key=lambda member: member.badness):
+        holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
+        where = _name(member)
+        if member.is_hung:
+            waited = span(member.no_progress_ms or 0)
+            text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
+            yield Problem(group.group, "hung", text, 1, member.leases)
+        elif member.state == "gone":
+            text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"
+            yield Problem(group.group, "gone", text, 1, member.leases)
+        elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms > max_silence_ms:
+            text = f"{where} is silent for {span(member.silence_ms)}, more than {span(max_silence_ms)}. It {holds}"
+            yield Problem(group.group, "silence", text, 1, member.leases)
+
+
+def _name(member: MemberRow) -> str:
+    runs_at = member.runs_at
+    return member.client if runs_at is None else f"{member.client} ({runs_at})"

@@ -1,0 +1,1 @@
+"""The partition plane (section 3): leases, the earliest claim wins."""

@@ -1,0 +1,91 @@
+"""The seam between the log and the state machines that live in it.
+
+A *plane* is one state machine: it owns some record types and the state that they change. What holds for all
+records (log time, routing, pauses, levels, forgetting a group) is the World's. `planes.py` lists the planes of this
+release. The partition plane (`leases/`, section 3) is the only one of level 1; the group plane (types 16-27) will be a
+second one beside it, at level 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from rationalizer.pause import Pause
+from rationalizer.wire.records import Kind
+from rationalizer.wire.unpacking import Message
+
+#: A record as a log has it: (offset, timestamp in ms, value).
+Entry = tuple[int, int, "bytes | None"]
+
+
+class ApplyContext:
+    """Where a record stands in the log, and what holds there besides the plane's own state.
+
+    `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11).
+    One context serves a World's whole life: read it while the record is judged, don't keep it.
+    """
+
+    __slots__ = ("log_time", "offset", "pausing")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.log_time = 0
+        self.pausing = False
+
+
+class Bounds(NamedTuple):
+    """What a snapshot says besides the planes' rows, which they must agree with."""
+
+    partition: int
+    partitions: int
+    next_offset: int
+    log_time: int
+
+
+#: A handler judges one well-formed record that belongs here and that no pause rejects. It changes the plane's
+#: state or not at all, and answers with the code; with a tuple of codes for a record of several entries.
+Handler = Callable[[Message, ApplyContext], "str | tuple[str, ...]"]
+
+
+class Plane(Protocol):
+    """One state machine in the log of one CP."""
+
+    #: Which part of the canonical state its rows are (S1).
+    part: int
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The handler of each record type that the plane owns."""
+
+    def belongs(self, kind: Kind, message: Message) -> bool:
+        """Whether a record of one of its types belongs to this CP (L3)."""
+
+    def token(self, kind: Kind, message: Message) -> int | None:
+        """The fencing token of what such a record names, as this CP knows it now (D2); None: there is none."""
+
+    def is_active(self, group_id: str, log_time: int) -> bool:
+        """Whether the group is at work here, so that it must not be forgotten (C16)."""
+
+    def forget(self, group_id: str) -> None:
+        """Drop everything about the group (C16)."""
+
+    def rows(self) -> Sequence[Any]:
+        """Its part of the canonical state (S1)."""
+
+    def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
+        """Take over these rows of a snapshot. Raises SnapshotError where no replay could have led there."""
+
+
+class Log(Protocol):
+    """What a fast path moves besides its plane's state."""
+
+    next_offset: int
+    log_time: int
+
+    def count(self, code: str, accepted: bool, records: int = 1) -> None:
+        """Count outcomes."""
+
+
+#: A fast path applies records for as long as they are simple. It returns the first that is not, of which it has changed
+#: nothing; None: there is none left. The mapping has all pauses by group, also those that are over.
+FastPath = Callable[[Iterator[Entry], Log, Mapping[str, Pause]], "Entry | None"]

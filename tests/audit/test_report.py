@@ -1,0 +1,110 @@
+"""The report's page and its pictures, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from kafka_marshal.pipeline.audit import plots
+from kafka_marshal.pipeline.audit.audit import Audit
+from kafka_marshal.pipeline.audit.findings import Findings
+from kafka_marshal.pipeline.audit.report import write_report
+from kafka_marshal.pipeline.audit.sources import DumpSource
+from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition
+from tests.cli.harness import Log
+
+NOON = 1_764_072_000_000  # 2025-11-25 12:00 UTC
+
+A, B, C = ("a1", "a", "delays"), ("b1", "b", "delays"), ("c1", "c", "billing")
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Iterator[Findings]:
+    """A hand-over within 20 ms and a takeover after 7 s of `delays`, and a lease of `billing`."""
+    log = Log()
+    log.add(ClaimingPartition(*A, "flights", 0, 3_000), NOON)
+    log.add(Heartbeat(*A, "flights", 0, 0, 40), NOON + 1_000)
+    log.add(ReleasingPartition(*A, "flights", 0, 0, 41), NOON + 2_000)
+    log.add(ClaimingPartition(*B, "flights", 0, 3_000), NOON + 2_020)
+    log.add(ClaimingPartition(*C, "orders", 0, 3_000), NOON + 3_000)
+    log.add(Heartbeat(*C, "orders", 0, 4, 7), NOON + 4_000)
+    log.add(ClaimingPartition(*A, "flights", 0, 3_000), NOON + 9_020)
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(log.dump)
+    with Audit(DumpSource(path, None)) as audit:
+        yield audit.run()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn."""
+    figures: list[Figure] = []
+
+    def keep(figure: Any) -> str:
+        figures.append(figure)
+        return "data:,"
+
+    monkeypatch.setattr(plots, "_png", keep)
+    return figures
+
+
+def test_a_page_of_one_group_is_silent_on_the_others(findings: Findings, tmp_path: Path) -> None:
+    assert findings.groups() == ["billing", "delays"]
+    whole = write_report(findings, tmp_path / "whole.html").read_text()
+    assert "billing: orders/0" in whole and "delays: flights/0" in whole
+    page = write_report(findings, tmp_path / "page.html", group="delays").read_text()
+    assert "billing" not in page and "delays: flights/0" in page
+    assert set(findings.waits("delays")) == {"handed over", "replaced"}
+    assert findings.waits("billing") == {}
+
+
+def test_handovers_and_takeovers_have_a_scale_each(findings: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
+    write_report(findings, tmp_path / "page.html")
+    _, waits, _ = drawn
+    assert [axes.get_xlabel() for axes in waits.axes] == [f"time until the next holder, {unit}" for unit in ("ms", "s")]
+    assert [axes.get_xlim()[1] < limit for axes, limit in zip(waits.axes, (30, 10), strict=True)] == [True, True]
+
+
+def test_times_are_the_clocks(findings: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
+    write_report(findings, tmp_path / "page.html")
+    timeline, _, lag = drawn
+    for figure in (timeline, lag):
+        (axes,) = figure.axes
+        assert axes.get_xlabel() == "clock time, UTC"
+        figure.draw_without_rendering()
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        assert any(label.startswith("12:00:0") for label in labels), labels
+
+
+@pytest.mark.parametrize("end", [2**62, 253_402_400_000_000])
+def test_times_that_no_calendar_reaches_are_drawn_too(end: int) -> None:
+    assert plots.bars([plots.Bar("g: t/0", "a", 5, end)]).startswith("data:image/png")
+
+
+def test_the_legend_says_whose_colours_are_the_same(drawn: list[Figure]) -> None:
+    plots.bars([plots.Bar("g: t/0", f"w{number}", number, number + 1) for number in range(19)])
+    legend = drawn[0].axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()][:4] == [
+        "w0, w8, w16",
+        "w1, w9, w17",
+        "w2, w10, w18",
+        "w3, w11",
+    ]
+    assert "19 names, 8 colours" in legend.get_title().get_text()
+
+
+def test_a_lost_position_has_no_lag(findings: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
+    def log_ends(partitions: Sequence[tuple[str, int]], times: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+        return {("flights", 0): [100] * len(times), ("orders", 0): [5] * len(times)}  # 7 is done of those 5
+
+    page = write_report(findings, tmp_path / "page.html", log_ends).read_text()
+    assert "Left out: billing: orders/0, 1 in all" in page
+    assert "position lost" in page
+    legend = drawn[-1].axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["delays"]

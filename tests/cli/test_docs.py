@@ -1,0 +1,73 @@
+"""docs/json.md and docs/exit-codes.md name what commands print, no more and no less."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal.cli import app, failures
+from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup
+from tests.cli.harness import Command
+from tests.cli.test_kafka import A, Append, append, cluster, data
+
+__all__ = ["append", "cluster", "data"]  # fixtures
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def documented(command: str) -> set[str]:
+    """The fields in the table of a command's section."""
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## {command}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def fields(value: Any, path: str = "") -> set[str]:
+    """The paths of all fields of a document, as the page writes them."""
+    if isinstance(value, dict):
+        below = {found for key, inner in value.items() for found in fields(inner, f"{path}.{key}" if path else key)}
+        return below | ({path} if path and not path.endswith("[]") else set())
+    if isinstance(value, list):
+        return {found for inner in value for found in fields(inner, f"{path}[]")}
+    return {path}
+
+
+def slim(found: set[str]) -> set[str]:
+    """Without what only holds others, and without what depends on the log (codes)."""
+    return {path for path in found if not re.match(r"partitions\[\]\.rejected\.", path)}
+
+
+@pytest.mark.parametrize(
+    "args", [["status"], ["check"], ["lag"], ["who", "g", "{data}", "0"]], ids=lambda args: str(args[0])
+)
+def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str, args: list[str]) -> None:
+    epoch = append(ClaimingPartition("host/17/1.0/x", *A[1:], data, 0, 100_000))
+    append(Heartbeat("host/17/1.0/x", *A[1:], data, 0, epoch, 23))  # lost: it has 10
+    append(ReleaseGroup("x", "admin", "g", int(time.time() * 1000) + 600_000), 0)
+    found = slim(fields(kafka(*(arg.format(data=data) for arg in args), "--json").json))
+    wanted = documented(args[0])
+    optional = {"notes[]", "history[]", "answer"}
+    of_answer = {path for path in found if path.startswith("answer.") and path not in wanted}
+    assert {path.replace("answer.", "history[].") for path in of_answer} <= wanted
+    containers = {"clock", "answer", "leases[].holder", "history[].holder"}
+    assert found - of_answer - containers - optional == wanted - containers - optional
+
+
+def test_the_page_has_a_section_for_every_command_that_prints_json() -> None:
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    titles = {name for title in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in title.split(" and ")}
+    assert titles == set(app.COMMANDS) - {"demo", "completion"}
+
+
+def test_the_page_of_exit_codes_names_each() -> None:
+    text = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
+    codes = {value for name, value in vars(failures).items() if name.isupper() and isinstance(value, int)}
+    assert {int(code) for code in re.findall(r"^\| ([0-9]+) \|", text, re.MULTILINE)} == codes
+    named = {
+        name for row in re.findall(r"^\| (`[a-z].*?) \|", text, re.MULTILINE) for name in re.findall("`([a-z-]+)`", row)
+    }
+    assert named == set(app.COMMANDS) - {"dump", "broker", "completion"}

@@ -1,0 +1,118 @@
+"""Planted bugs in the short cut of a replay: it leaves out what must not be left out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+__all__ = ["SHORT_CUT"]
+
+_FAST_PATH = "rationalizer/leases/fast_path.py"
+
+SHORT_CUT: tuple[Mutation, ...] = (
+    Mutation(
+        "log time is taken back, on the short cut only",
+        _FAST_PATH,
+        "lease: Lease = leases[group_id, topic, partition]",
+        "lease: Lease = leases[group_id, topic, partition]; log.log_time = log_time = min(log_time, timestamp_ms)",
+        "T1",
+        within="def run",
+    ),
+    Mutation(
+        "a pause is ignored on the short cut",
+        _FAST_PATH,
+        "or (pauses and group_id in pauses)",
+        "or (pauses and group_id is None)",
+        "C10",
+    ),
+    Mutation(
+        "a pause is ignored on the short cut of batches",
+        _FAST_PATH,
+        "if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:",
+        "if client_id is None or type(entries) is not list:",
+        "C10",
+    ),
+    Mutation(
+        "progress goes back on the short cut",
+        _FAST_PATH,
+        "or not progress.stable <= done <= max_offset",
+        "or not -1 <= done <= max_offset",
+        "C5",
+    ),
+    Mutation(
+        "progress goes back on the short cut of batches",
+        _FAST_PATH,
+        "if moved is not None and moved > lease.progress.stable:",
+        "if moved is not None:",
+        "C5",
+    ),
+    Mutation(
+        "one range is forgotten on the short cut",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
+        "P10",
+        within="def run",
+    ),
+    Mutation(
+        "one range is forgotten on the short cut of batches",
+        _FAST_PATH,
+        "or progress.intervals.firsts",
+        "or len(progress.intervals) > 1",
+        "P10",
+        within="def _simple_batch",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def run",
+    ),
+    Mutation(
+        "an older epoch counts on the short cut of batches",
+        _FAST_PATH,
+        "or lease.epoch != epoch",
+        "or lease.epoch < epoch",
+        "C5",
+        within="def _simple_batch",
+    ),
+    Mutation(
+        "on the short cut true is a partition",
+        _FAST_PATH,
+        "type(partition) is not int  # True == 1 == 1.0, also as keys",
+        "partition is None",
+        "E2",
+        within="def run",
+    ),
+    Mutation(
+        "on the short cut true is an epoch",
+        _FAST_PATH,
+        "or type(epoch) is not int",
+        "or epoch is None",
+        "E2",
+        within="def run",
+    ),
+    Mutation(
+        "on the short cut true is an offset",
+        _FAST_PATH,
+        "or type(done) is not int",
+        "or done is None",
+        "E2",
+        within="def run",
+    ),
+    Mutation(
+        "on the short cut nobody beats a free lease",
+        _FAST_PATH,
+        "or client_id is None  # as the holder of a free lease is",
+        "or group_id is None",
+        "E2",
+    ),
+    Mutation(
+        "beats on the short cut count as one",
+        "rationalizer/world.py",
+        "counts[code] = counts.get(code, 0) + records",
+        "counts[code] = counts.get(code, 0) + 1",
+        "S1",
+    ),
+)
