@@ -44,8 +44,12 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 setup: $(VENV)/.stamp-setup ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
 	@$(PY) -m kafka_marshal.testing >/dev/null
 
-test: setup ## all tests but campaigns (a real broker is started where one is needed); ARGS='...' goes to pytest
-	$(PY) -m pytest -m 'not campaign' $(ARGS)
+# What touches Kafka runs one test after another; beside it Spark, and what only computes (tests/conftest.py).
+PARALLEL ?= -n 3 --dist loadgroup
+
+test: setup ## all tests but campaigns, in three processes, 20 to 30 minutes on two cores; ARGS='...' goes to pytest
+	@$(if $(ARGS),:,echo "make: this takes 20 to 30 minutes on two cores; make test-quick is shorter, ARGS='tests/admin' a part of it" >&2)
+	$(PY) -m pytest -m 'not campaign' $(PARALLEL) $(ARGS)
 
 test-quick: $(VENV)/.stamp-setup ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)

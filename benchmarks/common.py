@@ -38,7 +38,7 @@ class Row:
 
 @contextmanager
 def bench_kafka() -> Iterator[str]:
-    """A broker to measure on: KAFKA_MARSHAL_BOOTSTRAP, or one of our own."""
+    """A broker to measure on: KAFKA_MARSHAL_TEST_BOOTSTRAP, or one of our own."""
     kafka = open_kafka()
     try:
         yield kafka.bootstrap_servers

@@ -29,6 +29,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # more than it brings (a third of a driver's processor time).
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+# The cluster that somebody works on is none to test on; commands under test must not pick it up either.
+os.environ.pop("KAFKA_MARSHAL_BOOTSTRAP", None)
+
 # Started in the background by a shell, this process and all it starts would ignore Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +44,7 @@ ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
-    With pytest-xdist (as CI runs them: -n 3 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
+    With pytest-xdist (make test: -n 3 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
     one test after another as ever; another one takes those that share a Spark session meanwhile, with a broker of its
     own, and then those that start Spark themselves. What only computes goes to whichever process is free, so that all
     end together.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import importlib
+import logging
 import re
 import subprocess
 import sys
@@ -22,20 +23,50 @@ LONGEST_FUNCTION = 70
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+#: What a source package holds of us; a user's own files may lie beside it.
+FOLDERS = (".ci", "benchmarks", "docs", "marshal", "rationalizer", "tests")
+NO_FILES_OF_OURS = {"__pycache__", ".venv", "build", "dist", "out"}
+
+
+def our_files(root: Path) -> list[Path]:
+    """What git tracks; where there is no git, or no clone, what lies in our folders and at the top by a known name."""
+    try:
+        command = ["git", "ls-files", "-z"]
+        listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        listed = ""
+    if listed:
+        found = [root / name for name in listed.split("\0") if name]
+    else:
+        found = [path for folder in FOLDERS for path in (root / folder).rglob("*")]
+        found += [path for path in root.iterdir() if path.suffix in (".md", ".py", ".cfg", ".toml", ".in")]
+        found += [root / name for name in ("Makefile", "LICENSE", "constraints.txt", ".gitignore", ".importlinter")]
+    return sorted(
+        path for path in found if path.is_file() and NO_FILES_OF_OURS.isdisjoint(path.relative_to(root).parts)
+    )
+
+
+OUR_FILES = our_files(ROOT)
+
+
 def modules() -> dict[str, Path]:
     """Every module of the product, by its dotted name."""
     found = {}
     for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
+        for path in OUR_FILES:
+            if path.suffix != ".py" or not path.is_relative_to(folder):
+                continue
             parts = [package, *path.relative_to(folder).with_suffix("").parts]
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 MODULES = modules()
-PYTHON_FILES = sorted(
-    path for top in ("marshal", "rationalizer", "tests", "benchmarks") for path in (ROOT / top).rglob("*.py")
-)
+PYTHON_FILES = [
+    path
+    for path in OUR_FILES
+    if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("marshal", "rationalizer", "tests", "benchmarks")
+]
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -53,13 +84,24 @@ def setup_cfg() -> configparser.ConfigParser:
 
 
 def text_files() -> Iterator[Path]:
-    """Everything that a clone would hold: what git tracks, or would if it were added."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in filter(None, listed.split("\0")):
-        path = ROOT / name
-        if path.is_file() and b"\0" not in path.read_bytes()[:4096]:
+    """All of it but pictures."""
+    for path in OUR_FILES:
+        if b"\0" not in path.read_bytes()[:4096]:
             yield path
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_a_users_own_files_are_not_looked_at(tmp_path: Path, with_git: bool) -> None:
+    """In a clone or in an unpacked source package: a log of a demo, an environment, notes."""
+    ours = {"README.md", "marshal/kafka_marshal/x.py", "tests/test_x.py"}
+    others = {"demo.log", ".venv/lib/y.py", "out/demo/report.html", "mine/notes.py"}
+    for name in ours | others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    if with_git:
+        subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+        subprocess.run(["git", "add", *sorted(ours)], cwd=tmp_path, check=True)
+    assert {str(path.relative_to(tmp_path)) for path in our_files(tmp_path)} == ours
 
 
 # -- size ---------------------------------------------------------------------------------------------------------
@@ -333,6 +375,62 @@ def test_who_has_one_try_gets_no_other(tmp_path: Path) -> None:
 
 
 # -- words --------------------------------------------------------------------------------------------------------
+
+#: The rules of PROTOCOL.md, which users need not know. An audit's findings, and what tests say, name them.
+RULE_NUMBER = re.compile(r"\b[CELPST]\d{1,2}\b")
+MAY_NAME_RULES = ("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer")
+
+
+def texts_of(tree: ast.Module) -> Iterator[ast.Constant]:
+    """All string constants but docstrings and what is logged at DEBUG."""
+    quiet: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node) is not None:
+            quiet |= set(ast.walk(node.body[0]))
+        if isinstance(node, ast.Call) and any(ast.unparse(each) == "logging.DEBUG" for each in node.args):
+            quiet |= set(ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in quiet:
+            yield node
+
+
+def test_no_message_names_a_rule_by_its_number() -> None:
+    found = [
+        f"{named(path)}:{node.lineno}: {str(node.value)[-60:]}"
+        for name, path in MODULES.items()
+        if not name.startswith(MAY_NAME_RULES)
+        for node in texts_of(tree_of(path))
+        if RULE_NUMBER.search(str(node.value))
+    ]
+    assert found == []
+
+
+def test_the_library_logs_in_one_way() -> None:
+    """Through ``logs.log``, so that each line has its event."""
+    found = []
+    for name, path in MODULES.items():
+        if name.startswith(("kafka_marshal.testing", "kafka_marshal.demo", "kafka_marshal.logs")):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call):
+                call = ast.unparse(node.func)
+                if re.fullmatch(r"(logger|logging)\.(debug|info|warning|error|exception|critical|log)", call):
+                    found.append(f"{named(path)}:{node.lineno}: {call}")
+    assert found == []
+
+
+def test_no_field_of_a_log_line_is_one_that_logging_has_itself() -> None:
+    own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    names: set[str] = set()
+    for name, path in MODULES.items():
+        if name == "kafka_marshal.logs":
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("log", "_add", "_add_last"):
+                names |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+    assert {"topic", "reason"} <= names
+    assert names & own == set()
+
 
 #: Written so that no pattern matches itself.
 FORBIDDEN = {

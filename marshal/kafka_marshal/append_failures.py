@@ -23,4 +23,5 @@ class AppendFailures:
             return
         self.failing = (reason, now if self.failing is None else self.failing[1])
         # "… (after 3ms in state CONNECT)": the same but for how long it took.
-        self._told.warn(("append", reason.partition(" (after ")[0]), f"an append to {self._topic} failed: {reason}")
+        text = f"an append to {self._topic} failed: {reason}"
+        self._told.warn("append_failed", ("append", reason.partition(" (after ")[0]), text)

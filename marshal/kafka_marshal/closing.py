@@ -13,6 +13,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.manual import ManualLease
 from kafka_marshal.engine_lock import under_lock
 from kafka_marshal.health import examine
+from kafka_marshal.logs import log
 from kafka_marshal.pulse import say
 from kafka_marshal.runtime import Runtime, is_ours
 from kafka_marshal.serving import EndedError, LateError
@@ -31,8 +32,6 @@ __all__ = [
     "end_all",
     "late_text",
 ]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
 DEFAULT_TIMEOUT_S = 30.0
@@ -87,7 +86,7 @@ def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, 
         try:
             driver.servants.ask(lambda _: end()).wait(None if timeout is None else max(0.0, timeout) + CLOSE_TIMEOUT_S)
         except LateError:
-            say(driver.runtime, logger.warning, late())
+            say(driver.runtime, logging.WARNING, "close_late", late())
         except EndedError:
             _if_possible(driver, end)
 
@@ -130,7 +129,7 @@ def end_all(
             CLOSE_TIMEOUT_S,
         )
     if left:
-        logger.warning("%s", left)
+        log(logging.WARNING, "close_late", "%s", left)
 
 
 def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit: Limit, for_good: bool) -> str:

@@ -7,7 +7,6 @@ iterator: no lock, and a look at the clock (T4).
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -26,8 +25,6 @@ from kafka_marshal.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 

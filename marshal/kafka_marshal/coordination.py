@@ -158,7 +158,7 @@ def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicCo
     if fatal:
         raise TopicUnsafeError(
             f"the coordination topic {topic!r} is not safe to work with; nothing was claimed. {'; '.join(fatal)}. "
-            f"kafka-marshal init{topic_option(topic)} says how to mend it (L1)"
+            f"kafka-marshal init{topic_option(topic)} says how to mend it"
         )
     return config, problems
 
@@ -213,5 +213,5 @@ def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partition
         raise CoordinationTopicError(
             f"the topic {topic!r} exists, but its first records could not be written "
             f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it goes on "
-            "where it stopped (L2)"
+            "where it stopped"
         )

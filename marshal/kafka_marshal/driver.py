@@ -8,23 +8,20 @@ heartbeat.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 from typing import TypeVar
 
-from kafka_marshal.adapters.interface import Ack, Appender, Cluster
+from kafka_marshal.adapters.interface import Ack, Appender, Cluster, FaultKind, TailBatch
 from kafka_marshal.append_failures import AppendFailures
 from kafka_marshal.beginning import first_offset
 from kafka_marshal.config import START_TIMEOUT_S
 from kafka_marshal.coordination import topic_option
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.core import Engine
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine_lock import ConsumerPort, Hold, under_lock
 from kafka_marshal.errors import (
@@ -36,11 +33,14 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
     UpgradeRequiredError,
 )
+from kafka_marshal.events import Events
 from kafka_marshal.guard import report
+from kafka_marshal.interpreter import WATCHED
+from kafka_marshal.logs import log
 from kafka_marshal.pulse import Pulse
 from kafka_marshal.repeats import Told
 from kafka_marshal.replica import Applied, Begin, Replica
-from kafka_marshal.runtime import THREADS, Thread, is_ours
+from kafka_marshal.runtime import Thread, is_ours
 from kafka_marshal.serving import EndedError, Servants
 from kafka_marshal.snapshots.keeper import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -48,11 +48,9 @@ from kafka_marshal.snapshots.start import Difference
 from kafka_marshal.topic_rounds import TopicRounds
 from kafka_marshal.topic_watch import LOOKUP_TIMEOUT_S
 from kafka_marshal.user_calls import UserCalls
-from rationalizer import Heartbeat, HeartbeatBatch, Outcome, encode
+from rationalizer import Heartbeat, HeartbeatBatch, Outcome, ReleaseGroup, encode
 
-__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver", "exiting"]
-
-logger = logging.getLogger("kafka_marshal")
+__all__ = ["ACK_WATCH_MS", "ConsumerPort", "Driver"]
 
 T = TypeVar("T")
 
@@ -80,41 +78,6 @@ AT_ONCE = 16
 LOOKUP_THREADS = 4
 
 
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
-
-
-def _mark_forked() -> None:
-    for driver in _drivers:
-        driver.forked = True
-
-
-#: No further Marshal is closed once the interpreter's end has taken this long (s).
-EXIT_S = 5.0
-
-#: Not empty: the interpreter ends, and we have closed what nobody else had.
-exiting: list[bool] = []
-
-
-def _end_all() -> None:
-    """The interpreter ends: release what nobody has released. Our threads go on until this has returned."""
-    exiting.append(True)
-    if not logger.hasHandlers():  # else whoever has not asked for any log would get some now
-        logger.addHandler(logging.NullHandler())
-    until = THREADS.monotonic() + EXIT_S
-    for driver in list(_drivers):
-        is_real = driver.runtime is THREADS and not driver.forked  # else a simulation's, or the parent's
-        if driver.at_exit is None or not is_real or driver.is_over or THREADS.monotonic() >= until:
-            continue
-        try:
-            driver.at_exit()
-        except Exception:
-            logger.exception("a Marshal was not closed at the interpreter's end; its leases end by themselves")
-
-
-os.register_at_fork(after_in_child=_mark_forked)
-atexit.register(_end_all)
-
-
 class Driver:
     """Runs one engine against one cluster."""
 
@@ -140,7 +103,7 @@ class Driver:
         self.forked = False
         #: Called at the interpreter's end, unless this driver has ended by then.
         self.at_exit: Callable[[], object] | None = None
-        self.told = Told(logger, runtime.now_ms)
+        self.told = Told(runtime.now_ms)
         self.condition = runtime.condition()
         self._hold, self._hold_and_step = Hold(self, step=False), Hold(self, step=True)
         self.replica = Replica(
@@ -179,10 +142,12 @@ class Driver:
         self.servants = servants
         servants.look = self.pulse.look
         self.failures = AppendFailures(topic, self.told)
+        #: What happens, for people.
+        self.events = Events(settings, self.now_ms())
         self._next_measure = 0.0
         self._thread: Thread | None = None
         try:
-            _drivers.add(self)
+            WATCHED.add(self)
             self._thread = runtime.start(self._run, "kafka-marshal")
             self._await_start(timeout_s)
         except BaseException:  # Ctrl-C: nobody else will end what has begun
@@ -217,10 +182,12 @@ class Driver:
 
     def _turn(self) -> None:
         self.servants.undo_lost()
+        self.events.tell()
         if self._beats_sent:
             self._let_beats_gather()
         batch = self.replica.read(self.pulse.turned(self._wait_s()))
-        is_alone = self.runtime.whole_batches and len(_drivers) == 1
+        whole = batch
+        is_alone = self.runtime.whole_batches and len(WATCHED) == 1
         *others, batch = batch.slices(AT_ONCE) if self._started and not is_alone else (batch,)
         for some in others:
             with self.condition:
@@ -232,6 +199,7 @@ class Driver:
         with self.condition:
             if self._ended:
                 return
+            self._note_answer(whole)
             was_started, unanswered = self._started, self._unanswered
             self.replica.apply(batch, self._applied if was_started else None)
             if not was_started and self.replica.caught_up:
@@ -244,6 +212,14 @@ class Driver:
             self._periodic()
             self.settle()
 
+    def _note_answer(self, batch: TailBatch) -> None:
+        now = self.now_ms()
+        if batch.records or batch.ends:
+            self.events.heard(now)
+        for fault in batch.faults:
+            if fault.kind is FaultKind.UNREACHABLE:
+                self.events.trouble(fault.message, now)
+
     def _let_beats_gather(self) -> None:
         with self.condition:
             self._beats_sent = False
@@ -255,9 +231,19 @@ class Driver:
         self.engine.caught_up(self.now_ms())
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
-        self.engine.applied(cp, offset, outcome, self.now_ms())
+        now = self.now_ms()
+        self.engine.applied(cp, offset, outcome, now)
+        if outcome.type == ReleaseGroup.__name__:
+            self._note_pause(now)
         for listener in self.listeners:
             listener(cp, offset, outcome)
+
+    def _note_pause(self, now: float) -> None:
+        """Who has paused the group, if anybody. (By our clock: without traffic, log time stands still.)"""
+        group_id, observer = self.engine.settings.group_id, self.engine.observer
+        paused = [world.pause(group_id) for cp, world in self.replica.worlds.items() if observer.paused_until(cp, now)]
+        last = max(filter(None, paused), key=lambda pause: pause.expires, default=None)
+        self.events.pause(last.client_id if last else "", last.expires if last else None)
 
     def _wait_s(self) -> float:
         now = self.now_ms()
@@ -271,6 +257,7 @@ class Driver:
 
     def _periodic(self) -> None:
         now = self.now_ms()
+        self.events.look(now)
         for cp, level in self.replica.stopped():
             if cp not in self._stopped_cps:
                 self._stopped_cps.add(cp)
@@ -289,12 +276,13 @@ class Driver:
         if now >= self._next_measure:
             self._next_measure = now + self.engine.settings.heartbeat_interval_ms
             self._measure(now)
+            self._note_pause(now)
             for port in list(self.ports.values()):
                 port._reclaim(now - self.engine.settings.heartbeat_interval_ms)
 
     def _report_upgrade(self, cp: int, level: int) -> None:
         error = self._upgrade_error(cp, level)
-        logger.error("%s", error)
+        log(logging.ERROR, "upgrade_required", "%s", error, log_partition=cp, level=level)
         for consumer in self.engine.consumers.values():
             consumer.errors.append(error)
 
@@ -302,7 +290,7 @@ class Driver:
         return UpgradeRequiredError(
             f"partition {cp} of {self._topic!r} was raised to protocol level {level}, which this release of "
             "kafka-marshal does not know: leases in it end, the other partitions go on. Install a release that "
-            "supports it (E4)",
+            "supports it",
             level=level,
         )
 
@@ -319,9 +307,11 @@ class Driver:
     # Snapshots (S2).
 
     def _warn_of_no_snapshots(self) -> None:
-        logger.warning(
+        log(
+            logging.WARNING,
+            "snapshots_missing",
             "%s: members start from the beginning of the log, which takes longer as it grows, and do not compare what "
-            "they hold. kafka-marshal init%s makes it, and says what is wrong with one that is there (S2)",
+            "they hold. kafka-marshal init%s makes it, and says what is wrong with one that is there",
             self.replica.lacks_snapshots,
             topic_option(self.replica.topic),
         )
@@ -343,9 +333,10 @@ class Driver:
                 if found and not self._ended:
                     self._report_differences(found)
                     self.condition.notify_all()
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
             # A fault of ours. Work goes on without snapshots, as it does where there is no topic for them.
-            logger.exception("no more snapshots are taken by this process, nor compared")
+            text = "no more snapshots are taken by this process, nor compared"
+            log(logging.ERROR, "snapshots_failed", text, error=error)
             self._keeper = None
         finally:
             self._keeper_running = False
@@ -355,7 +346,7 @@ class Driver:
             if self._keeper is not None and not self._keeper.is_news(difference):
                 continue
             error = difference.error(self._topic, self.replica.snapshots_topic)
-            logger.error("%s", error)
+            log(logging.ERROR, "snapshot_differs", "%s", error)
             self.alarms.append(error)
             for consumer in self.engine.consumers.values():
                 consumer.errors.append(error)
@@ -366,7 +357,7 @@ class Driver:
             try:
                 reader = SnapshotReader.find(self.cluster, self.replica.snapshots_topic, LOOKUP_TIMEOUT_S)
             except MarshalError as error:  # was said at start; work goes on without
-                logger.debug("no snapshots: %s", error)
+                log(logging.DEBUG, "snapshots_missing", "no snapshots: %s", error)
                 return
             if reader is not None and len(reader.shelves) == len(self.replica.worlds):
                 self.replica.snapshots = reader
@@ -484,8 +475,10 @@ class Driver:
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))
                     calls[-1][2].extend(assignments)
+                case Note():
+                    self.events.note(effect, self.now_ms())
                 case Warn(message=message, is_error=is_error):
-                    self.told.say(logging.ERROR if is_error else logging.WARNING, message, message)
+                    self.told.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
         for number, changes in fetching.items():
             if (port := self.ports.get(number)) is not None:
                 port._fetch(changes)
@@ -493,7 +486,7 @@ class Driver:
             self.callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
 
     def _acked(self, token: int, ack: Ack) -> None:
-        self.failures.hear(ack.error, self.now_ms())
+        self.failures.hear(ack.error, now := self.now_ms())
         self._replace_appender = self._replace_appender or ack.fatal
         if ack.forbidden:
             self.fail(
@@ -504,6 +497,10 @@ class Driver:
             )
         with self.condition:
             self._unanswered -= 1
+            if ack.error is None:
+                self.events.heard(now)
+            else:
+                self.events.trouble(ack.error, now)
             self.engine.acked(token, ack.offset, self.now_ms())
 
     # On the look-up and callback threads.
@@ -519,9 +516,10 @@ class Driver:
                     with self.locked():
                         assignment.consumer.located(assignment, *marks[key], first, self.now_ms())
                     return
-                self.told.warn(key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
+                self.told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
             except MarshalError as error:
-                self.told.warn(key, f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}")
+                text = f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}"
+                self.told.warn("look_up_failed", key, text)
             with self.condition:
                 self.condition.wait(0.2)
 
@@ -548,6 +546,8 @@ class Driver:
         with self.condition:
             self._ended = True
             self.condition.notify_all()
+            self.events.gather()
+        self.events.tell()
         self.replica.close()
         if self._thread is not None and not self.runtime.is_current(self._thread):
             self._thread.join(END_TIMEOUT_S)
@@ -557,7 +557,7 @@ class Driver:
         for appender in (*self._retired, self._appender):
             appender.close()
         self.cluster.close()
-        _drivers.discard(self)
+        WATCHED.discard(self)
 
 
 def _is_beat(effect: Effect) -> bool:

@@ -18,6 +18,7 @@ from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.tracker import Run
+from kafka_marshal.logs import log
 from kafka_marshal.membership import Membership, TopicPartition
 from kafka_marshal.undone import Undone
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
 __all__ = ["FetchingConsumer", "PartitionsCallback"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 
@@ -433,9 +432,11 @@ class FetchingConsumer(Membership["Consumer"]):
         """Fetch again from where the last read that was noted has ended: a read since then was not."""
         self._is_torn = False
         self.reread += 1
-        logger.error(
+        log(
+            logging.ERROR,
+            "read_torn",
             "reading messages was interrupted before they were noted; they are fetched again, and nothing is lost. "
-            "This is a fault of a callback, or of kafka-marshal: please report it with the traceback before this line"
+            "This is a fault of a callback, or of kafka-marshal: please report it with the traceback before this line",
         )
         with self._driver.locked(step=False):
             for key in list(self._fetched):

@@ -22,11 +22,10 @@ from functools import partial
 from types import CodeType
 from typing import cast
 
+from kafka_marshal.logs import log
 from kafka_marshal.repeats import Repeats
 
 __all__ = ["Guard", "report"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: What raises the same again and again is said this often.
 SAID_EVERY_S = 10.0
@@ -59,7 +58,8 @@ def report(what: str, error: BaseException) -> None:
     """Log what a function of the user's raised; what a signal raised goes on to the main thread. Never raises."""
     try:
         if _pass_on(error):
-            logger.info("a signal interrupted %s; it is raised again now that this has returned", what)
+            text = "a signal interrupted %s; it is raised again now that this has returned"
+            log(logging.INFO, "interrupted", text, what)
         else:
             _log(what, error)
     except BaseException as another:  # noqa: BLE001 - a handler of the user's log raises, too, or is interrupted
@@ -73,9 +73,11 @@ def _log(what: str, error: BaseException) -> None:
         return
     named = f"{type(error).__name__}: {error}".rstrip(": ")
     if held_back == 0:
-        logger.error("%s raised %s; going on without what it would have done", what, named, exc_info=error)
+        text = "%s raised %s; going on without what it would have done"
+        log(logging.ERROR, "callback_failed", text, what, named, error=error)
     else:
-        logger.error("%s raised %s (%d more since this was said last)", what, named, held_back)
+        text = "%s raised %s (%d more since this was said last)"
+        log(logging.ERROR, "callback_failed", text, what, named, held_back)
 
 
 def _last_resort(what: str, error: BaseException, another: BaseException) -> None:

@@ -108,7 +108,7 @@ class Lease(OneProcess, WithBlock):
             raise ConfigurationError(
                 f"{self.topic} [{self.partition}]: {what} was rejected: offsets up to there were granted or done "
                 "before, so "
-                "they are not yours. Nothing changed (C12)"
+                "they are not yours. Nothing changed"
             )
         raise LeaseLostError(f"{what} was rejected ({answer.code or 'fenced'}). {self._lost_message()}")
 

@@ -49,6 +49,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.health import Health, examine
 from kafka_marshal.lease import Lease
+from kafka_marshal.logs import Event, log
 from kafka_marshal.membership import Membership
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
@@ -60,8 +61,6 @@ from kafka_marshal.world import WorldView, lease_info
 from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
 
 __all__ = ["Marshal"]
-
-logger = logging.getLogger("kafka_marshal")
 
 M = TypeVar("M", bound=Membership[Any])
 
@@ -203,6 +202,8 @@ class Marshal(OneProcess, WithBlock):
             raise
         if beside is not None:
             beside.watch(driver)
+        with driver.condition:
+            driver.events.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
         return _Opened(driver, beside, WorldView(driver))
 
     def _start_watchdog(self) -> Watchdog:
@@ -390,7 +391,14 @@ class Marshal(OneProcess, WithBlock):
         try:
             info = self._cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
         except MarshalError as error:
-            logger.debug("claim of %s [%s]: the topic was not looked up: %s", topic, partition, error)
+            log(
+                logging.DEBUG,
+                "not_looked_up",
+                "claim of %s [%s]: the topic was not looked up: %s",
+                topic,
+                partition,
+                error,
+            )
             return
         if info is not None and partition >= info.partitions:
             raise ConfigurationError(
@@ -416,7 +424,7 @@ class Marshal(OneProcess, WithBlock):
             return GroupPausedError(
                 f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
                 "claimed; "
-                f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume (C10)",
+                f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume",
                 client_id=pause.client_id,
                 expires=pause.expires,
             )
@@ -432,8 +440,7 @@ class Marshal(OneProcess, WithBlock):
                 freshness=info.freshness,
             )
         return ClaimTimeoutError(
-            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at "
-            "once (C17)"
+            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once"
         )
 
     def __repr__(self) -> str:
@@ -535,6 +542,9 @@ class Marshal(OneProcess, WithBlock):
             finally:
                 for consumer in self._consumers:
                     consumer._free()
+                how = "left" if release else "left without releasing; a restart takes its partitions over"
+                with self._driver.condition:
+                    self._driver.events.say(Event.LEFT, how)
                 self._driver.shut_down()
                 self._call_off_watchdog()
 

@@ -24,13 +24,15 @@ from kafka_marshal.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.driver import Driver, exiting
+from kafka_marshal.driver import Driver
 from kafka_marshal.engine.assignment import Assignment
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.effects import Callback, Key
 from kafka_marshal.engine.stuck import Stuck
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
+from kafka_marshal.interpreter import exiting
+from kafka_marshal.logs import log
 from kafka_marshal.one_process import OneProcess, WithBlock
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.serving import EndedError
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
 __all__ = ["Membership", "TopicPartition", "calling"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
 STOPPED_S = 0.1
@@ -93,7 +93,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._enter(subscription, settings, count_partitions)
         known = {topic for topic, _ in subscription.partitions}
         for topic in sorted(subscription.names - known):
-            logger.warning("topic %s does not exist (yet); this consumer waits for it", topic)
+            text = "topic %s does not exist (yet); this consumer waits for it"
+            log(logging.WARNING, "topic_missing", text, topic, topic=topic)
 
     def _enter(
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
@@ -315,7 +316,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
             except MarshalError as error:
-                logger.debug("positions are released without saying which topic they are of: %s", error)
+                text = "positions are released without saying which topic they are of: %s"
+                log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
                 self._engine.marks.learn(infos)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.repeats import Repeats
 from kafka_marshal.runtime import Runtime, is_ours
 
 __all__ = ["Pulse", "place_of", "say"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: Of several outages in a row one is logged within this time (ms).
 SAID_EVERY_MS = 10_000.0
@@ -62,7 +60,8 @@ class Pulse:
         self.over = True
         if isinstance(error, MarshalError):
             return error
-        logger.error("the background thread of %s failed; all its leases are over", self._whose, exc_info=error)
+        text = "the background thread of %s failed; all its leases are over"
+        log(logging.ERROR, "failed", text, self._whose, error=error)
         if isinstance(error, Exception):
             return error
         found = MarshalError(
@@ -108,7 +107,8 @@ class Pulse:
         elif now - self._seen[1] >= min(AGAIN_MS, self._interval_ms):
             self._said_of = turn
             if self._repeats.due("stalled", now) is not None:
-                say(self._runtime, logger.error, f"{self.stalled_text(now)}. Marshal.health() says how it is now")
+                text = f"{self.stalled_text(now)}. Marshal.health() says how it is now"
+                say(self._runtime, logging.ERROR, "stalled", text)
 
 
 def place_of(thread_id: int | None) -> str:
@@ -122,13 +122,13 @@ def place_of(thread_id: int | None) -> str:
     return f" (it stands at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})"
 
 
-def say(runtime: Runtime, log: Callable[[str, object], object], text: str) -> None:
+def say(runtime: Runtime, level: int, event: str, text: str) -> None:
     """Log from a user's thread (*blocking*, briefly).
 
     Another thread writes it. Interrupted within ``logging``, this one would keep the lock of a handler for ever, and
     every thread of ours that logs would wait for it.
     """
-    write = partial(log, "%s", text)
+    write = partial(log, level, event, "%s", text)
     try:
         thread = runtime.start(write, "kafka-marshal-log")
     except RuntimeError:  # no thread can be started any more

@@ -6,7 +6,6 @@ to what is done, and what the user says is done goes into the log with the beats
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from kafka_marshal.marshal import Marshal
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 
+from kafka_marshal.logs import log
+
 __all__ = ["SAID_EVERY_MS", "Repeats", "Told"]
 
 #: A thing that goes on is told this often.
@@ -37,20 +39,19 @@ class Repeats:
 
 
 class Told:
-    """A log to which the same thing is told once every SAID_EVERY_MS, with how often it was held back in between."""
+    """The log, to which the same thing is told once every SAID_EVERY_MS, with how often it was held back in between."""
 
-    def __init__(self, logger: logging.Logger, now_ms: Callable[[], float]) -> None:
-        self._logger = logger
+    def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._repeats = Repeats(SAID_EVERY_MS)
 
-    def say(self, level: int, thing: Hashable, message: str) -> None:
+    def say(self, level: int, event: str, thing: Hashable, message: str) -> None:
         """Tell message at a level of logging, which is about thing."""
         held_back = self._repeats.due(thing, self._now_ms())
         if held_back is not None:
             more = f" ({held_back} more since this was said last)" if held_back else ""
-            self._logger.log(level, "%s%s", message, more)
+            log(level, event, "%s%s", message, more)
 
-    def warn(self, thing: Hashable, message: str) -> None:
+    def warn(self, event: str, thing: Hashable, message: str) -> None:
         """Tell message as a warning."""
-        self.say(logging.WARNING, thing, message)
+        self.say(logging.WARNING, event, thing, message)

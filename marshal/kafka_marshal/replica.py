@@ -21,6 +21,7 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicUnsafeError,
 )
+from kafka_marshal.logs import log
 from kafka_marshal.snapshots.reader import Place, SnapshotReader, read_range
 from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, RejectedValueError, Tick, World, decode
@@ -28,8 +29,6 @@ from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
 __all__ = ["Applied", "Begin", "Due", "Replica"]
-
-logger = logging.getLogger("kafka_marshal.replica")
 
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Applied = Callable[[int, int, Outcome], None]
@@ -39,7 +38,7 @@ Due = Callable[[int, int, bytes], None]
 
 _REMEDY = (
     "Leases of this process are in doubt and end by themselves. Restart it; if the topic was made anew on purpose, all "
-    "members must restart (L2)"
+    "members must restart"
 )
 
 #: While it catches up, a replica looks only so many intervals before the end whether a snapshot is due: the two that a
@@ -101,7 +100,7 @@ class Replica:
             #: The log of snapshots; None where it can't be used.
             self.snapshots = reading.result()
         for problem in problems:
-            logger.warning("coordination topic %s: %s", topic, problem)
+            log(logging.WARNING, "topic_settings", "coordination topic %s: %s", topic, problem)
         #: Why there are no snapshots, for people; "" where there are.
         self.lacks_snapshots = self._look_at_snapshots()
         if any(place.next_offset > marks[cp][1] for cp in cps for place in self._places(cp)):
@@ -201,8 +200,10 @@ class Replica:
     def _go_back(self) -> None:
         """Start the refuted CPs again, further back, and read on from there (*blocking*)."""
         for cp in sorted(self._refuted):
-            logger.warning(
-                "partition %d of %r: snapshots differ from a replay from offset %d; starting further back (S3)",
+            log(
+                logging.WARNING,
+                "snapshot_differs",
+                "partition %d of %r: snapshots differ from a replay from offset %d; starting further back",
                 cp,
                 self.topic,
                 self.starts[cp].begun_at,
@@ -261,10 +262,12 @@ class Replica:
         for cp, entries in batch.records.items():
             if self._stamped and entries[-1][1] < 0:
                 self._stamped = False
-                logger.error(
+                log(
+                    logging.ERROR,
+                    "stamps_missing",
                     "records of %r (partition %d, offset %d) do not carry the broker's time any more: the topic was "
                     "altered to CreateTime. Log time stands still: leases go on, but those of members that die are not "
-                    "taken over, and no member can start. kafka-marshal init%s says how to mend it (L1, T1)",
+                    "taken over, and no member can start. kafka-marshal init%s says how to mend it",
                     self.topic,
                     cp,
                     entries[-1][0],
@@ -272,7 +275,8 @@ class Replica:
                 )
             elif not self._stamped and entries[-1][1] >= 0:
                 self._stamped = True
-                logger.warning("records of %r carry the broker's time again; all goes on as before", self.topic)
+                text = "records of %r carry the broker's time again; all goes on as before"
+                log(logging.WARNING, "stamps_back", text, self.topic)
 
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Applied | None) -> None:
         cp = world.partition
@@ -336,7 +340,7 @@ class Replica:
                 f"partition {cp} of {self.topic!r} begins at offset 0, but its first record has offset {first[0]}: "
                 "what stood before it was compacted away, and others perhaps with it. Who holds what can't be known "
                 "from what is left, so nothing was claimed. Let the members at work finish, then make a new topic: "
-                "kafka-marshal init --topic NEW-NAME (L1)"
+                "kafka-marshal init --topic NEW-NAME"
             )
         self._check_marker(cp, first[2])
 
@@ -352,7 +356,7 @@ class Replica:
                 f"{self.topic!r} has {len(self.worlds)} partitions, but its first record in partition {cp} says that "
                 "it "
                 f"was made with {count}: members that count differently would not see each other's claims. Nothing was "
-                "claimed. Make a new topic with the count you want, and move all members to it (L2)"
+                "claimed. Make a new topic with the count you want, and move all members to it"
             )
 
     def _judge(self, fault: TailFault) -> None:
@@ -368,11 +372,17 @@ class Replica:
             case FaultKind.REFUSED:
                 raise AuthorizationError(f"{where} can't be read: {fault.message}. {_REMEDY}")
             case FaultKind.FATAL:
-                logger.warning("%s: reader replaced after a fatal error: %s", where, fault.message)
+                log(
+                    logging.WARNING,
+                    "reader_replaced",
+                    "%s: reader replaced after a fatal error: %s",
+                    where,
+                    fault.message,
+                )
                 self._tail.close()
                 self._tail = self._cluster.tail(self.topic, {cp: w.next_offset for cp, w in self.worlds.items()})
             case _:
-                logger.warning("%s: %s", where, fault.message)
+                log(logging.WARNING, "fault", "%s: %s", where, fault.message)
 
     def check(self, info: TopicInfo | None) -> None:
         """Compare the topic as it is now with the one we read (L2); raises TopicChangedError.
@@ -421,7 +431,7 @@ class Replica:
     def tell_differences(self) -> None:
         """Raise the alarm of S3, where the replica that looks is nobody's who would hear of it otherwise."""
         for found in self.differences:
-            logger.error("%s", found.error(self.topic, self.snapshots_topic))
+            log(logging.ERROR, "snapshot_differs", "%s", found.error(self.topic, self.snapshots_topic))
 
     def stopped(self) -> Iterable[tuple[int, int]]:
         """CPs that stand before an Upgrade this release can't follow, with the level asked for (E4)."""

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from kafka_marshal.errors import ClosedError, ForkedError
+from kafka_marshal.logs import log
 from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
 
 __all__ = ["Answer", "EndedError", "LateError", "Servants", "have_done"]
-
-logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 
@@ -223,7 +222,9 @@ class Servants:
             with self._lock:
                 refusal = self._start_another()
             if refusal:
-                logger.error(
+                log(
+                    logging.ERROR,
+                    "no_thread",
                     "no further thread could be started to carry out calls (%s): a call waits until the one before has "
                     "ended. Nothing is lost. Raise the limit of threads of this process or container",
                     refusal,
@@ -254,8 +255,9 @@ class Servants:
             if not isinstance(job, _Job):
                 job()
                 return
-        except BaseException:
-            logger.exception("a call that nobody waits for failed; what it was about is done by time")
+        except BaseException as failure:  # noqa: BLE001 - logged with its traceback
+            text = "a call that nobody waits for failed; what it was about is done by time"
+            log(logging.ERROR, "call_failed", text, error=failure)
             if not isinstance(job, _Job):
                 return
         value, error = None, None

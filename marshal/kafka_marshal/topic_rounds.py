@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.topic_watch import (
     FEW_PARTITIONS,
     IDS_WITHIN_MS,
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from kafka_marshal.driver import Driver
 
 __all__ = ["TopicRounds"]
-
-logger = logging.getLogger("kafka_marshal")
 
 
 class TopicRounds:
@@ -94,17 +93,20 @@ class TopicRounds:
                 if driver.is_over or driver.engine.failure is not None:
                     return
                 driver.replica.check(topics.get(self._coordination))
+                driver.events.heard(driver.now_ms())
                 self._tell(interest, topics)
                 driver.settle()
             driver.find_snapshots()
         except (KafkaUnavailableError, AuthenticationError) as error:
             # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
-            driver.told.warn("topics", f"topics not looked up this time: {error}")
+            driver.events.trouble(str(error), driver.now_ms())
+            driver.told.warn("topics_not_found", "topics", f"topics not looked up this time: {error}")
         except MarshalError as error:
             driver.fail(error)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
             # On a thread of its own, whose end nobody looks at: here or nowhere.
-            logger.exception("looking up topics failed; it is tried again")
+            text = "looking up topics failed; it is tried again"
+            log(logging.ERROR, "topics_failed", text, error=error)
         finally:
             self.is_running = False
             self._look_again_within(METADATA_INTERVAL_MS)

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.testing import (
@@ -21,13 +22,14 @@ from kafka_marshal.testing import (
     ports,
     run_broker,
 )
+from kafka_marshal.testing.plugin import pytest_report_header
 from tests.broker.helpers import alive, eventually, run_python
 
 
 def test_the_kafka_that_is_named_is_used_but_never_controlled(
     kafka_broker: RunningKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", kafka_broker.bootstrap_servers)
+    monkeypatch.setenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", kafka_broker.bootstrap_servers)
     kafka = open_kafka()
     assert isinstance(kafka, ExternalKafka)
     assert (kafka.bootstrap_servers, kafka.broker_ids) == (kafka_broker.bootstrap_servers, (1,))
@@ -41,12 +43,14 @@ def test_the_kafka_that_is_named_is_used_but_never_controlled(
 
 def test_a_named_kafka_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     [closed] = ports.free_ports(1)
-    with pytest.raises(KafkaUnavailableError, match=f"BOOTSTRAP=127.0.0.1:{closed} does not answer within 0 s"):
+    with pytest.raises(
+        KafkaUnavailableError, match=f"KAFKA_MARSHAL_TEST_BOOTSTRAP=127.0.0.1:{closed} does not answer within 0 s"
+    ):
         ExternalKafka(f"127.0.0.1:{closed}", timeout_s=0.3)
 
 
 def test_a_wish_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "dokcer")
     with pytest.raises(ConfigurationError, match="neither 'native' nor 'container'"):
         open_kafka()
@@ -75,7 +79,7 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
             started.append("native")
             return self
 
-    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.delenv("KAFKA_MARSHAL_BROKER", raising=False)
     monkeypatch.setattr(container, "engine_answers", lambda: True)
     monkeypatch.setattr(container, "ContainerCluster", Container)
@@ -94,6 +98,26 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
         open_kafka(3)
 
 
+def test_the_operators_kafka_is_none_to_test_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Native:
+        def __init__(self, _brokers: int, **_options: object) -> None: ...
+
+        def start(self) -> Native:
+            return self
+
+    monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
+    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", "production:9092")
+    monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
+    monkeypatch.setattr("kafka_marshal.testing.choose.LocalCluster", Native)
+    assert isinstance(open_kafka(), Native)
+    header = pytest_report_header()
+    assert header is not None
+    assert "leave production:9092 alone" in header
+
+
+#: The command and the demo start a Kafka of their own, whatever tests are to use.
+NOBODY = "127.0.0.1:1"
+
 COMMAND = """
 from pathlib import Path
 from kafka_marshal.testing import run_broker
@@ -110,7 +134,7 @@ def test_the_command_runs_until_it_is_told_to_end(number: signal.Signals, tmp_pa
     [port] = ports.free_ports(1)
     keep = str(tmp_path / "kept") if number == signal.SIGTERM else None
     process = run_python(
-        COMMAND.format(port=port, keep=keep), KAFKA_MARSHAL_BROKER="native", KAFKA_MARSHAL_BOOTSTRAP=""
+        COMMAND.format(port=port, keep=keep), KAFKA_MARSHAL_BROKER="native", KAFKA_MARSHAL_TEST_BOOTSTRAP=NOBODY
     )
     assert process.stdout is not None
     address, pid, folder = process.stdout.readline().split()
@@ -132,7 +156,7 @@ def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_BOOTSTRAP": ""},
+        env={**os.environ, "KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_TEST_BOOTSTRAP": NOBODY},
     )
     assert process.stdout is not None
     _, pid, folder = process.stdout.readline().split()
@@ -143,19 +167,10 @@ def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
     assert not Path(folder).exists()
 
 
-def test_the_command_announces_a_kafka_that_is_named_and_returns(
-    kafka_broker: RunningKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", kafka_broker.bootstrap_servers)
-    announced: list[RunningKafka] = []
-    run_broker(None, 1, None, announced.append)
-    assert [kafka.bootstrap_servers for kafka in announced] == [kafka_broker.bootstrap_servers]
-
-
 @pytest.mark.broker
 def test_the_command_can_be_ended_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
-    monkeypatch.delenv("KAFKA_MARSHAL_BOOTSTRAP", raising=False)
+    monkeypatch.setenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", NOBODY)
     stop, announced = threading.Event(), list[RunningKafka]()
     thread = threading.Thread(target=run_broker, args=(None, 1, None, announced.append), kwargs={"stop": stop})
     thread.start()
@@ -171,7 +186,7 @@ def test_the_command_can_be_ended_from_another_thread(monkeypatch: pytest.Monkey
 def run_users_tests(folder: Path, source: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_mine.py").write_text(source)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)],
         env={**os.environ, **variables},
         cwd=folder,
         capture_output=True,
@@ -183,7 +198,7 @@ def run_users_tests(folder: Path, source: str, **variables: str) -> subprocess.C
 
 def test_the_plugin_starts_nothing_that_is_not_used(tmp_path: Path) -> None:
     # Nothing could be started: any attempt would fail.
-    broken = {"KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_JARS": str(tmp_path), "KAFKA_MARSHAL_BOOTSTRAP": ""}
+    broken = {"KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_JARS": str(tmp_path), "KAFKA_MARSHAL_TEST_BOOTSTRAP": ""}
     unused = run_users_tests(tmp_path, "def test_without_kafka(): pass\n", **broken)
     assert unused.returncode == 0, unused.stdout
     used = run_users_tests(tmp_path, "def test_with_kafka(kafka_bootstrap): pass\n", **broken)
@@ -191,19 +206,31 @@ def test_the_plugin_starts_nothing_that_is_not_used(tmp_path: Path) -> None:
     assert "JarsMissingError" in used.stdout
 
 
+def topics_of(kafka: RunningKafka) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics)
+
+
 @pytest.mark.broker
 def test_a_users_test_has_a_topic_of_its_own_and_leaves_none_behind(kafka_broker: RunningKafka, tmp_path: Path) -> None:
     source = """
 from confluent_kafka import Producer
+from kafka_marshal import Marshal
 
 def test_mine(kafka_broker, kafka_bootstrap, topic_factory):
     topic = topic_factory(4, prefix="users")
     producer = Producer({"bootstrap.servers": kafka_bootstrap})
     assert len(producer.list_topics(timeout=10).topics[topic].partitions) == 4
-"""
-    done = run_users_tests(tmp_path, source, KAFKA_MARSHAL_BOOTSTRAP=kafka_broker.bootstrap_servers)
-    assert done.returncode == 0, done.stdout
-    from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    eventually(lambda: not [name for name in admin.list_topics(timeout=10).topics if name.startswith("users-")])
+def test_workers(coordination_topic, topic_factory):
+    topic = topic_factory()
+    with Marshal(coordination_topic.bootstrap, group_id="users", topic=coordination_topic.name) as marshal:
+        lease = marshal.claim(topic, 0)
+        assert lease.valid
+        lease.release()
+"""
+    before = topics_of(kafka_broker)
+    done = run_users_tests(tmp_path, source, KAFKA_MARSHAL_TEST_BOOTSTRAP=kafka_broker.bootstrap_servers)
+    assert done.returncode == 0, done.stdout
+    named = f"tests create and delete topics on {kafka_broker.bootstrap_servers} (KAFKA_MARSHAL_TEST_BOOTSTRAP)"
+    assert named in done.stdout
+    eventually(lambda: topics_of(kafka_broker) <= before | {"__consumer_offsets"})

@@ -24,8 +24,8 @@ from kafka_marshal.cli.app import run
 from rationalizer import Record, encode, route_lease
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
-#: Set where the tests run against a Kafka that somebody named; commands under test must not pick it up by themselves.
-ENVIRONMENT = ("KAFKA_MARSHAL_BOOTSTRAP", "KAFKA_MARSHAL_DEBUG", "NO_COLOR", "COLUMNS", "LINES")
+#: What the shell of whoever runs the tests must not say to commands under test.
+ENVIRONMENT = ("KAFKA_MARSHAL_DEBUG", "NO_COLOR", "COLUMNS", "LINES")
 
 
 @dataclass(frozen=True)

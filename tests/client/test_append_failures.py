@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from kafka_marshal.append_failures import AppendFailures
@@ -11,7 +9,7 @@ from kafka_marshal.repeats import Told
 
 
 def failures() -> AppendFailures:
-    return AppendFailures("__marshal", Told(logging.getLogger("kafka_marshal"), lambda: 0.0))
+    return AppendFailures("__marshal", Told(lambda: 0.0))
 
 
 def test_a_reason_that_differs_in_how_long_it_took_is_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -191,7 +191,6 @@ def topics_of(bootstrap: str) -> set[str]:
 
 def demo_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """kafka-marshal demo …, to its end; without a named Kafka unless variables name one."""
-    environment = {key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"}
     program = "import sys; from kafka_marshal.cli import main; sys.exit(main(['demo', *sys.argv[1:]]))"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -199,7 +198,7 @@ def demo_command(*arguments: str, **variables: str) -> subprocess.CompletedProce
         text=True,
         timeout=110,
         check=False,
-        env={**environment, **variables},
+        env={**os.environ, **variables},
     )
 
 
@@ -217,7 +216,6 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={key: value for key, value in os.environ.items() if key != "KAFKA_MARSHAL_BOOTSTRAP"},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

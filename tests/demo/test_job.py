@@ -207,7 +207,7 @@ def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "needs Java 17 or newer, and none was found" in done.stderr
-    assert "KAFKA_MARSHAL_BOOTSTRAP" in done.stderr
+    assert "--bootstrap" in done.stderr
     assert state_of(tmp_path / "out").startswith("failed: ")
 
 

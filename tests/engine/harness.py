@@ -15,7 +15,7 @@ from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.core import Engine
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.leases import OwnLease
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
@@ -316,7 +316,7 @@ class Member:
                 self.held_calls.append(effect)
                 if not self.hold_callbacks:
                     self.return_callbacks(settle=False)
-            case Warn(message=message):
+            case Note(event="lost", reason=message) | Warn(message=message):
                 self.warnings.append(message)
 
     def send(self, append: Append) -> None:

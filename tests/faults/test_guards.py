@@ -120,7 +120,7 @@ def test_log_handlers_that_raise_cost_no_message(scene: Scene, capfd: pytest.Cap
 def test_where_logging_itself_raises_stderr_tells(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.guard.logger.error", Raising(OddExit))
+    monkeypatch.setattr("kafka_marshal.logs.LOGGER.log", Raising(OddExit))
     assert Guard("stats_cb", Raising(OddError))() is None
     assert "stats_cb raised" in capsys.readouterr().err
 

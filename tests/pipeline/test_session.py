@@ -91,6 +91,46 @@ def test_a_session_without_the_connector_is_refused_and_one_made_over_it_too() -
         assert part in said["text"]
 
 
+#: As in a notebook: cells of one process.
+NOTEBOOK = """
+import json
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+from kafka_marshal.errors import ConnectorMissingError
+from kafka_marshal.pipeline.session import spark_session
+
+plain = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+first = plain.sparkContext._gateway.proc
+try:
+    spark_session(master="local[1]")
+    said = ""
+except ConnectorMissingError as error:
+    said = str(error)
+plain.stop()
+spark = spark_session(master="local[1]")
+second = spark.sparkContext._gateway.proc
+rows = [row[0] for row in spark.range(3).select(udf(lambda n: n + 1, "long")("id")).collect()]
+spark.stop()
+again = spark_session(master="local[1]")
+print(json.dumps([said, rows, first.poll() is not None, again.sparkContext._gateway.proc is second]))
+again.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_after_a_session_without_the_connector_a_notebook_goes_on_without_a_restart() -> None:
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", NOTEBOOK]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, rows, has_ended, is_kept = json.loads(done.stdout.splitlines()[-1])
+    assert "stop it (spark.stop()), then call spark_session()" in said
+    assert rows == [1, 2, 3]
+    assert has_ended, "the first Java process lives on, for nobody"
+    assert is_kept, "a Java process that has the connector need not be replaced"
+
+
 @pytest.mark.slow
 def test_a_connector_without_the_kafka_client_is_refused() -> None:
     said = run_with("[jar for jar in jars if 'kafka-clients' not in jar]", "session.check_session(spark)")

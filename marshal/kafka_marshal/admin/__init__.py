@@ -9,6 +9,7 @@
 ``members``     what members do meanwhile: who holds what, who let go when
 ``positions``   where to: offsets, ``"earliest"``, ``"latest"``, moments → :class:`Move`
 ``groups``      what needs no pause or ends one: evict, forget, resume
+``topic``       the coordination topic, created or completed: what ``init`` does
 ``prune``       old log and old snapshots, removed up to a checked snapshot (L1, S2)
 ``session``     one run against one group: a replica, and records appended and awaited
 ``history``     was a client_id seen consuming? Then it must not pause (C11)
@@ -21,5 +22,16 @@ from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target
 from kafka_marshal.admin.prune import PrunedPartition, PrunePlan
+from kafka_marshal.admin.topic import TopicReport
 
-__all__ = ["Admin", "InHand", "Move", "Pause", "PausedPartition", "PrunePlan", "PrunedPartition", "Target"]
+__all__ = [
+    "Admin",
+    "InHand",
+    "Move",
+    "Pause",
+    "PausedPartition",
+    "PrunePlan",
+    "PrunedPartition",
+    "Target",
+    "TopicReport",
+]

@@ -23,6 +23,7 @@ from kafka_marshal.admin.positions import (
     stands_at,
 )
 from kafka_marshal.admin.session import Session
+from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
 from kafka_marshal.coordination import DEFAULT_TOPIC
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -37,6 +38,9 @@ __all__ = ["Admin"]
 T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+#: Of a coordination topic.
+MAX_PARTITIONS = 10_000
 
 #: A pause of more than a year is a mistake.
 MAX_PAUSE_S = 366 * 86_400
@@ -108,6 +112,21 @@ class Admin(OneProcess):
         self._open_cluster = open_cluster
         check_ids("group", self.client_id, heartbeat_interval_ms)
 
+    def init(self, partitions: int | None = None, timeout: float = 30.0) -> TopicReport:
+        """Create the coordination topic with its log of snapshots, or check the one that exists; what was done.
+
+        May be called again at any time; it goes on where it stopped. ``partitions``: how many a new topic gets (8);
+        one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent.
+        Raises CoordinationTopicError where the topic is not fit for use, ConfigurationError where it has another
+        number of partitions.
+        """
+        if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigurationError(
+                f"partitions must be from 1 to {MAX_PARTITIONS}, not {partitions!r}. Nothing was changed"
+            )
+        cluster = self._open_cluster()
+        return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout))
+
     # With a pause.
 
     def pause(self, group: str, expires_in: float = 300) -> Pause:
@@ -139,7 +158,7 @@ class Admin(OneProcess):
                 raise AdminError(
                     f"group {group!r} is alive: {', '.join(map(repr, alive))} answered the pause. Nothing was "
                     "forgotten, and it goes on. End its members first; forced, they would begin from their start= "
-                    "again (C16)"
+                    "again"
                 )
             return pause.forget()
 
@@ -289,7 +308,7 @@ class Admin(OneProcess):
             raise ConfigurationError(
                 f"client_id {self.client_id!r} is a consumer's in group {group!r}: it {deed}. Paused by it, the "
                 "group's beats from that consumer would move positions. Nothing was changed. Leave client_id away, "
-                "and a unique one is made (C11)"
+                "and a unique one is made"
             )
 
     def __repr__(self) -> str:

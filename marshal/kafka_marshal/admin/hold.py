@@ -81,7 +81,7 @@ class Hold:
         if lapsed:
             raise AdminError(
                 f"the pause of {session.group_id!r} ran out in partition(s) {lapsed} of the coordination topic before "
-                "it was seen, or extended: members may have been at work meanwhile. Pause again, for longer (C10)"
+                "it was seen, or extended: members may have been at work meanwhile. Pause again, for longer"
             )
 
     def _take_in(self, asked: Asked) -> bool:
@@ -102,7 +102,7 @@ class Hold:
                 raise GroupPausedError(
                     f"group {group_id!r} is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
                     "changed. Let that admin finish; a dead one's pause ends by itself then, or now with "
-                    f"kafka-marshal release-group {group_id} --resume (C10)",
+                    f"kafka-marshal release-group {group_id} --resume",
                     client_id=pause.client_id,
                     expires=pause.expires,
                 )
@@ -124,8 +124,7 @@ class Hold:
         if over:
             raise AdminError(
                 f"the pause of {self._session.group_id!r} has run out, or was ended, in partition(s) {over} of the "
-                "coordination topic: members may be at work again. Nothing more was changed. Pause again, for longer "
-                "(C10)"
+                "coordination topic: members may be at work again. Nothing more was changed. Pause again, for longer"
             )
 
     def wait(self, met: Callable[[], object], timeout_s: float, ticks: Callable[[], dict[int, float]] = dict) -> bool:

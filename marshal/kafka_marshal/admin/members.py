@@ -127,7 +127,7 @@ class Members:
             raise AdminError(
                 f"another process (instance {self.twin}) acts as client_id {self._session.client_id!r} in group "
                 f"{self._session.group_id!r} while this admin has it paused. Nothing more was changed. See that each "
-                "admin and each worker has a client_id of its own, then do it again (C11)"
+                "admin and each worker has a client_id of its own, then do it again"
             )
 
 

@@ -184,7 +184,7 @@ class _Mover:
             f"moving failed in its last step: {cause}. "
             + (f"Moved, and not put back ({problem}): {_list(moved)}. " if moved else "")
             + (f"Moved or not, the log has not said: {_list(unknown)}. " if unknown else "")
-            + f"Not moved: {_list(still)}. Do it again to finish it (C11)",
+            + f"Not moved: {_list(still)}. Do it again to finish it",
             moved=[m.key for m in moved],
             unknown=[m.key for m in unknown],
         ) from cause

@@ -200,7 +200,7 @@ class PauseWork:
                 f"group {self.group_id!r} was forgotten in partition(s) {[x.cp for x in answers if x.accepted]} of the "
                 f"coordination topic, but not in {missing}"
                 + (f", of which {silent} did not answer in time" if silent else "")
-                + ". Do it again to finish it (C16)"
+                + ". Do it again to finish it"
             )
         return count
 

@@ -91,14 +91,14 @@ def make_plan(
     if keep < LEAST_KEEP:
         raise ConfigurationError(
             f"keep must be at least {LEAST_KEEP}, not {keep}: a replica starts from the second newest snapshot and "
-            "compares at the newest (S3). Nothing was removed"
+            "compares at the newest. Nothing was removed"
         )
     replica = Replica(cluster, topic, timeout_s, Begin.CHECK)
     try:
         if replica.snapshots is None:
             raise TopicMissingError(
                 f"{replica.lacks_snapshots}: without snapshots no log can be removed. Nothing was. Make it with "
-                "kafka-marshal init; members write snapshots as the log grows (S2)"
+                "kafka-marshal init; members write snapshots as the log grows"
             )
         ids = _topic_ids(cluster, topic, replica.snapshots_topic, timeout_s)
         replica.check(cluster.topic_info([topic], timeout_s).get(topic))

@@ -217,7 +217,7 @@ class Session:
                 if level is not None:
                     raise UpgradeRequiredError(
                         f"partition {cp} of the coordination topic was raised to protocol level {level}, which this "
-                        "release of kafka-marshal does not know. Nothing was sent. Install one that supports it (E4)",
+                        "release of kafka-marshal does not know. Nothing was sent. Install one that supports it",
                         level=level,
                     )
 

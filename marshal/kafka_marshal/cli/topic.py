@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import click
 
 from kafka_marshal.adapters.interface import Cluster, TopicConfig
+from kafka_marshal.admin.topic import create
 from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
@@ -20,13 +21,10 @@ from kafka_marshal.coordination import (
     append_markers,
     check_one_cluster,
     create_snapshots_topic,
-    create_topic,
     find_problems,
     find_snapshot_problems,
-    required_settings,
     snapshots_topic,
 )
-from kafka_marshal.errors import CoordinationTopicError
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 
@@ -103,7 +101,8 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
             mend = f"kafka-marshal init{options.reach()}"
             report.faults.append(Fault(f"the topic {topic!r} does not exist", "no worker can start", mend, fatal=True))
             return report
-        config = _create(cluster, options, partitions or DEFAULT_PARTITIONS, report)
+        config, report.done = create(cluster, topic, partitions or DEFAULT_PARTITIONS, options.timeout)
+        report.existed = not report.done
     report.partitions = config.info.partitions
     report.replication_factor = config.replication_factor
     report.faults += [_fault(problem, topic, options) for problem in find_problems(config)]
@@ -111,7 +110,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
         report.faults.append(
             Fault(
                 f"it has {config.info.partitions} partitions, not {partitions}",
-                "the count is fixed when the topic is made: another one would split what members see (L2)",
+                "the count is fixed when the topic is made: another one would split what members see",
                 f"leave out --partitions, or make a new topic: kafka-marshal init{options.reach(topic=False)} "
                 f"--topic NEW-NAME --partitions {partitions}, and move all members to it",
                 fatal=True,
@@ -123,31 +122,6 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
     return report
 
 
-def _create(cluster: Cluster, options: Options, partitions: int, report: Report) -> TopicConfig:
-    """Make the topic, unless somebody else is faster: then that one is looked at like any other."""
-    try:
-        create_topic(cluster, options.topic, partitions, options.timeout)
-    except CoordinationTopicError:
-        config = cluster.topic_config(options.topic, options.timeout)
-        if config is None:
-            raise
-        report.existed = True
-        return config
-    config = cluster.topic_config(options.topic, options.timeout)
-    if config is None:
-        raise CoordinationTopicError(
-            f"{options.topic!r} was created, and is gone again: somebody deletes it. Find out who, then run init again."
-        )
-    settings = required_settings(min(3, config.replication_factor))
-    report.done.append(
-        f"created {options.topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
-        + ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
-    )
-    report.done.append(f"appended to each partition the record that fixes their number at {partitions} (L2)")
-    report.done.append(f"created {snapshots_topic(options.topic)!r}, the log of snapshots: {partitions} partitions")
-    return config
-
-
 def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
     """The markers of L2, and whether the log is whole."""
     log = Log(cluster, options.topic, options.timeout)
@@ -156,7 +130,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"the log's beginning is gone in partition(s) {_list(cut)}, and no two snapshots bridge the gap",
-                "who holds what can't be known from the rest (L1, S3)",
+                "who holds what can't be known from the rest",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
                 "and move all members to it",
                 fatal=True,
@@ -165,12 +139,12 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
     empty = [cp for cp, end in log.ends.items() if end == 0]
     if empty and not check:
         append_markers(cluster, options.topic, empty, log.partitions, options.timeout)
-        report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number (L2)")
+        report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number")
     elif empty:
         report.faults.append(
             Fault(
                 f"partition(s) {_list(empty)} lack the first record, which fixes their number at {log.partitions}",
-                "partitions added later by mistake would go unnoticed, and members no longer see each other (L2)",
+                "partitions added later by mistake would go unnoticed, and members no longer see each other",
                 f"kafka-marshal init{options.reach()}",
                 fatal=True,
             )
@@ -181,7 +155,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {count}",
-                "partitions were added since: members that count differently do not see each other's claims (L2)",
+                "partitions were added since: members that count differently do not see each other's claims",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
                 f"--partitions {log.partitions}, and move all members to it",
                 fatal=True,
@@ -192,7 +166,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         report.faults.append(
             Fault(
                 f"partition(s) {_list(unmarked)} begin with another record than the one that fixes their number",
-                "that partitions were added would go unnoticed there (L2)",
+                "that partitions were added would go unnoticed there",
                 "nothing to do now; make the next topic with kafka-marshal init before anybody writes to it",
                 fatal=False,
             )
@@ -221,7 +195,7 @@ def _look_at_snapshots(
         report.faults.append(
             Fault(
                 f"there is no log of snapshots, {name!r}",
-                "members start from the beginning of the log, which takes longer as it grows (S2)",
+                "members start from the beginning of the log, which takes longer as it grows",
                 f"kafka-marshal init{options.reach()}",
                 fatal=False,
             )

@@ -136,7 +136,7 @@ class Job:
             self.step(1, f"Kafka: the one at {options.bootstrap}; this run uses topics of its own there")
             return Scene.on_named_kafka(options.bootstrap, options.config)
         self.step(1, "Kafka: a real broker is started on this machine")
-        kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None)
+        kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None, controllable=True)
         stack.callback(kafka.stop)
         return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
 

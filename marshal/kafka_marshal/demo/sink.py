@@ -57,7 +57,7 @@ CREATE TABLE delays (
     arrivals INTEGER NOT NULL, arrival_delay_sum INTEGER NOT NULL, arrival_delay_max INTEGER,
     PRIMARY KEY (carrier, airport, month)
 ) WITHOUT ROWID;
--- The fencing token and the last offset of each partition (C9).
+-- The fencing token and the last offset of each partition.
 CREATE TABLE positions (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, epoch INTEGER NOT NULL, last_offset INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
@@ -160,7 +160,7 @@ class Transaction:
         if stored > epoch:
             raise FencedError(
                 f"{topic} [{partition}]: epoch {epoch} is over, {stored} has written already. Nothing was written; the "
-                "partition's new holder does this work (C9)"
+                "partition's new holder does this work"
             )
         self._db.execute(
             "INSERT INTO positions VALUES (?, ?, ?, -1) ON CONFLICT DO UPDATE SET epoch = excluded.epoch",

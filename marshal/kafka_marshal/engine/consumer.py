@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
 
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.delivery import Delivery
 from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
-from kafka_marshal.engine.leases import LeaseState, Outbox
+from kafka_marshal.engine.leases import LeaseState, Loss, Outbox
 from kafka_marshal.engine.past import Past
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.policies import Policy, Wishes
@@ -35,7 +34,7 @@ __all__ = ["ConsumerEngine", "ConsumerSettings", "Loss"]
 Key = tuple[str, int]
 
 #: Why an assignment is let go when an admin pauses the group.
-PAUSED = "the group is paused (C10)"
+PAUSED = "the group is paused"
 
 #: Why it is let go where we may want it back at once (Wishes.surplus), and where not.
 SURPLUS = "others are waiting and this member holds more than its share"
@@ -43,18 +42,6 @@ UNWANTED = "the policy of this member lets it go"
 
 #: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
 EVICTED_INTERVALS = 3
-
-
-class Loss(StrEnum):
-    """Why a lease was lost, for people and for what to do next."""
-
-    FENCED = "another holder or epoch stands in the log (C5)"
-    UNPROVEN = "not proven within 2 · HI − margin by this process's own clock (T4)"
-    HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
-    POSITION = "the stored position is not in the partition's log (P11)"
-    TOPIC_GONE = "the topic was deleted"
-    EVICTED = "an operator took it away (kafka-marshal evict)"
-    ENDED = "this Marshal has ended"
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -330,7 +317,7 @@ class ConsumerEngine:
         self.gaps.append((assignment.key, first, last))
         self.warn(
             f"{assignment.key[0]} [{assignment.key[1]}]: offsets {first} to {last} are gone from the log (retention or "
-            "deletion) before this group handled them; going on at the log start (P9)"
+            "deletion) before this group handled them; going on at the log start"
         )
 
     def _position_lost(
@@ -435,11 +422,6 @@ class ConsumerEngine:
         if was_claiming:
             return
         self._engine.outbox.add(StopFetch(self.number, assignment.key))
-        topic, partition = assignment.key
-        self.warn(
-            f"{topic} [{partition}]: lease lost (epoch {assignment.epoch}): {reason}. What is in hand is not committed "
-            "by this process any more; the next holder may get it again"
-        )
         if assignment.shown or reason == Loss.POSITION:
             self._call(Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
@@ -547,7 +529,7 @@ class ConsumerEngine:
         if assignment.stage is Stage.LOCATING and self.closing and now >= self._close_at:
             self.revoke(assignment, assignment.releasing, now)
         if stopped:
-            self.revoke(assignment, "its part of the coordination topic needs a newer release (E4)", now)
+            self.revoke(assignment, "its part of the coordination topic needs a newer release", now)
         elif self._engine.observer.paused_until(lease.cp, now) is not None:
             self.revoke(assignment, PAUSED, now)
         timeout = self.settings.handler_timeout_ms

@@ -291,7 +291,7 @@ class Engine:
                 f"a newer instance ({record.instance_id}) of client_id {self.settings.client_id!r} took over "
                 f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give "
                 "every worker "
-                "of a group its own client_id; a restarted one keeps its old one (C7)"
+                "of a group its own client_id; a restarted one keeps its old one"
             ),
             now,
         )

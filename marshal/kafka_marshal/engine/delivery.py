@@ -319,7 +319,7 @@ class Delivery:
         self.unprocessed.append((topic, partition, first, last))
         self._consumer.warn(
             f"{topic} [{partition}]: offsets {first} to {last} were granted and not handed out; at most once means "
-            "that nobody will get them (C13)"
+            "that nobody will get them"
         )
 
     def hold_back(self, assignment: Assignment) -> None:

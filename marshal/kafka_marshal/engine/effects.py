@@ -16,7 +16,7 @@ from rationalizer import Record
 if TYPE_CHECKING:
     from kafka_marshal.engine.assignment import Assignment
 
-__all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "StartFetch", "StopFetch", "Warn"]
+__all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "Note", "StartFetch", "StopFetch", "Warn"]
 
 Key = tuple[str, int]
 Start = str | datetime
@@ -87,4 +87,15 @@ class Warn:
     is_error: bool = False
 
 
-Effect = Append | StartFetch | StopFetch | LookUp | Call | Warn
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell people (the log) that a lease came or went; many at once become one line."""
+
+    #: ``"claimed"``, ``"released"`` or ``"lost"``.
+    event: str
+    key: Key
+    #: Why it was lost.
+    reason: str = ""
+
+
+Effect = Append | StartFetch | StopFetch | LookUp | Call | Note | Warn

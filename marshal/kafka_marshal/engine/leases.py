@@ -21,12 +21,12 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Append, Effect
+from kafka_marshal.engine.effects import Append, Effect, Note
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition
 
-__all__ = ["LeaseBook", "LeaseOwner", "LeaseState", "Outbox", "OwnLease"]
+__all__ = ["LeaseBook", "LeaseOwner", "LeaseState", "Loss", "Outbox", "OwnLease"]
 
 Key = tuple[str, int]
 
@@ -41,6 +41,18 @@ class LeaseState(StrEnum):
     HELD = "held"
     RELEASING = "releasing"
     LOST = "lost"
+
+
+class Loss(StrEnum):
+    """Why a lease was lost, for people and for what to do next."""
+
+    FENCED = "another holder or epoch stands in the log"
+    UNPROVEN = "not confirmed within two heartbeat intervals, by this process's own clock"
+    HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
+    POSITION = "the stored position is not in the partition's log"
+    TOPIC_GONE = "the topic was deleted"
+    EVICTED = "an operator took it away (kafka-marshal evict)"
+    ENDED = "this Marshal has ended"
 
 
 class LeaseOwner(Protocol):
@@ -235,6 +247,7 @@ class LeaseBook:
         lease.heartbeat_interval_ms = hi
         lease.state = LeaseState.HELD
         lease.epoch = epoch
+        self._outbox.add(Note("claimed", lease.key))
         lease.proof_sent_at = -inf
         lease.proof_log_time = log_time
         lease.proof_due = now + hi
@@ -257,6 +270,8 @@ class LeaseBook:
 
     def release(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
         """Send the release; from here on the epoch is over for us (C17)."""
+        if lease.held:
+            self._outbox.add(Note("released", lease.key))
         lease.state = LeaseState.RELEASING
         lease.last_release = last_offset
         lease.release_sent_at = now
@@ -270,6 +285,8 @@ class LeaseBook:
 
     def lose(self, lease: OwnLease, reason: str, now: float) -> None:
         """The lease is over, not by our will."""
+        if lease.held:
+            self._outbox.add(Note("lost", lease.key, reason))
         if self.leases.get(lease.key) is lease:
             del self.leases[lease.key]
         lease.state = LeaseState.LOST
@@ -335,7 +352,7 @@ class LeaseBook:
             return False
         for lease in list(self.leases.values()):
             if lease.held and now >= lease.ends_at:
-                self.lose(lease, "not proven within 2 · HI − margin by this process's own clock (T4)", now)
+                self.lose(lease, Loss.UNPROVEN, now)
         beating: dict[int, list[OwnLease]] = {}
         for lease in self.leases.values():
             if lease.held:

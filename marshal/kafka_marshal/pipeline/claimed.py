@@ -44,6 +44,7 @@ from kafka_marshal.errors import (
     StaleEpochError,
     TopicAbsentError,
 )
+from kafka_marshal.logs import log
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.membership import TopicPartition
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
@@ -52,8 +53,6 @@ from kafka_marshal.pipeline.session import check_session, kafka_options
 from kafka_marshal.ranges import RangeConsumer, RangesCallback
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 
@@ -149,7 +148,8 @@ class _Round:
             try:
                 self._cancel()
             except Py4JError as error:
-                logger.warning("batch %s: its jobs were not cancelled, trying again: %s", self.batch.id, error)
+                text = "batch %s: its jobs were not cancelled, trying again: %s"
+                log(logging.WARNING, "not_cancelled", text, self.batch.id, error, batch=self.batch.id)
             self._over.wait(CANCEL_EVERY_S)
 
     def end(self) -> None:
@@ -323,7 +323,8 @@ class ClaimedBatches:
         if not lost and self._consumer.done(ranges, flush=True, together=True):
             return True
         self._undo(ranges, called)
-        logger.warning("batch %s: a lease of it was lost while it was at work. %s", batch.id, self._fate())
+        text = "batch %s: a lease of it was lost while it was at work. %s"
+        log(logging.WARNING, "batch_lost", text, batch.id, self._fate(), batch=batch.id)
         return False
 
     def _frame(self, batch: ClaimedBatch) -> DataFrame:
@@ -347,7 +348,8 @@ class ClaimedBatches:
         except Exception as error:
             if not at_work.lost and not self._is_of_leases(error, batch):
                 raise
-            logger.warning("batch %s: stopped with its lease: %s", batch.id, _first_line(error))
+            text = "batch %s: stopped with its lease: %s"
+            log(logging.WARNING, "batch_lost", text, batch.id, _first_line(error), batch=batch.id)
             return True
         except BaseException:  # Ctrl-C: Spark would work on, for nobody
             context.cancelJobsWithTag(tag)
@@ -401,13 +403,13 @@ class ClaimedBatches:
                 return AlreadyReadError(
                     f"batch {batch.id}: {ALREADY_READ}. At most once, a row is read one time: by one action, or from a "
                     "cache of your own (df = df.cache()). The batch was granted and is not repeated; the next call "
-                    "goes on behind it (C12)"
+                    "goes on behind it"
                 )
             gone = self._gone(batch)
             if gone:
                 return RangeGoneError(
                     f"batch {batch.id}: {', '.join(_interval(*each) for each in gone)} went from the log while they "
-                    f"were read (retention, or DeleteRecords). {self._fate()}. What is gone is told in gaps then (P9); "
+                    f"were read (retention, or DeleteRecords). {self._fate()}. What is gone is told in gaps then; "
                     "process faster than retention deletes, or keep the topic's records for longer",
                     gone=gone,
                 )
@@ -419,7 +421,8 @@ class ClaimedBatches:
         try:
             starts = self._consumer.starts(batch.epochs)
         except MarshalError as error:
-            logger.warning("batch %s: log starts not found: %s", batch.id, error)
+            text = "batch %s: log starts not found: %s"
+            log(logging.WARNING, "look_up_failed", text, batch.id, error, batch=batch.id)
             return []
         found = []
         for given in batch.ranges:

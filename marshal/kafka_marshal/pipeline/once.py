@@ -18,6 +18,7 @@ import secrets
 import socket
 import socketserver
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +28,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from pyspark.sql.pandas.functions import pandas_udf
 
+from kafka_marshal.logs import log
+
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["ALREADY_READ", "Gate"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: In the message of a refused task, by which the driver knows it again.
 ALREADY_READ = "this batch was read already"
@@ -115,7 +116,8 @@ class _Server(socketserver.ThreadingTCPServer):
         self._answer(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        logger.warning("a task's question at %s got no answer; it fails", client_address, exc_info=True)
+        text = "a task's question at %s got no answer; it fails"
+        log(logging.WARNING, "task_not_answered", text, client_address, error=sys.exception())
 
 
 def _asking(

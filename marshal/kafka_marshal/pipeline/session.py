@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ __all__ = ["check_session", "check_setup", "connector_jars", "kafka_options", "s
 NEWEST_JAVA = 23
 #: Spark 4's launcher names it on each Java's command line, so that a Java without it does not start.
 NEEDED_MODULE = "jdk.incubator.vector"
+
+#: How long the Java process of a stopped session may take to end by itself.
+JVM_END_S = 20.0
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -79,6 +83,9 @@ def spark_session(
 ) -> SparkSession:
     """A checked session that reads Kafka; the one that is there already, where there is one.
 
+    In a notebook: after ``spark.stop()`` of a session without the connector it starts a new Java process, in which
+    DataFrames and UDFs of the old one do not work.
+
     ``master``: where Spark runs. Without one, what spark-submit (or ``config``) says, else ``local[*]``. ``config``
     goes to Spark and wins over our settings; its ``spark.jars`` are added to the connector's. Spark inside this
     process (``local…``) listens on 127.0.0.1 only and has no web page; workers run this very Python.
@@ -103,6 +110,8 @@ def spark_session(
     settings = {**(_local_settings() if (master or "").startswith("local") else {}), **config}
     if wanted:
         settings["spark.jars"] = ",".join(dict.fromkeys(wanted))
+    if not submitted:
+        _end_jvm_without(wanted)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
@@ -119,6 +128,30 @@ def spark_session(
         raise
     check_session(session)
     return session
+
+
+def _end_jvm_without(wanted: list[str]) -> None:
+    """End the Java process of a stopped session that lacks these jars: it takes them in only as it starts.
+
+    PySpark keeps that process, and would make the next session in it.
+    """
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None or SparkContext._active_spark_context is not None:
+        return
+    has = str(gateway.jvm.java.lang.System.getProperty("spark.jars")).split(",")
+    if {Path(jar).name for jar in wanted} <= {Path(jar).name for jar in has}:
+        return
+    process = gateway.proc
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    process.stdin.close()  # which it waits for
+    try:
+        process.wait(JVM_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _connector(submitted: bool) -> list[str]:
@@ -180,7 +213,8 @@ def _try_connector(spark: SparkSession) -> None:
     except AnalysisException as error:
         raise ConnectorMissingError(
             f"This Spark session has no Kafka connector ({_first_line(error)}). Nothing was read or written. "
-            f"{_HOW_TO_GET}: a session that runs can't take it in any more, stop it first (spark.stop())"
+            f"{_HOW_TO_GET}. A session that runs can't take it in any more: stop it (spark.stop()), then call "
+            "spark_session(). In a notebook that is enough; the kernel need not be restarted"
         ) from error
     except Py4JJavaError as error:
         raise ConnectorMissingError(

@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from kafka_marshal import arguments
 from kafka_marshal.engine.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.marshal import Marshal
 from kafka_marshal.pipeline.source_options import SourceOptions
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["KafkaMarshalSource", "leases_of", "register"]
-
-logger = logging.getLogger("kafka_marshal")
 
 T = TypeVar("T")
 Token = dict[str, Any]
@@ -288,7 +287,9 @@ class ClaimedStream:
             self._consumer.done(ranges, flush=True)
             return
         self._consumer.give_back(ranges)
-        logger.warning(
+        log(
+            logging.WARNING,
+            "batch_lost",
             "%s: lease lost while batch %d ran; nothing of this batch is committed, what is still held comes again",
             ", ".join(f"{given.topic} [{given.partition}] (epoch {given.epoch})" for given in lost),
             end["batch"],

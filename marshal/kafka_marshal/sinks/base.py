@@ -8,7 +8,6 @@ any more from the other's first transaction on, and a batch that is written agai
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -22,8 +21,6 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
 
 __all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
-
-logger = logging.getLogger("kafka_marshal")
 
 #: The table that sinks keep beside the user's.
 TABLE = "kafka_marshal_progress"

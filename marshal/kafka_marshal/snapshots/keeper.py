@@ -16,6 +16,7 @@ from random import Random
 
 from kafka_marshal.adapters.interface import Ack, Cluster
 from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.snapshots.reader import Place, SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError
@@ -23,8 +24,6 @@ from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import encode_state
 
 __all__ = ["SnapshotKeeper"]
-
-logger = logging.getLogger("kafka_marshal.snapshots")
 
 #: The longest wait before one's own snapshot is written. Of a hundred members that wait up to 5 s each, two come within
 #: the 50 ms that looking and writing takes; both then write the same bytes, which does no harm.
@@ -139,7 +138,7 @@ class SnapshotKeeper:
         if not self._warned:
             self._warned = True
             mend = "; grant the right to read and write it" if isinstance(error, AuthorizationError) else ""
-            logger.warning("no snapshots for now, trying again%s: %s", mend, error)
+            log(logging.WARNING, "snapshots_put_off", "no snapshots for now, trying again%s: %s", mend, error)
 
     def _put_off(self, until: float) -> None:
         self._look_at = until
@@ -196,7 +195,8 @@ class SnapshotKeeper:
         try:
             records = encode_state(cp, one.next_offset, one.state, digest)
         except SnapshotError as error:
-            logger.warning("partition %d at offset %d: no snapshot can be written: %s", cp, one.next_offset, error)
+            text = "partition %d at offset %d: no snapshot can be written: %s"
+            log(logging.WARNING, "snapshot_not_written", text, cp, one.next_offset, error, log_partition=cp)
             return
         appender = self._cluster.appender(self._topic, delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000))
         try:

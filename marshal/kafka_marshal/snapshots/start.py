@@ -38,7 +38,7 @@ class Difference:
             f"the snapshot of partition {self.cp} of {topic!r} at offset {self.next_offset} (in {snapshots!r}, digest "
             f"{self.theirs}) {self.why}. Either it was damaged or forged, or a replica holds a wrong state. Leases go "
             "on by the log; find out which it is: kafka-marshal audit --from-kafka replays the whole log and names "
-            "what differs (S2)"
+            "what differs"
         )
 
 
@@ -108,7 +108,7 @@ class CpStart:
                     f"on contradict it or each other (at offset {last.next_offset}: it {last.why}). Which of them is "
                     "true can't be known, so nothing was claimed. If a member of the fleet is still at work, start "
                     "again when it has written its next snapshot; else make a new topic with kafka-marshal init "
-                    "--topic NEW-NAME (S3)"
+                    "--topic NEW-NAME"
                 )
             raise self._cut("there are no two snapshots that the log reaches back to")
         world = World(self.cp, self._partitions)
@@ -121,7 +121,7 @@ class CpStart:
             f"the coordination log does not reach back to its beginning in partition(s) [{self.cp}], it starts at "
             f"offset {self.log_start}, and {why}: who holds what can't be known, so nothing was claimed. Old log may "
             "only be removed by kafka-marshal prune, which keeps what a start needs. Make a new topic: kafka-marshal "
-            "init --topic NEW-NAME (L1, S3)"
+            "init --topic NEW-NAME"
         )
 
     def _usable(self, places: Sequence[Place]) -> list[Place]:

@@ -1,10 +1,10 @@
 """A real Kafka for tests: yours as well as ours.
 
 - :class:`LocalBroker`, :class:`LocalCluster`: brokers on this machine, to be killed, paused and restarted at will.
-- :func:`open_kafka`: a Kafka, wherever it comes from: named by KAFKA_MARSHAL_BOOTSTRAP, in a container, or local.
+- :func:`open_kafka`: a Kafka, wherever it comes from: named by KAFKA_MARSHAL_TEST_BOOTSTRAP, in a container, or local.
 - :class:`TcpProxy`: stands before a broker and cuts, delays or swallows what passes.
 - The pytest plugin (installed with the package) offers the fixtures ``kafka_broker``, ``kafka_bootstrap``,
-  ``kafka_cluster3`` and ``topic_factory``; nothing is started before a test asks for it.
+  ``kafka_cluster3``, ``topic_factory`` and ``coordination_topic``; nothing is started before a test asks for it.
 
 Needs the extra ``kafka-marshal[broker]`` (jar resolver and Java), unless Kafka is named or runs in a container.
 """

@@ -1,8 +1,9 @@
 """A Kafka to test against, wherever it comes from.
 
-One order of choice for the fixtures and for the command:
+The order of choice for the fixtures, our own tests and benchmarks:
 
-1. ``KAFKA_MARSHAL_BOOTSTRAP=host:port``: a Kafka that runs already. It is used, never controlled.
+1. ``KAFKA_MARSHAL_TEST_BOOTSTRAP=host:port``: a Kafka that runs already. Tests create and delete topics on it, but
+   never stop it. ``KAFKA_MARSHAL_BOOTSTRAP``, which names the cluster that an operator works on, has no effect here.
 2. A container, where an engine answers and the extra ``[containers]`` is installed.
 3. A broker of our own, started natively.
 
@@ -26,7 +27,10 @@ from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.testing.broker import LocalCluster
 from kafka_marshal.testing.errors import LocalBrokerError
 
-__all__ = ["ExternalKafka", "RunningKafka", "open_kafka", "run_broker"]
+__all__ = ["TEST_BOOTSTRAP", "ExternalKafka", "RunningKafka", "open_kafka", "run_broker"]
+
+#: The environment variable that names a Kafka for tests. Never the operator's: tests delete topics.
+TEST_BOOTSTRAP = "KAFKA_MARSHAL_TEST_BOOTSTRAP"
 
 
 class RunningKafka(Protocol):
@@ -80,7 +84,7 @@ class ExternalKafka:
         ids = Probe(bootstrap_servers).broker_ids(timeout_s)
         if not ids:
             raise KafkaUnavailableError(
-                f"KAFKA_MARSHAL_BOOTSTRAP={bootstrap_servers} does not answer within {timeout_s:.0f} s. Nothing was "
+                f"{TEST_BOOTSTRAP}={bootstrap_servers} does not answer within {timeout_s:.0f} s. Nothing was "
                 "started or sent. Start that Kafka, correct the address, or unset the variable to have a local broker "
                 "started."
             )
@@ -115,7 +119,7 @@ class ExternalKafka:
     def _refuse(self, what: str) -> None:
         raise LocalBrokerError(
             f"{self.bootstrap_servers} is not ours and is not {what} from here. It was left alone. Use LocalBroker or "
-            "LocalCluster, or unset KAFKA_MARSHAL_BOOTSTRAP."
+            f"LocalCluster, or unset {TEST_BOOTSTRAP}."
         )
 
 
@@ -134,14 +138,15 @@ def open_kafka(
         port: of the first broker, where we start it.
         keep: folder for the data; native brokers only, so it rules out a container.
         properties: broker settings on top of ours, where we start it.
-        controllable: it will be killed or paused, so somebody else's won't do.
+        controllable: it must be one that is started here, because it will be killed or paused, or because the caller
+            asked for a new one.
 
     Raises:
         LocalBrokerError: (one of its kinds) none could be started.
         KafkaUnavailableError: the one named does not answer.
     """
     arguments.a_whole("brokers", brokers, 1)
-    named = os.environ.get("KAFKA_MARSHAL_BOOTSTRAP")
+    named = os.environ.get(TEST_BOOTSTRAP)
     if named and not controllable:
         return ExternalKafka(named)
     wish = os.environ.get("KAFKA_MARSHAL_BROKER", "").strip().lower()
@@ -178,23 +183,21 @@ def run_broker(
         port: of the first broker; None: a free one.
         brokers: how many.
         keep: folder for the data, None: it is removed in the end.
-        announce: called once, when it answers. With KAFKA_MARSHAL_BOOTSTRAP set it is called with an
-            :class:`ExternalKafka`, and run_broker returns at once.
+        announce: called once, when it answers.
         stop: ends it from another thread.
 
     Raises:
         LocalBrokerError: (one of its kinds) it could not be started, or a broker died.
-        KafkaUnavailableError: the one named by KAFKA_MARSHAL_BOOTSTRAP does not answer.
     """
     done = stop or threading.Event()
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, lambda *_: done.set()) if in_main else None
     kafka = None
     try:
-        kafka = open_kafka(brokers, port=port, keep=keep)
+        kafka = open_kafka(brokers, port=port, keep=keep, controllable=True)
         with contextlib.suppress(KeyboardInterrupt):
             announce(kafka)
-            while not isinstance(kafka, ExternalKafka) and not done.wait(0.5):
+            while not done.wait(0.5):
                 kafka.check()
     finally:
         if kafka is not None:

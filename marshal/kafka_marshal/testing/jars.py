@@ -62,7 +62,8 @@ _NETWORK = (
 
 _REMEDY = (
     f"The local broker can't start without them; nothing else is affected. {_NETWORK}, or point KAFKA_MARSHAL_JARS at "
-    "the libs folder of a Kafka release, or use a Kafka that runs already: KAFKA_MARSHAL_BOOTSTRAP=host:port."
+    "the libs folder of a Kafka release, or use a Kafka that runs already: --bootstrap host:port, in tests "
+    "KAFKA_MARSHAL_TEST_BOOTSTRAP=host:port."
 )
 
 _CONNECTOR_REMEDY = (

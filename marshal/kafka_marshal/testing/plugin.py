@@ -1,6 +1,7 @@
 """pytest plugin: a real Kafka for tests. It comes with the package; nothing has to be enabled.
 
-Nothing is started before a test asks for it, and one broker serves the whole session.
+Nothing is started before a test asks for it, and one broker serves the whole session. Tests create and delete topics:
+so they use a Kafka that runs already only if ``KAFKA_MARSHAL_TEST_BOOTSTRAP`` names it, and say so at their start.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kafka_marshal.arguments import a_whole
 from kafka_marshal.extras import needs
@@ -23,7 +24,37 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from kafka_marshal.testing.choose import RunningKafka
 
-__all__ = ["TopicFactory", "kafka_bootstrap", "kafka_broker", "kafka_cluster3", "topic_factory"]
+__all__ = [
+    "CoordinationTopic",
+    "TopicFactory",
+    "coordination_topic",
+    "kafka_bootstrap",
+    "kafka_broker",
+    "kafka_cluster3",
+    "topic_factory",
+]
+
+
+class CoordinationTopic(NamedTuple):
+    """What the fixture ``coordination_topic`` gives: ``Marshal(bootstrap, topic=name, group_id=…)``."""
+
+    #: Of the topic; its log of snapshots is there, too.
+    name: str
+    #: bootstrap.servers of the Kafka that has it.
+    bootstrap: str
+
+
+def pytest_report_header() -> str | None:
+    """Name the Kafka that tests create and delete topics on, where it is not one of their own."""
+    named, operators = os.environ.get("KAFKA_MARSHAL_TEST_BOOTSTRAP"), os.environ.get("KAFKA_MARSHAL_BOOTSTRAP")
+    if named:
+        return f"kafka-marshal: tests create and delete topics on {named} (KAFKA_MARSHAL_TEST_BOOTSTRAP)"
+    if operators:
+        return (
+            f"kafka-marshal: tests start a broker of their own and leave {operators} alone (KAFKA_MARSHAL_BOOTSTRAP; "
+            "to test on a running Kafka, set KAFKA_MARSHAL_TEST_BOOTSTRAP)"
+        )
+    return None
 
 
 class TopicFactory(Protocol):
@@ -108,3 +139,19 @@ def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
     yield create
     for address, names in made.items():
         probes[address].delete_topics(names)
+
+
+@pytest.fixture
+def coordination_topic(kafka_broker: RunningKafka) -> Iterator[CoordinationTopic]:
+    """A coordination topic of this test's own, as ``kafka-marshal init`` creates it; deleted after the test."""
+    from kafka_marshal.adapters.probe import Probe
+    from kafka_marshal.admin import Admin
+    from kafka_marshal.coordination import snapshots_topic
+
+    topic = CoordinationTopic(f"__marshal-test-{os.urandom(4).hex()}", kafka_broker.bootstrap_servers)
+    try:
+        Admin(topic.bootstrap, topic=topic.name, config=kafka_broker.client_config).init()
+        yield topic
+    finally:
+        probe = Probe(topic.bootstrap, kafka_broker.client_config)
+        probe.delete_topics([topic.name, snapshots_topic(topic.name)])

@@ -25,14 +25,13 @@ from typing import Any
 
 from kafka_marshal.driver import Driver
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.logs import log
 from kafka_marshal.watchdog import process
 from kafka_marshal.watchdog.pipe import NoRoomError, Pipe
 from kafka_marshal.watchdog.properties import environment
 from rationalizer import Outcome, ReleasingPartition, World, encode
 
 __all__ = ["Watchdog", "is_supported"]
-
-logger = logging.getLogger("kafka_marshal")
 
 Key = tuple[str, int]
 
@@ -222,13 +221,16 @@ class Watchdog:
                 why = self._keep_one()
             except (OSError, subprocess.SubprocessError) as error:
                 why = f"it could not be started: {error}"
-            except Exception:
-                logger.exception("no watchdog any more: the thread that keeps it failed")
+            except Exception as error:  # noqa: BLE001 - logged with its traceback
+                text = "no watchdog any more: the thread that keeps it failed"
+                log(logging.ERROR, "watchdog_failed", text, error=error)
                 return
             if self._ended.is_set():
                 return
             pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONG_LIFE_S else min(2 * pause_s, LAST_PAUSE_S)
-            logger.warning(
+            log(
+                logging.WARNING,
+                "watchdog_ended",
                 "the watchdog of %s has ended: %s. Another one is started in %.1f s; should this process die before, "
                 "its leases fall free after 2 heartbeat intervals",
                 self._name,
@@ -320,7 +322,8 @@ class Watchdog:
             self.pid = message.get("hello", self.pid)
             self.is_ready = message.get("ready", self.is_ready)
             if "trouble" in message:
-                logger.warning("the watchdog of %s can't speak for it: %s", self._name, message["trouble"])
+                text = "the watchdog of %s can't speak for it: %s"
+                log(logging.WARNING, "watchdog_trouble", text, self._name, message["trouble"])
         return heard
 
     def _put_down(self) -> None:

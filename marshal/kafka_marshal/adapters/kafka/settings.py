@@ -52,15 +52,15 @@ class _Fixed:
 
 
 _GIVEN = _Fixed((), "the brokers are named by the argument bootstrap_servers")
-_ACKS = _Fixed(("all", "-1"), "a record that not all in-sync replicas have could vanish, and a lease with it (L1)")
-_TIMEOUT = _Fixed((), "a record is given up within the heartbeat interval (L1): set heartbeat_interval_ms")
-_CODEC = _Fixed(("none",), "every reader of the log must be able to read every record (L1)")
+_ACKS = _Fixed(("all", "-1"), "a record that not all in-sync replicas have could vanish, and a lease with it")
+_TIMEOUT = _Fixed((), "a record is given up within the heartbeat interval: set heartbeat_interval_ms")
+_CODEC = _Fixed(("none",), "every reader of the log must be able to read every record")
 _GROUP = _Fixed((), "no Kafka consumer group takes part: set group_id")
 _RESET = _Fixed(
     ("error",),
-    "where reading starts is decided by the log and never guessed (L4, P9): use start= of the consumer",
+    "where reading starts is decided by the log and never guessed: use start= of the consumer",
 )
-_COMMIT = _Fixed(("false",), "progress is kept in the coordination log, not in Kafka's offsets (L4)")
+_COMMIT = _Fixed(("false",), "progress is kept in the coordination log, not in Kafka's offsets")
 
 #: Properties under every name that librdkafka knows them by.
 FIXED: Mapping[str, _Fixed] = {
@@ -68,9 +68,9 @@ FIXED: Mapping[str, _Fixed] = {
     "metadata.broker.list": _GIVEN,
     "acks": _ACKS,
     "request.required.acks": _ACKS,
-    "enable.idempotence": _Fixed(("true",), "a retry may not write a record twice or out of order (L1)"),
-    "enable.gapless.guarantee": _Fixed(("false",), "one record given up must not end the whole appender (C17)"),
-    "transactional.id": _Fixed((), "records of the coordination log are not part of any transaction (L4)"),
+    "enable.idempotence": _Fixed(("true",), "a retry may not write a record twice or out of order"),
+    "enable.gapless.guarantee": _Fixed(("false",), "one record given up must not end the whole appender"),
+    "transactional.id": _Fixed((), "records of the coordination log are not part of any transaction"),
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "compression.type": _CODEC,

@@ -67,7 +67,7 @@ class KafkaSource:
         if said is not None and said != len(ends):
             raise TopicChangedError(
                 f"{self.topic!r} has {len(ends)} partitions, but its first record says that it was made with {said}: "
-                "which of its records count can't be said. Nothing was concluded. Make a new topic (L2)."
+                "which of its records count can't be said. Nothing was concluded. Make a new topic."
             )
         snapshots = None
         stored = snapshots_topic(self.topic)

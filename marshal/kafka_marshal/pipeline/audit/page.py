@@ -85,7 +85,7 @@ is of the whole log.</p>
 <td class="number">{{ each.snapshots_wrong }}</tr>
 {% endfor %}
 </table></div>
-<p class="note">A digest is that of the state (S1): every replica that has read as far has the same.
+<p class="note">A digest is that of the state: every replica that has read as far has the same.
 <code>kafka-marshal replay --state</code> prints it for a dump.</p>
 {% if waits %}
 <h2>How long each partition waited for its next holder</h2>

@@ -122,7 +122,7 @@ def _start(
     if known is not None:
         raise LogCutError(
             f"partition {partition} of {log.topic!r} begins at offset {begin}, and no snapshot that can be used stands "
-            "for what is gone: who held what can't be known. Nothing was concluded (L1, S3). Audit a dump that was "
+            "for what is gone: who held what can't be known. Nothing was concluded. Audit a dump that was "
             "made before."
         )
     notices.append(

@@ -109,7 +109,7 @@ class ParquetSource:
         partitions = self.partitions or said or count_by_marker(pieces)
         if partitions is None:
             raise ConfigurationError(
-                f"{self.name}: the files don't say how many partitions the log has, and records are judged by it (L3). "
+                f"{self.name}: the files don't say how many partitions the log has, and records are judged by it. "
                 "Nothing was concluded. Say how many (--partitions)."
             )
         if pieces and max(pieces) >= partitions:

@@ -24,7 +24,7 @@ from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.engine.assignment import Assignment, Stage
 from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.core import Engine
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.leases import LeaseState
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import EngineSettings
@@ -338,7 +338,7 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
             live.calls.extend((callback, assignment) for assignment in assignments)
             reached[f"Call {callback}"] += 1
             return
-        case Warn(message=message):
+        case Note(event="lost", reason=message) | Warn(message=message):
             reached[f"Warn: {next(why for sign, why in _WARNINGS if sign in message)}"] += 1
             return
         case StopFetch():
@@ -348,7 +348,7 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
 
 #: How a warning is known, and what it is about.
 _WARNINGS = (
-    ("not proven within", "not proven in time"),
+    ("not confirmed within", "not proven in time"),
     ("another holder or epoch", "fenced"),
     ("were granted and not handed out", "granted, not handed out"),
     ("", "something else"),

@@ -1,0 +1,105 @@
+"""The coordination topic with its log of snapshots, created or completed (L1, L2, S2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafka_marshal.adapters.interface import Cluster, TopicConfig
+from kafka_marshal.admin.groups import caught_up
+from kafka_marshal.coordination import (
+    ADDRESSES_S,
+    DEFAULT_PARTITIONS,
+    append_markers,
+    check_one_cluster,
+    check_topic,
+    create_snapshots_topic,
+    create_topic,
+    find_snapshot_problems,
+    required_settings,
+    snapshots_topic,
+)
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
+
+__all__ = ["TopicReport", "create", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    """What :meth:`Admin.init` found and did. The topic is fit for use."""
+
+    topic: str
+    partitions: int
+    replication_factor: int
+    #: What was done, a sentence each; empty where nothing had to be.
+    done: tuple[str, ...]
+    #: Settings that workers accept, but that should be different.
+    warnings: tuple[str, ...]
+
+
+def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: float) -> TopicReport:
+    """Create the topic, or check the one that exists and add what it lacks (*blocking*). Closes the cluster.
+
+    Raises CoordinationTopicError (one of its kinds) where the topic is not fit for use, ConfigurationError where it
+    has another number of partitions than asked for.
+    """
+    try:
+        check_one_cluster(cluster)
+        done: list[str] = []
+        config = cluster.topic_config(topic, timeout_s)
+        check_one_cluster(cluster, ADDRESSES_S)
+        if config is None:
+            _, done = create(cluster, topic, partitions or DEFAULT_PARTITIONS, timeout_s)
+        config, problems = check_topic(cluster, topic, timeout_s)
+        count = config.info.partitions
+        if partitions is not None and partitions != count:
+            raise ConfigurationError(
+                f"the coordination topic {topic!r} has {count} partitions, not {partitions}, and their number is fixed "
+                f"when it is created. Nothing was changed. Leave partitions out, or create a topic of another name"
+            )
+        done += _complete(cluster, config, topic, timeout_s)
+        snapshots = cluster.topic_config(snapshots_topic(topic), timeout_s)
+        problems += find_snapshot_problems(snapshots, count) if snapshots is not None else []
+    except BaseException:
+        cluster.close()
+        raise
+    with caught_up(cluster, topic, timeout_s):  # a replica refuses what can't be trusted
+        return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(map(str, problems)))
+
+
+def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> tuple[TopicConfig, list[str]]:
+    """Create the topic, and say what was done: nothing, where another program was faster (*blocking*)."""
+    try:
+        create_topic(cluster, topic, partitions, timeout_s)
+    except CoordinationTopicError:
+        config = cluster.topic_config(topic, timeout_s)
+        if config is None:
+            raise
+        return config, []
+    config = cluster.topic_config(topic, timeout_s)
+    if config is None:
+        raise CoordinationTopicError(
+            f"{topic!r} was created, and is gone again: somebody deletes it. Find out who, then run init again."
+        )
+    settings = required_settings(min(3, config.replication_factor))
+    return config, [
+        f"created {topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
+        + ", ".join(f"{name}={value}" for name, value in sorted(settings.items())),
+        f"appended to each partition the record that fixes their number at {partitions}",
+        f"created {snapshots_topic(topic)!r}, the log of snapshots: {partitions} partitions",
+    ]
+
+
+def _complete(cluster: Cluster, config: TopicConfig, topic: str, timeout_s: float) -> list[str]:
+    """The first records, where a creation was cut short, and the log of snapshots; what was done."""
+    done = []
+    partitions = config.info.partitions
+    marks = cluster.watermarks([(topic, cp) for cp in range(partitions)], timeout_s)
+    empty = sorted(cp for (_, cp), (_, high) in marks.items() if high == 0)
+    if empty:
+        append_markers(cluster, topic, empty, partitions, timeout_s)
+        done.append(f"appended to partition(s) {', '.join(map(str, empty))} the record that fixes their number")
+    name = snapshots_topic(topic)
+    if cluster.topic_config(name, timeout_s) is None:
+        create_snapshots_topic(cluster, topic, partitions, config.replication_factor, timeout_s)
+        done.append(f"created {name!r}, the log of snapshots: {partitions} partitions")
+    return done

@@ -1,0 +1,142 @@
+"""What happens to a member, for its operator: one line for all that happened together, not one a partition."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from math import inf
+from typing import Any
+
+from kafka_marshal.engine.effects import Note
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.guard import Guard
+from kafka_marshal.logs import Event, log
+
+__all__ = ["Events", "spans"]
+
+#: Leases that come or go are one line once none has for this time, and after the second at the latest (ms).
+QUIET_MS = 250.0
+GATHER_MS = 1_000.0
+
+#: Kafka is away once requests have failed for this share of the heartbeat interval, and none succeeded.
+AWAY_SHARE = 0.5
+
+_LOSS_MEANS = "What is in hand is not committed by this process any more; the next holder may get it again"
+
+
+class Events:
+    """Gathers what the driver sees, and says it. Under the driver's lock, but for :meth:`tell`."""
+
+    def __init__(self, settings: EngineSettings, now: float) -> None:
+        self._interval_ms = settings.heartbeat_interval_ms
+        self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
+        #: (event, topic, reason) and partitions, in order.
+        self._notes: list[tuple[tuple[str, str, str], set[int]]] = []
+        #: When they are said, unless more come; and at the latest.
+        self._due = self._latest = inf
+        #: Who has paused the group; "": nobody.
+        self._paused_by = ""
+        #: When Kafka answered last (own clock, ms).
+        self._heard_at = now
+        #: Why it has not answered since, and since when that is known (own clock, ms).
+        self._trouble, self._trouble_at = "", inf
+        self._is_away = False
+        #: Two threads may take them.
+        self._lines: deque[partial[None]] = deque()
+
+    def note(self, note: Note, now: float) -> None:
+        """A lease was granted, released or lost."""
+        topic, partition = note.key
+        self._latest = now if note.event == Event.LOST else min(self._latest, now + GATHER_MS)
+        self._due = min(now + QUIET_MS, self._latest)
+        kind = (note.event, topic, note.reason)
+        for noted, partitions in reversed(self._notes):
+            if noted == kind:
+                partitions.add(partition)
+                return
+            if noted[1] == topic and partition in partitions:
+                break  # it came, and went again: in that order
+        self._notes.append((kind, {partition}))
+
+    def heard(self, now: float) -> None:
+        """Kafka answered."""
+        silent_ms, self._heard_at, self._trouble_at = now - self._heard_at, now, inf
+        if self._is_away:
+            self._is_away = False
+            seconds = round(silent_ms / 1000, 1)
+            self._add_last(logging.INFO, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
+
+    def trouble(self, why: str, now: float) -> None:
+        """A request failed, or a broker can't be reached."""
+        self._trouble, self._trouble_at = why, min(self._trouble_at, now)
+
+    def _look_for_outage(self, now: float) -> None:
+        if not self._is_away and now - self._trouble_at >= AWAY_SHARE * self._interval_ms:
+            self._is_away = True
+            seconds = round((now - self._heard_at) / 1000, 1)
+            self._add_last(
+                logging.WARNING,
+                Event.KAFKA_AWAY,
+                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that goes on, leases end, "
+                "and nothing is handed out until it is back. Check the brokers and the network",
+                reason=self._trouble,
+                seconds=seconds,
+            )
+
+    def pause(self, by: str, until: int | None) -> None:
+        """Who has paused the group now ("": nobody), until when (log time, ms)."""
+        before, self._paused_by = self._paused_by, by
+        if by and not before:
+            text = f"the group is paused by {by!r}: its partitions are released, and nothing is claimed"
+            self._add_last(logging.INFO, Event.PAUSED, text, by=by, until=until)
+        elif before and not by:
+            self._add_last(logging.INFO, Event.RESUMED, "the group is not paused any more", by=before)
+
+    def look(self, now: float) -> None:
+        """Make lines of what is due."""
+        self._look_for_outage(now)
+        if now >= self._due:
+            self.gather()
+
+    def gather(self) -> None:
+        """Make lines of all that was noted."""
+        self._due = self._latest = inf
+        notes, self._notes = self._notes, []
+        for (event, topic, reason), partitions in notes:
+            level = logging.WARNING if event == Event.LOST else logging.INFO
+            why = f": {reason}. {_LOSS_MEANS}" if reason else ""
+            numbers = sorted(partitions)
+            text = f"{event} {topic} [{spans(numbers)}]{why}"
+            fields: dict[str, Any] = {"reason": reason} if reason else {}
+            if len(numbers) == 1:
+                fields["partition"] = numbers[0]
+            self._add(level, event, text, topic=topic, partitions=numbers, **fields)
+
+    def say(self, event: str, text: str, **fields: Any) -> None:
+        """Say something of this member in its turn, at INFO."""
+        self._add_last(logging.INFO, event, text, **fields)
+
+    def _add_last(self, level: int, event: str, text: str, **fields: Any) -> None:
+        """Behind all that was noted before."""
+        self.gather()
+        self._add(level, event, text, **fields)
+
+    def _add(self, level: int, event: str, text: str, **fields: Any) -> None:
+        who = f"{self._who['client']} of group {self._who['group']}"
+        self._lines.append(partial(log, level, event, "%s: %s", who, text, **{**self._who, **fields}))
+
+    def tell(self) -> None:
+        """Log the lines. Without the lock: a handler of the user's may take its time. It may also raise."""
+        with suppress(IndexError):
+            while True:
+                Guard("the log", self._lines.popleft())()
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers for people: ``0-3, 7``."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

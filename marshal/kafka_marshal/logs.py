@@ -1,0 +1,37 @@
+"""One way to log: a sentence for people; the event's name and its fields for programs (docs/logging.md)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+__all__ = ["LOGGER", "Event", "log"]
+
+#: The library's logger. librdkafka's own lines go to its child ``kafka_marshal.librdkafka``.
+LOGGER: Final = logging.getLogger("kafka_marshal")
+
+
+class Event:
+    """What happens to a member, as ``record.event`` of its log lines. Other lines have a name of their own, too."""
+
+    JOINED = "joined"
+    LEFT = "left"
+    CLAIMED = "claimed"
+    RELEASED = "released"
+    LOST = "lost"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    KAFKA_AWAY = "kafka_away"
+    KAFKA_BACK = "kafka_back"
+
+
+def log(
+    severity: int,
+    event: str,
+    message: str,
+    *args: object,
+    error: BaseException | None = None,
+    **fields: object,
+) -> None:
+    """Log message % args; the line's record has ``event`` and the fields as attributes. error: with its traceback."""
+    LOGGER.log(severity, message, *args, exc_info=error, extra={"event": event, **fields}, stacklevel=2)

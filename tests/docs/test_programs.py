@@ -1,0 +1,156 @@
+"""Blocks of Python in README and docs that claim to be programs (``# program: NAME``) run, and end in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from kafka_marshal import Admin, errors
+from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.testing import LocalBroker
+from tests.client.conftest import wait_until
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> Iterator[tuple[str, str]]:
+    """(name, source) of the blocks that claim to be of a kind."""
+    for page in PAGES:
+        for source in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if match := re.match(rf"# {kind}: (\S+)\n", source):
+                yield match[1], source
+
+
+PROGRAMS = dict(blocks("program"))
+TESTS = dict(blocks("test"))
+
+#: What a program says by which it shows that it works; others end by themselves.
+SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": "", "dead_letters.py": "buried"}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalBroker]:
+    """One of its own: the programs use the names that the docs use."""
+    with LocalBroker() as running:
+        Admin(running.bootstrap_servers).init()
+        probe = Probe(running.bootstrap_servers)
+        probe.create_topic("flights", 4, 1, {})
+        probe.create_topic("flights-dead", 1, 1, {})
+        producer = Producer({"bootstrap.servers": running.bootstrap_servers})
+        for number in range(40):
+            producer.produce("flights", b"no number" if number == 9 else str(number).encode(), partition=number % 4)
+        assert producer.flush(20) == 0
+        yield running
+
+
+@pytest.fixture
+def run(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        group = f"delays-{uuid.uuid4().hex[:6]}"
+        source = PROGRAMS[name].replace("localhost:9092", broker.bootstrap_servers).replace('"delays"', f'"{group}"')
+        (tmp_path / name).write_text(source)
+        with (tmp_path / "out").open("wb") as out:
+            started.append(subprocess.Popen([sys.executable, name], cwd=tmp_path, stdout=out, stderr=out))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_docs_hold_programs() -> None:
+    assert {"worker.py", "threads.py", "with_asyncio.py", "processes.py", "json_log.py"} <= set(PROGRAMS)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_a_program_of_the_docs_runs(
+    name: str, run: Callable[[str], subprocess.Popen[bytes]], broker: LocalBroker, tmp_path: Path
+) -> None:
+    process = run(name)
+    says = SAYS.get(name, "handled")
+
+    def said() -> str:
+        return (tmp_path / "out").read_text(errors="replace")
+
+    if says:
+        wait_until(lambda: says in said() or process.poll() is not None, 60, f"{name} says {says}")
+        assert process.poll() is None, said()
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0, said()
+    assert "Traceback" not in said()
+    if name == "dead_letters.py":
+        reader = Consumer(
+            {"bootstrap.servers": broker.bootstrap_servers, "group.id": "x", "auto.offset.reset": "earliest"}
+        )
+        reader.subscribe(["flights-dead"])
+        buried = reader.poll(30)
+        reader.close()
+        assert buried is not None
+        assert buried.value() == b"no number"
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("name", sorted(TESTS))
+def test_a_test_of_the_docs_passes(name: str, broker: LocalBroker, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TESTS[name])
+    environment = {**os.environ, "KAFKA_MARSHAL_TEST_BOOTSTRAP": broker.bootstrap_servers}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_page_of_errors_names_them_all_and_where_they_are_imported_from() -> None:
+    import kafka_marshal
+
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    named = dict(re.findall(r"`(\w+Error)`(\*?)", page))
+    assert set(errors.__all__) <= set(named)
+    starred = {name for name in errors.__all__ if re.search(rf"`{name}`\*", page)}
+    assert starred == {name for name in errors.__all__ if name in kafka_marshal.__all__}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_zip_for_executors_holds_both_packages(tmp_path: Path) -> None:
+    """It holds what is imported here, so an installed package will do; the folder it runs in does not matter."""
+    command = [sys.executable, "-m", "kafka_marshal.pipeline.zip", str(tmp_path / "marshal.zip")]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    program = (
+        "import kafka_marshal, rationalizer, json; print(json.dumps([kafka_marshal.__file__, rationalizer.__file__]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "marshal.zip")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.append({_site()!r}); {program}"],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    assert all("marshal.zip" in path for path in json.loads(done.stdout))
+
+
+def _site() -> str:
+    """Where what they need is installed; without what an editable install adds to it."""
+    import msgpack
+
+    return str(Path(msgpack.__file__).parents[1])
