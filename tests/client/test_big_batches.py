@@ -21,7 +21,7 @@ MANY = 10 * AT_ONCE
 def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, members: str) -> list[int]:
     """Of MANY records read together by the first of these members of one process: how many were applied each time
     that others could have the lock."""
-    monkeypatch.setattr(driver_module, "_drivers", WeakSet())  # not those of other tests
+    monkeypatch.setattr(driver_module, "WATCHED", WeakSet())  # not those of other tests
     driver, *_ = [scene.member(name)._driver for name in members]
     applied: list[int] = []
     when_free: list[int] = []
