@@ -111,6 +111,29 @@ def test_nothing_comes_though_the_log_goes_on() -> None:
     assert why(consumer) == []
 
 
+def test_a_reader_that_has_lost_touch_is_sent_again() -> None:
+    """After a change of leader it may wait for ever, and know of no end beyond what it has read."""
+    net, member, consumer = at_work()
+    member.fetching.clear()  # it does nothing any more …
+    looks(net, member, SILENT_AFTER_MS, log_end=5)
+    assert why(consumer) == [] and consumer.assignments[T0].asked_end == 0
+    looks(net, member, 3 * HI, log_end=5)
+    assert consumer.assignments[T0].asked_end == 10, "the leader was asked"
+    looks(net, member, SILENT_AFTER_MS, log_end=5)
+    assert why(consumer) == ["silent"]
+    assert "it is fetched again" in member.warnings[-1]
+    assert [message.at for message in member.work()] == [5, 6, 7, 8, 9]
+    looks(net, member, 2 * HI, log_end=10)
+    assert why(consumer) == []
+
+
+def test_a_leader_that_does_not_answer_is_not_asked_again_and_again() -> None:
+    net, member, _ = at_work()
+    member.hold_lookups = True
+    looks(net, member, 20 * SILENT_AFTER_MS, log_end=5)
+    assert len(member.held_lookups) == 1
+
+
 @pytest.mark.parametrize("case", ["at the end", "nobody reads", "paused", "fetched"])
 def test_who_is_merely_quiet_is_not_stuck(case: str) -> None:
     """Nothing to come; a user that does not ask, or a queue that is never empty; paused by the user; not taken yet."""
@@ -119,7 +142,7 @@ def test_who_is_merely_quiet_is_not_stuck(case: str) -> None:
         consumer.assignments[T0].user_paused = True
     if case == "fetched":
         member.fetch(2)
-    end = 5 if case == "at the end" else 10
+    net.data[T0].end = end = 5 if case == "at the end" else 10
     looks(net, member, 5 * SILENT_AFTER_MS, log_end=end, drained=case != "nobody reads")
     assert why(consumer) == []
 
@@ -172,7 +195,7 @@ def test_p11_a_lost_position_stands_still_until_somebody_sets_it() -> None:
 
 def test_p9_a_reader_that_is_thrown_out_of_range_again_and_again_asks_the_leader_once_a_second() -> None:
     """librdkafka reads an offset from a corrupt batch's bytes, and is refused there."""
-    net, member, consumer = at_work()
+    net, member, _ = at_work()
     member.hold_lookups = True
     asked: list[float] = []
     began = net.now

@@ -81,6 +81,8 @@ class Assignment:
         "key",
         "lease",
         "look_up_at",
+        "asked_at",
+        "asked_end",
         "log_end",
         "mark_sent_at",
         "looked_up",
@@ -136,6 +138,9 @@ class Assignment:
         self.look_up_at: float | None = None
         self.user_paused = False
         self.log_end: int | None = None
+        #: Where the leader said that it ends, and when it was last asked (or the reader last heard of it).
+        self.asked_end = 0
+        self.asked_at = 0.0
         #: (time, done, log end) at the start of the present cycle, for Cycle.
         self.meter: tuple[float, int, int] | None = None
 

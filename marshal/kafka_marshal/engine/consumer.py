@@ -217,6 +217,7 @@ class ConsumerEngine:
 
     def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
         """The leader told the partition's log start and end, and the start offset asked for."""
+        self.stuck.answered(assignment, high)
         if assignment.over or assignment.stage is not Stage.LOCATING or not assignment.lease.held:
             return
         position = assignment.fetch_next

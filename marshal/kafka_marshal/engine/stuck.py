@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.engine.assignment import Assignment, Stage
-from kafka_marshal.engine.effects import Key, Warn
+from kafka_marshal.engine.effects import Key, LookUp, StartFetch, Warn
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class StuckPartitions:
         self._failed: dict[Key, tuple[int, float, str]] = {}
         #: Since when a partition has had no leader.
         self._leaderless: dict[Key, float] = {}
+        #: Of which the leader is asked where its log ends.
+        self._asked: Assignment | None = None
         #: When a connection last broke off as an answer was too large, and what the reader said.
         self._too_large: tuple[float, str] = (float("-inf"), "")
 
@@ -174,17 +176,41 @@ class StuckPartitions:
         if now >= self._leaderless.get(key, now) + SILENT_AFTER_MS:
             self._tell(key, Why.NO_LEADER, at, self._no_leader(key), now)
             return
+        end = max(assignment.log_end or 0, assignment.asked_end)
         if assignment.quiet is None or assignment.quiet[0] != at:
+            assignment.asked_at = now  # it has moved: what the reader knows of it is new
             assignment.quiet = (at, now)
             return
-        end, since = assignment.log_end or 0, assignment.quiet[1]
-        if end <= at or assignment.buffered or assignment.user_paused or assignment.stage is not Stage.ACTIVE:
+        if end <= at:
+            assignment.quiet = (at, now)
+            self._ask(assignment, now, drained_at)
+            return
+        since, told = assignment.quiet[1], self._told.get(key)
+        if assignment.buffered or assignment.user_paused or assignment.stage is not Stage.ACTIVE:
             return
         broken_at, text = self._too_large
         if now < broken_at + TOO_LARGE_FOR_MS and drained_at >= since + STUCK_AFTER_MS:
             self._tell(key, Why.TOO_LARGE, at, larger(*key, at, text, self._group_id), now)
-        elif drained_at >= since + SILENT_AFTER_MS and key not in self._told:
+        elif drained_at >= since + SILENT_AFTER_MS and (told is None or told.stuck.why == Why.SILENT):
+            assignment.quiet = (at, now)
             self._tell(key, Why.SILENT, at, self._silent(key, at, end), now)
+            # A reader may never come back to it by itself: after a change of leader, say.
+            self._consumer.outbox.add(StartFetch(self._consumer.number, key, at))
+
+    def _ask(self, assignment: Assignment, now: float, drained_at: float) -> None:
+        """The reader knows of nothing more: does the leader? One partition at a time, each now and then."""
+        is_read = drained_at >= now - SILENT_AFTER_MS and assignment.stage is Stage.ACTIVE and not assignment.buffered
+        if self._asked is not None and not self._asked.over and now < self._asked.asked_at + SAID_EVERY_MS:
+            return
+        if is_read and not assignment.user_paused and now >= assignment.asked_at + SILENT_AFTER_MS:
+            assignment.asked_at, self._asked = now, assignment
+            self._consumer.outbox.add(LookUp(assignment, "earliest"))
+
+    def answered(self, assignment: Assignment, end: int) -> None:
+        """The leader says where the log ends."""
+        assignment.asked_end = end
+        if assignment is self._asked:
+            self._asked = None
 
     # Telling.
 
@@ -210,8 +236,8 @@ class StuckPartitions:
     def _silent(key: Key, offset: int, end: int) -> str:
         return (
             f"{key[0]} [{key[1]}]: nothing has come for {SILENT_AFTER_MS / 1000:.0f} s, though the log holds offsets "
-            f"{offset} to {end - 1}. Nothing is lost, it goes on by itself. Can the broker that leads this partition "
-            "be reached from here, is the group throttled by a quota?"
+            f"{offset} to {end - 1}. Nothing is lost; it is fetched again, and goes on by itself. Can the broker that "
+            "leads this partition be reached from here, is the group throttled by a quota?"
         )
 
     @staticmethod
