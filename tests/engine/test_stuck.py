@@ -195,7 +195,7 @@ def test_p11_a_lost_position_stands_still_until_somebody_sets_it() -> None:
 
 def test_p9_a_reader_that_is_thrown_out_of_range_again_and_again_asks_the_leader_once_a_second() -> None:
     """librdkafka reads an offset from a corrupt batch's bytes, and is refused there."""
-    net, member, _ = at_work()
+    net, member, consumer = at_work()
     member.hold_lookups = True
     asked: list[float] = []
     began = net.now
