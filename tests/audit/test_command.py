@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.coordination import snapshots_topic
@@ -260,6 +261,10 @@ def test_a_topic_with_its_snapshots(
     """Equal to a live replica's digests, and a snapshot forged in the topic is found."""
     assert kafka("init", "--partitions", 2).status == 0
     data = topic_factory(4)
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for number in range(4 * 301):
+        producer.produce(data, b"", partition=number % 4)
+    assert producer.flush(20) == 0
     cluster = KafkaCluster(kafka_bootstrap, {})
     append(cluster, log_topic, log_values(data, 2))
     dump = tmp_path / "log.jsonl"

@@ -30,7 +30,7 @@ def secured() -> Iterator[str]:
         allow(broker.bootstrap_servers, root, "ann", {"__marshal": MEMBER, "t": TOLD})
         allow(broker.bootstrap_servers, root, "bob", {"__marshal": READER, "t": TOLD})
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **root})
-        for answer in admin.create_topics([NewTopic("t", 1, 1)]).values():
+        for answer in admin.create_topics([NewTopic("t", 3, 1)]).values():
             answer.result(30)
         yield broker.bootstrap_servers
 

@@ -18,15 +18,15 @@ ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "reco
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a machine that others use, too
-def test_two_hundred_seeds() -> None:
-    report = simulate(seeds=200, jobs=os.cpu_count() or 1)
+def test_a_hundred_seeds() -> None:
+    report = simulate(seeds=100, jobs=os.cpu_count() or 1)
     report.raise_for_violation()
-    assert report.seeds == 200
+    assert report.seeds == 100
     assert all(report.least[name] >= least for name, least in ENOUGH.items()), report.least
-    assert report.counts["pruned"] > 10_000
-    assert report.counts["forgotten"] > 50
-    assert report.counts["interrupted"] > 100
-    assert report.counts["torn"] > 100
+    assert report.counts["pruned"] > 5_000
+    assert report.counts["forgotten"] > 25
+    assert report.counts["interrupted"] > 50
+    assert report.counts["torn"] > 50
     seen = {code for _, code in report.outcomes}
     assert {"OK", "ALREADY_HELD", "HELD", "FENCED", "NOT_HELD", "PAUSED", "REPOSITIONED", "PARTIAL"} <= seen
 

@@ -69,7 +69,7 @@ def test_s3_it_keeps_what_a_start_needs(story: Story, keep: int) -> None:
 @pytest.mark.parametrize("keep", [1, 0, -1])
 def test_s3_fewer_than_two_are_refused(story: Story, keep: int) -> None:
     snapshots(story, 4)
-    with pytest.raises(ConfigurationError, match="Nothing was removed"):
+    with pytest.raises(ConfigurationError, match=r"Nothing was (removed|changed)"):
         prune(story, keep=keep)
     assert log_start(story) == 0
 

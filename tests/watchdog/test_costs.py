@@ -24,6 +24,7 @@ def cpu_s(pid: int) -> float:
 
 
 def test_it_is_small_and_idle(watched: Watched) -> None:
+    watched.scene.grow(watched.topic, 20)
     worker = watched.worker(hi=300)
     watchdog = worker.ready_watchdog()
     worker.do("claim", list(range(20)))

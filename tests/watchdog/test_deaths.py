@@ -37,6 +37,9 @@ def test_c8_what_a_dead_worker_held_is_released_at_once(watched: Watched, how: s
     assert spoken == [(partition, epochs[str(partition)], None, "OK") for partition in (0, 1)]
     assert {x.instance_id for x in watched.releases[before:]} == {instance}
     wait_until(lambda: not is_running(watchdog))
+    if how in ("raise", "out of memory"):  # the interpreter's own end has released them, and said goodbye
+        assert not any("died" in line for line in worker.errors)
+        return
     wait_until(lambda: any("died without a goodbye: 2 of 2 leases released" in line for line in worker.errors))
 
 
@@ -139,6 +142,7 @@ MANY = 400
 
 
 def test_a_will_longer_than_the_pipe_is_told_when_there_is_room_again(watched: Watched) -> None:
+    watched.scene.grow(watched.topic, MANY)
     worker = watched.worker()
     watchdog = worker.ready_watchdog()
     os.kill(watchdog, signal.SIGSTOP)
