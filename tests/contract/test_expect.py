@@ -66,9 +66,8 @@ def test_a_start_that_fails_leaves_no_thread(kafka_side: KafkaSide) -> None:
     eventually(lambda: not set(threading.enumerate()) - before, "all threads of it have ended")
 
 
-def test_where_nobody_answers_a_start_says_so_and_closes_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.driver.START_TIMEOUT_S", 0.5)
+def test_where_nobody_answers_a_start_says_so_and_closes_all() -> None:
     before = set(threading.enumerate())
     with pytest.raises(KafkaUnavailableError):
-        Marshal(f"127.0.0.1:{closed_port()}", group_id="g")
+        Marshal(f"127.0.0.1:{closed_port()}", group_id="g", timeout=0.5)
     eventually(lambda: not set(threading.enumerate()) - before, "all threads of it have ended")
