@@ -25,13 +25,6 @@ SHORT_CUT: tuple[Mutation, ...] = (
         "C10",
     ),
     Mutation(
-        "a pause is ignored on the short cut of batches",
-        _FAST_PATH,
-        "if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:",
-        "if client_id is None or type(entries) is not list:",
-        "C10",
-    ),
-    Mutation(
         "progress goes back on the short cut",
         _FAST_PATH,
         "or not progress.stable <= done <= max_offset",
