@@ -7,7 +7,7 @@ threads do with the run stands in :mod:`kafka_marshal.consumer`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
@@ -96,9 +96,13 @@ class FetchingConsumer(Membership["Consumer"]):
         self._hand_size = HAND_SIZE
         #: An exception may have kept a message taken from the hand from leaving the library.
         self._in_doubt = False
+        self._config = config
         self._reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
         settings = options.settings(callbacks)
-        super().__init__(marshal, driver, options.topics, settings, callbacks, self._reader.partition_counts)
+        super().__init__(marshal, driver, options.topics, settings, callbacks, self._count_partitions)
+
+    def _count_partitions(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        return self._reader.partition_counts(topics, timeout_s)
 
     @property
     def _delivery(self) -> Delivery:
@@ -391,6 +395,8 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._reading:
             if self._closed:
                 return 0
+            if self._engine.stuck.is_reader_deaf:
+                self._renew()
             if self._is_torn:
                 self._go_back()
             room = self._room()
@@ -441,6 +447,21 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._driver.locked(step=False):
             for key in list(self._fetched):
                 self._fetch_anew(key)
+
+    def _renew(self) -> None:
+        """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""
+        log(
+            logging.WARNING, "reader_replaced", "nothing comes though there is something to read: a new client reads on"
+        )
+        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
+        with self._driver.locked(step=False):
+            old, self._reader = self._reader, new
+            self._engine.stuck.is_reader_deaf = False
+            found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
+            self._fetched = {}
+            self._change({key: x.fetch_next for key, x in found.items()})
+            self._reader.pause([key for key, x in found.items() if x.user_paused])
+        self._driver.post(old.close)
 
     def _let_go(self, count: int) -> None:
         """Free as many of the messages of the batch before as new ones came; all of them when none came.

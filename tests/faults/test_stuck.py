@@ -136,6 +136,26 @@ def test_one_partition_that_can_not_be_read_ends_no_loop(scene: Scene, kafka_bro
     assert raised == []
 
 
+def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -> None:
+    topic = scene.topic(2, 20)
+    with scene.member().consumer([topic]) as consumer:
+        seen = take(consumer, 10)
+        wait_until(lambda: len(consumer.assignment()) == 2)
+        consumer.pause([(topic, 1)])
+        before, consumer._engine.stuck.is_reader_deaf = consumer._reader, True
+        scene.publish(topic, 2, 5)
+        wanted = {(0, offset) for offset in range(25)}
+        seen += take(consumer, len(wanted.difference(seen)))
+        assert consumer._reader is not before
+        assert wanted <= set(seen)
+        assert consumer.poll(0.5) is None, "the pause holds for the new one, too"
+        consumer.resume()
+        seen += take(consumer, 50 - len(seen))
+        assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(25)], (
+            "each of them once"
+        )
+
+
 def test_the_reader_of_ranges_says_what_can_not_be_read(scene: Scene, kafka_broker: RunningKafka) -> None:
     topic = scene.topic()
     published(scene, topic, 3, **{"compression.type": "gzip"})
