@@ -151,9 +151,8 @@ def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -
         assert consumer.poll(0.5) is None, "the pause holds for the new one, too"
         consumer.resume()
         seen += take(consumer, 50 - len(seen))
-        assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(25)], (
-            "each of them once"
-        )
+        each_once = [(partition, offset) for partition in range(2) for offset in range(25)]
+        assert sorted(seen) == each_once
 
 
 def test_the_reader_of_ranges_says_what_can_not_be_read(scene: Scene, kafka_broker: RunningKafka) -> None:
