@@ -122,15 +122,13 @@ class Driver:
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Applied] = []
         self._topic = topic
-        self._started = False
-        self._ended = False
+        self._started = self._ended = False
         self._stopped_cps: set[int] = set()
         self._appender: Appender = cluster.appender(topic, delivery_timeout_ms=settings.heartbeat_interval_ms)
         self._retired: list[Appender] = []
         self._replace_appender = False
         #: Appends whose acknowledgement has not come, and when the last one was handed over.
-        self._unanswered = 0
-        self._appended_at = 0.0
+        self._unanswered, self._appended_at = 0, 0.0
         #: What was carried out last were beats of several CPs, and nothing else waits for an answer.
         self._beats_sent = False
         #: When the engine is asked again at the latest, acknowledgement or not.
