@@ -40,9 +40,6 @@ def feeding(scene: Scene) -> Iterator[str]:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
-@pytest.mark.xfail(
-    reason="a reader of librdkafka's may stand still for good: told, and not yet opened again", strict=False
-)
 def test_all_goes_on_after_each_freeze(scene: Scene, kafka_broker: RunningKafka, feeding: str) -> None:
     moved: dict[str, float] = {}
     ended = threading.Event()
