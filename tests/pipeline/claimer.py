@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -27,6 +28,9 @@ spark = spark_session(
     config={"spark.ui.showConsoleProgress": "false", "spark.driver.memory": "600m", **arguments.get("config", {})},
 )
 spark.sparkContext.setLogLevel("ERROR")
+gate = Path(arguments["gate"]) if "gate" in arguments else None
+if gate is not None:
+    gate.with_suffix(".ready").touch()
 sink = SqliteSink(arguments["database"])
 killed = threading.Event()  # never: whoever kills does not ask
 
@@ -43,6 +47,16 @@ def places_of(df: DataFrame) -> list[tuple[str, int, int]]:
     return [(row.topic, row.partition, row.offset) for row in found]
 
 
+def wait_at(gate: Path) -> None:
+    """As many seconds as the file says, and as long as there is none."""
+    waiting = gate.with_suffix(".waiting")
+    while not gate.exists():
+        waiting.touch()
+        killed.wait(0.05)
+    waiting.unlink(missing_ok=True)
+    killed.wait(float(gate.read_text() or "0"))
+
+
 def put_down(df: DataFrame, batch: ClaimedBatch) -> None:
     rows = [(p, o, arguments["client_id"]) for _, p, o in places_of(df)]
     with sqlite3.connect(arguments["database"], timeout=30) as connection:
@@ -52,6 +66,8 @@ def put_down(df: DataFrame, batch: ClaimedBatch) -> None:
 def copy(df: DataFrame, batch: ClaimedBatch) -> None:
     rows = places_of(df)
     killed.wait(arguments.get("pause_s", 0.0))  # a round shall last long enough to be hit
+    if gate is not None:
+        wait_at(gate)
     with sink.transaction(batch.group_id, batch.leases) as tx:
         tx.executemany(
             "INSERT INTO places VALUES (?, ?, ?)",

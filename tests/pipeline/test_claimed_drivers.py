@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kafka_marshal.world import WorldView
 from tests.client.conftest import Scene, wait_until
 from tests.pipeline.programs import Places, kill_groups
 
-PARTITIONS, MESSAGES = 4, 300
+PARTITIONS, MESSAGES = 4, 250
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,11 +29,25 @@ class Drivers(Places):
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, client_id: str, **options: object) -> subprocess.Popen[bytes]:
-        arguments = self.arguments(client_id, **{"max_records": 100, "pause_s": 0.3, **options})
+        arguments = self.arguments(client_id, max_records=100, gate=str(self.gate(client_id)), **options)
         script = Path(__file__).with_name("claimer.py")
         process = subprocess.Popen([sys.executable, str(script), json.dumps(arguments)], start_new_session=True)
         self.processes.append(process)
         return process
+
+    def gate(self, client_id: str) -> Path:
+        return self.database.with_name(f"{client_id}.gate")
+
+    def opens(self, client_id: str, pause_s: float) -> None:
+        """A round of its takes so many seconds from now on."""
+        new = self.gate(client_id).with_suffix(".new")
+        new.write_text(str(pause_s))
+        new.replace(self.gate(client_id))
+
+    def holds(self, client_id: str) -> None:
+        """It has read a round, and does not write it."""
+        self.gate(client_id).unlink()
+        wait_until(self.gate(client_id).with_suffix(".waiting").exists, 60, f"{client_id} holds a round")
 
     def close(self) -> None:
         kill_groups(self.processes)
@@ -45,25 +60,50 @@ def drivers(scene: Scene, tmp_path: Path) -> Iterator[Drivers]:
     made.close()
 
 
-def test_partitions_move_to_a_second_driver_which_goes_on_when_the_first_is_killed(drivers: Drivers) -> None:
-    # It has more than half a minute of work: the second one's Spark takes long to start on a busy machine.
-    first = drivers.start("first", available_now=True, max_records=50, pause_s=1.0)
-    wait_until(lambda: drivers.written_by("first") > 0, 90, "the first driver works")
+def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_killed(drivers: Drivers) -> None:
+    world = drivers.scene.member("watcher").world
+    drivers.opens("first", 0)
+    first = drivers.start("first")
+    wait_until(lambda: drivers.written_by("first") > 0, 120, "the first works")
+    drivers.holds("first")  # until there is somebody to share with
+    drivers.opens("second", 1.5)
     second = drivers.start("second", available_now=True)
-    watcher = drivers.scene.member("watcher").world
-    assert watcher.wait_for(lambda world: len({lease.client_id for lease in world.leases()} - {None}) == 2, 90)
-    wait_until(lambda: drivers.written_by("second") > 0, 60, "the second driver works")
+    wait_until(drivers.gate("second").with_suffix(".ready").exists, 120, "the second has its Spark")
+    drivers.opens("first", 1.5)
+    wait_until(lambda: drivers.written_by("second") > 0, 60, "the second works")
+    assert world.wait_for(lambda seen: owners(seen) == {"first", "second"}, 30)
+
+    # Stopped with a round in hand: replaced, and what it writes afterwards is refused.
+    drivers.holds("second")
+    drivers.holds("first")
+    first.send_signal(signal.SIGSTOP)  # Python only
+    assert world.wait_for(lambda seen: owners(seen) == {"second"}, 30)
+    written = drivers.written_by("first")
+    drivers.opens("first", 0)
+    first.send_signal(signal.SIGCONT)
+    wait_until(lambda: not drivers.gate("first").with_suffix(".waiting").exists(), 20, "it tries to write its round")
+    drivers.opens("second", 1.5)
+    assert world.wait_for(lambda seen: "first" in owners(seen), 30), "it works on, and claims anew"
+    drivers.holds("first")
+    drivers.check_all_once()
+
+    # Killed with a round in hand.
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert sum(drivers.count().values()) < PARTITIONS * MESSAGES, "it was killed in the middle of the work"
+    assert written < PARTITIONS * MESSAGES > sum(drivers.count().values()), "in the middle of the work"
+    drivers.opens("second", 0)
     assert second.wait(150) == 0, "available_now ends when the group has done everything, also the dead one's part"
     drivers.check_all_once(PARTITIONS * MESSAGES)
 
-    assert [lease.stable for lease in watcher.leases()] == [MESSAGES - 1] * PARTITIONS
+    assert [lease.stable for lease in world.leases()] == [MESSAGES - 1] * PARTITIONS
     check_lag(drivers)
     groups = AdminClient({"bootstrap.servers": drivers.scene.bootstrap}).list_consumer_groups().result(20).valid
     ours = (drivers.scene.group, "spark-kafka")
     assert [group.group_id for group in groups if group.group_id.startswith(ours)] == [], "no Kafka group took part"
+
+
+def owners(world: WorldView) -> set[str | None]:
+    return {lease.client_id for lease in world.leases()} - {None}
 
 
 def check_lag(drivers: Drivers) -> None:
@@ -75,20 +115,3 @@ def check_lag(drivers: Drivers) -> None:
     assert [(row["partition"], row["log_end"], row["lag"]) for row in rows] == [
         (partition, MESSAGES, 0) for partition in range(PARTITIONS)
     ]
-
-
-def test_a_stopped_driver_is_replaced_and_what_it_still_writes_is_refused(drivers: Drivers) -> None:
-    first = drivers.start("first", pause_s=1.0)
-    wait_until(lambda: drivers.written_by("first") > 0, 90, "the first driver works")
-    first.send_signal(signal.SIGSTOP)  # Python only: its lease runs out while it holds a round
-    second = drivers.start("second", available_now=True)
-    assert second.wait(150) == 0
-    drivers.check_all_once(PARTITIONS * MESSAGES)
-    first.send_signal(signal.SIGCONT)
-    watcher = drivers.scene.member("watcher").world
-    assert watcher.wait_for(lambda world: any(lease.client_id == "first" for lease in world.leases()), 30), (
-        "it works on, and claims anew"
-    )
-    first.terminate()
-    assert first.wait(60) == 0
-    drivers.check_all_once(PARTITIONS * MESSAGES)
