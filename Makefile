@@ -67,22 +67,22 @@ sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories on virtual time, each
 DEPTH  ?= 8
 
 exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
-	$(PY) -m kafka_marshal.testing.exhaustive --depth $(DEPTH) $(ARGS)
-	$(PY) -m kafka_marshal.testing.exhaustive --engine $(ARGS)
+	$(PY) -m tests.campaigns.small_scope --depth $(DEPTH) $(ARGS)
+	$(PY) -m tests.campaigns.small_scope --engine $(ARGS)
 
 INPUTS ?= 1000000
 
 fuzz: setup ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
-	$(PY) -m kafka_marshal.testing.fuzz --inputs $(INPUTS) $(ARGS)
+	$(PY) -m tests.campaigns.fuzz --inputs $(INPUTS) $(ARGS)
 
 MINUTES ?= 5
 SEED    ?=
 
 chaos: setup ## faults on real brokers for MINUTES: workers killed at every step, stopped, cut off; SEED=, ARGS=--cluster3
-	$(PY) -m kafka_marshal.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
-	$(PY) -m kafka_marshal.testing.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)

@@ -20,8 +20,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.common import Row, bench_kafka, report
 from benchmarks.pair import IDLE_S, RawPair
-from kafka_marshal.adapters.interface import Appender, Tail
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.ports import Appender, Tail
 
 WARM_UP = 20
 CPS = 8

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Delivery, Marshal, OffsetRange
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.session import kafka_options, spark_session
 

@@ -24,7 +24,7 @@ from confluent_kafka import Producer
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 
 #: Between two records of the topic, so that the successor has one to hand out when it is ready.
 FEED_S = 0.005

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from benchmarks.common import bench_kafka
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 
 __all__ = ["COORDINATION_PARTITIONS", "IDLE_S", "RawPair", "beside_raw_pair"]
 

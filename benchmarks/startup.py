@@ -25,9 +25,9 @@ from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.coordination import create_topic, snapshots_topic
-from kafka_marshal.replica import Begin, Replica
-from kafka_marshal.snapshots import keeper
+from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.snapshots import publisher
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL
@@ -115,7 +115,7 @@ class Log:
 
     def write_snapshots(self) -> None:
         """Let a member write what is due."""
-        keeper.JITTER_MS = 0.0
+        publisher.JITTER_MS = 0.0
         name = snapshots_topic(self.topic)
         with Marshal(self.bootstrap, group_id="startup", topic=self.topic):
             until = time.monotonic() + 60

@@ -21,7 +21,7 @@ from benchmarks.claimed import PARTITIONS, publish, work
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.session import spark_session
 from kafka_marshal.pipeline.source import register

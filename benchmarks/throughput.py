@@ -23,8 +23,8 @@ from confluent_kafka import Producer, TopicPartition
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.consumer import Consumer
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.node.coordination_topic import create_topic
 
 RECORD = b"x" * 100
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal import Marshal
-from kafka_marshal.adapters.interface import TopicConfig
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.policies import Greedy, WholeTopic
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
+from kafka_marshal.ports import TopicConfig
 from kafka_marshal.runtime import THREADS
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition, World, encode, route_lease
 from tests.engine.harness import HI, Net

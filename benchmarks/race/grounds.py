@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from benchmarks.race.contestants import ALL_BROKERS, BROKERS
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker
 from rationalizer import ClaimingPartition, Heartbeat, World, encode, route_lease
 

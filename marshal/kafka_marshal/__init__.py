@@ -6,9 +6,14 @@ Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the
 from kafka_marshal import errors
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
-from kafka_marshal.batch import Batch
-from kafka_marshal.consumer import Consumer, TopicPartition
-from kafka_marshal.consumer_options import Delivery, Start
+from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.consumer import Consumer, TopicPartition
+from kafka_marshal.client.health import Health
+from kafka_marshal.client.lease import Lease
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.options import Delivery, Start
+from kafka_marshal.client.ranges import OffsetRange, RangeConsumer
+from kafka_marshal.client.view import LeaseInfo, WorldView
 from kafka_marshal.engine.policies import (
     Balanced,
     Greedy,
@@ -17,7 +22,7 @@ from kafka_marshal.engine.policies import (
     ReleaseIfBehind,
     WholeTopic,
 )
-from kafka_marshal.engine.stuck import Stuck
+from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import (
     AdminError,
     ClaimTimeoutError,
@@ -33,12 +38,7 @@ from kafka_marshal.errors import (
     PartitionStuckError,
     PositionLostError,
 )
-from kafka_marshal.health import Health
 from kafka_marshal.instance import release
-from kafka_marshal.lease import Lease
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.ranges import OffsetRange, RangeConsumer
-from kafka_marshal.world import LeaseInfo, WorldView
 
 __all__ = [
     "Admin",

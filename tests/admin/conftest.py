@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kafka_marshal import Admin, Marshal, TopicPartition
-from kafka_marshal.adapters.interface import Ack
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.replica import Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.ports import Ack
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,

@@ -10,8 +10,8 @@ import pytest
 from kafka_marshal import Admin, ConfigurationError
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import TopicChangedError, TopicUnsafeError
+from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
 from tests.client.conftest import wait_until
 
 pytestmark = pytest.mark.broker

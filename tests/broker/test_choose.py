@@ -83,7 +83,7 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
     monkeypatch.delenv("KAFKA_MARSHAL_BROKER", raising=False)
     monkeypatch.setattr(container, "engine_answers", lambda: True)
     monkeypatch.setattr(container, "ContainerCluster", Container)
-    monkeypatch.setattr("kafka_marshal.testing.choose.LocalCluster", Native)
+    monkeypatch.setattr("kafka_marshal.testing.select_broker.LocalCluster", Native)
     assert isinstance(open_kafka(3), Container)
     assert isinstance(open_kafka(3, keep="/somewhere"), Native), "a container can't keep its data in a folder"
     assert isinstance(open_kafka(3), Native)
@@ -108,7 +108,7 @@ def test_the_operators_kafka_is_none_to_test_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.setenv("KAFKA_MARSHAL_BOOTSTRAP", "production:9092")
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
-    monkeypatch.setattr("kafka_marshal.testing.choose.LocalCluster", Native)
+    monkeypatch.setattr("kafka_marshal.testing.select_broker.LocalCluster", Native)
     assert isinstance(open_kafka(), Native)
     header = pytest_report_header()
     assert header is not None

@@ -13,7 +13,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.cli.app import run
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.plugin import TopicFactory
 from tests.broker.helpers import consume, eventually, produce
@@ -78,8 +78,8 @@ def test_with_two_gone_nothing_is_acknowledged_until_one_is_back(
 def test_a_partition_whose_only_broker_is_gone_is_told_and_goes_on_when_it_is_back(
     kafka_cluster3: RunningKafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.engine.stuck.SILENT_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 300.0)
+    monkeypatch.setattr("kafka_marshal.engine.work.stuck.SILENT_AFTER_MS", 1_500.0)
+    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 300.0)
     bootstrap, log, topic = kafka_cluster3.bootstrap_servers, "__marshal-leader", "one-replica"
     cluster = KafkaCluster(bootstrap, {})
     create_topic(cluster, log, 2, 30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.testing.chaos import Options, run_campaign
-from kafka_marshal.testing.soak import STEADY, soak
+from tests.campaigns.chaos import Options, run_campaign
+from tests.campaigns.soak import STEADY, soak
 
 # A violation is one though a second try has none: CI's --reruns is not for these. But a broker that did not start, on a
 # machine that is full, is no promise that was broken.

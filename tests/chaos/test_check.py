@@ -10,11 +10,6 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.testing.chaos import campaign
-from kafka_marshal.testing.chaos.check import Findings, Life, Story, check, replay_in_cuts
-from kafka_marshal.testing.chaos.fleet import Counts, Stop
-from kafka_marshal.testing.chaos.history import LogHistory
-from kafka_marshal.testing.chaos.lines import digest_of
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -24,6 +19,11 @@ from rationalizer import (
     Tick,
     encode,
 )
+from tests.campaigns.chaos import campaign
+from tests.campaigns.chaos.check import Findings, Life, Story, check, replay_in_cuts
+from tests.campaigns.chaos.fleet import Counts, Stop
+from tests.campaigns.chaos.history import LogHistory
+from tests.campaigns.chaos.lines import digest_of
 
 HI = 500
 GROUP, TOPIC = "g", "t"

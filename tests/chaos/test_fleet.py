@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.testing.chaos.fleet import Fleet, Place, _Dooms, _last_words, unexplained
-from kafka_marshal.testing.chaos.lines import Pen, read_lines
-from kafka_marshal.testing.chaos.points import points_of
-from kafka_marshal.testing.chaos.worker import Job
+from kafka_marshal.testing.fail_points import points_of
+from tests.campaigns.chaos.fleet import Fleet, Place, _Dooms, _last_words, unexplained
+from tests.campaigns.chaos.lines import Pen, read_lines
+from tests.campaigns.chaos.worker import Job
 from tests.client.conftest import wait_until
 
 KIND = "at most once"

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing.chaos import POINTS, Doom, Moment
-from kafka_marshal.testing.chaos.points import points_of, step_of
-from kafka_marshal.testing.chaos.worker import KINDS
+from kafka_marshal.testing.fail_points import points_of, step_of
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -24,6 +22,8 @@ from rationalizer import (
     ReleasingPartition,
     Tick,
 )
+from tests.campaigns.chaos import POINTS, Doom, Moment
+from tests.campaigns.chaos.worker import KINDS
 
 IDS = ("i", "c", "g")
 
@@ -57,7 +57,7 @@ def test_every_point_has_a_number_of_its_own() -> None:
 
 def test_death_comes_at_its_time_and_no_other() -> None:
     program = (
-        "from kafka_marshal.testing.chaos import Doom, Moment\n"
+        "from tests.campaigns.chaos import Doom, Moment\n"
         "doom = Doom('claim', Moment.READ, 2, lambda: print('die', flush=True))\n"
         "for step in ('claim', 'grant'):\n"
         "    doom.at(step, Moment.READ)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing.soak import STEADY, Sample, Series, plot
+from tests.campaigns.soak import STEADY, Sample, Series, plot
 
 
 def series(**changes: float) -> Series:

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.coordination import required_settings
+from kafka_marshal.node.coordination_topic import required_settings
 from rationalizer import Tick, encode
 from tests.cli.harness import Command
 

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.replica import Replica
+from kafka_marshal.node.replica import Replica
 from rationalizer import (
     ClaimingPartition,
     CommitRanges,

@@ -180,7 +180,7 @@ def test_memory_does_not_grow_with_the_dump(options: tuple[str, ...]) -> None:
 def test_what_replay_does_not_need_is_not_loaded() -> None:
     code = (
         "import sys; from kafka_marshal.cli import main; status = main(['replay', sys.argv[1]]); "
-        "print(status, *(m for m in ('confluent_kafka', 'rich', 'kafka_marshal.replica') if m in sys.modules), "
+        "print(status, *(m for m in ('confluent_kafka', 'rich', 'kafka_marshal.node.replica') if m in sys.modules), "
         "file=sys.stderr)"
     )
     done = subprocess.run(

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
 from kafka_marshal.errors import AuthenticationError, AuthorizationError
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker
 from tests.cli.harness import Command
 from tests.secured import MEMBER, READER, allow, broker_properties, login

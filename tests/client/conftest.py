@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 
 HI = 600
 

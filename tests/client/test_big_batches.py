@@ -9,9 +9,9 @@ from weakref import WeakSet
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import driver as driver_module
-from kafka_marshal.adapters.interface import FaultKind, LogEntry, TailBatch, TailFault
-from kafka_marshal.driver import AT_ONCE
+from kafka_marshal.node import driver as driver_module
+from kafka_marshal.node.driver import AT_ONCE
+from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
 from kafka_marshal.runtime import Threads
 from tests.client.conftest import Scene, wait_until
 

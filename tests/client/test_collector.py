@@ -9,8 +9,8 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.collector import collector_resting
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.client.gc_pause import collector_resting
+from kafka_marshal.node.coordination_topic import create_topic
 
 
 def test_it_rests_meanwhile() -> None:

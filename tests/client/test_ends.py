@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import Delivery
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal.ports import Message
 from tests.client.conftest import Scene, take, wait_until
 
 pytestmark = pytest.mark.broker

@@ -11,8 +11,8 @@ import pytest
 
 from kafka_marshal import ClaimTimeoutError, ConfigurationError, Delivery, Marshal
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
-from kafka_marshal.consumer import CLOCK_STRIDE
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.client.consumer import CLOCK_STRIDE
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.runtime import Threads
 from rationalizer import ReleasingPartition, decode
 from tests.client.conftest import wait_until

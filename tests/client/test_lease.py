@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from kafka_marshal import ConfigurationError, HeldError, LeaseLostError
-from kafka_marshal.driver import Driver
 from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
+from kafka_marshal.node.driver import Driver
 from tests.client.conftest import HI, Scene, wait_until
 
 
@@ -180,7 +180,7 @@ def test_who_wants_something_ends_the_wait_for_the_echo_of_beats(scene: Scene, m
     a = scene.member("a")
     for partition in range(4):  # of several partitions of the log
         a.claim("t", partition)
-    monkeypatch.setattr("kafka_marshal.driver.BEATS_WAIT_S", 3600.0)
+    monkeypatch.setattr("kafka_marshal.node.driver.BEATS_WAIT_S", 3600.0)
     monkeypatch.setattr(Driver, "_let_beats_gather", let_gather_and_tell)
     assert waiting.wait(20)
     assert a.claim("u", 1, timeout=5).valid

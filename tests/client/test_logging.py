@@ -17,8 +17,8 @@ import pytest
 from kafka_marshal import Admin
 from kafka_marshal.engine.effects import Note
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.events import GATHER_MS, QUIET_MS, Events, spans
 from kafka_marshal.logs import Event
+from kafka_marshal.node.events import GATHER_MS, QUIET_MS, Events, spans
 from kafka_marshal.testing import LocalBroker
 from tests.client.conftest import Scene, wait_until
 

@@ -29,13 +29,13 @@ from kafka_marshal import (
     ReleaseIfBehind,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client.undone import MANY
 from kafka_marshal.instance import release
 from kafka_marshal.pipeline.claimed import ClaimedBatches
 from kafka_marshal.pipeline.source import KafkaMarshalSource, leases_of, register
 from kafka_marshal.sinks import PostgresSink, SqliteSink
 from kafka_marshal.testing import LocalBroker, LocalCluster, TcpProxy
 from kafka_marshal.testing.simulation import Client, Job, Scenario, simulate, simulate_one
-from kafka_marshal.undone import MANY
 from tests.client.conftest import wait_until
 from tests.faults.endings import Background
 from tests.faults.stories import GROUP, TOPIC, member, memory_cluster

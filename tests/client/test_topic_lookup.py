@@ -9,8 +9,8 @@ from typing import Never
 
 import pytest
 
-from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.ports import TopicInfo
 from tests.client.conftest import Scene, take, wait_until
 
 
@@ -87,7 +87,7 @@ def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_del
 def test_a_look_that_fails_unforeseen_is_told_and_made_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 50.0)
+    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 50.0)
     member = scene.member()
 
     def broken(self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> Never:

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.runtime import Threads
-from kafka_marshal.topic_watch import (
+from kafka_marshal.node.topics import (
     IDS_AT_LEAST_EVERY_MS,
     IDS_MS_PER_PARTITION,
     SHARED_MS,
     SHARED_PART,
     TopicWatch,
 )
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.runtime import Threads
 
 LARGE = 400
 LOG = "__marshal"

@@ -13,9 +13,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 
-from kafka_marshal.adapters.interface import Ack, Cluster, DataFault, DataReader, LogEntry, Message, Tail, TailFault
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
+from kafka_marshal.ports import Ack, Cluster, DataFault, DataReader, LogEntry, Message, Tail, TailFault
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.network import Network
 from kafka_marshal.testing.simulation.process import Host, Process

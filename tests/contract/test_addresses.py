@@ -9,7 +9,7 @@ import pytest
 from kafka_marshal import Admin, ConfigurationError, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.cli import main
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker
 from kafka_marshal.testing.ports import free_ports
 

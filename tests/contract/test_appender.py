@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kafka_marshal.adapters.interface import Ack, Appender
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import Ack, Appender
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, DataLog, Side, TailLog, eventually
 
 

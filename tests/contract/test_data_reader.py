@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_marshal.adapters.interface import FaultKind, Message
 from kafka_marshal.adapters.kafka import data_reader, reading
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import FaultKind, Message
 from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, closed_port, eventually, recreate
 
 

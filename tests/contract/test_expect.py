@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from kafka_marshal.adapters.interface import Ack
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
-from kafka_marshal.marshal import Marshal
+from kafka_marshal.ports import Ack
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append, closed_port, eventually
 
 HI = 1_000

@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation, AdminClient
 
-from kafka_marshal.adapters.interface import Ack, FaultKind
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
@@ -24,6 +23,7 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
 )
+from kafka_marshal.ports import Ack, FaultKind
 from kafka_marshal.testing import LocalBroker, TcpProxy
 from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port, eventually
 from tests.contract.test_lookups import LOOKUPS

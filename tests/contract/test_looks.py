@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.looks import KEPT_S, Looks, looks_with
+from kafka_marshal.adapters.kafka.metadata_cache import KEPT_S, Looks, looks_with
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import TopicInfo
 from tests.contract.sides import TIMEOUT_S, KafkaSide
 
 LONG_S = 600.0

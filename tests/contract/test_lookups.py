@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.errors import ClosedError, CoordinationTopicError, KafkaUnavailableError, MarshalError
+from kafka_marshal.ports import Cluster
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, append, recreate
 
 LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {

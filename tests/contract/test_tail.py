@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kafka_marshal.adapters.interface import FaultKind
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import FaultKind
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, TailLog, append, eventually, recreate
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.demo import flights, ledger, planted, reference, tables
-from kafka_marshal.demo.letters import Letters, read_letters
+from kafka_marshal.demo import bad_records, flights, ledger, reference, tables
+from kafka_marshal.demo.dead_letters import Letters, read_letters
 from kafka_marshal.demo.options import DriverSettings
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROWS = list(flights.read(flights.find_file(), 1_200))
-MESSAGES = list(planted.messages(ROWS))
+MESSAGES = list(bad_records.messages(ROWS))
 #: Of the one partition that all of them are in.
 LAST = len(MESSAGES) - 1
 
@@ -133,7 +133,7 @@ def test_ranges_that_come_again_differently_cut_count_once(bench: Bench) -> None
     bench.is_complete()
     written = [said for said in bench.told if said["event"] == "written"]
     assert [said["skipped"] for said in written] == [0, 0, 100, 601, 0]
-    there = planted.planted(ROWS)
+    there = bad_records.planted(ROWS)
     assert bench.letters().missing(there) == bench.letters().unexpected(there) == {}
     assert bench.letters().repeated == 0
     owners = ask(bench.database, "SELECT epoch, client_id FROM batches ORDER BY first_offset")
@@ -195,7 +195,7 @@ def test_a_crash_between_dead_letters_and_database_repeats_letters_and_loses_non
     assert ask(bench.database, "SELECT count(*) FROM batches") == [(0,)]
     bench.run(bench.driver("driver-2"), 0, LAST, epoch=9)
     bench.is_complete()
-    letters, there = bench.letters(), planted.planted(ROWS)
+    letters, there = bench.letters(), bad_records.planted(ROWS)
     assert letters.missing(there) == letters.unexpected(there) == {}
     assert letters.repeated == sum(there.values()) == 3
     # Whence they come is true: what lies there is what the letter holds.

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.demo import DemoError, ledger, reference, tables
+from kafka_marshal.demo.bad_records import Planted
 from kafka_marshal.demo.check import Verdict
+from kafka_marshal.demo.dead_letters import Letters, collect
 from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.letters import Letters, collect
 from kafka_marshal.demo.options import DemoOptions
-from kafka_marshal.demo.planted import Planted
 from kafka_marshal.demo.process import DRIVERS, Kill, KillPlan, Stage
 from kafka_marshal.demo.reference import Expected
 from kafka_marshal.demo.report import Section, write_report

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kafka_marshal.demo import flights, ledger, planted, reference, tables
-from kafka_marshal.demo.letters import collect
-from kafka_marshal.demo.planted import Planted
+from kafka_marshal.demo import bad_records, flights, ledger, reference, tables
+from kafka_marshal.demo.bad_records import Planted
+from kafka_marshal.demo.dead_letters import collect
 from tests.demo.helpers import row
 
 if TYPE_CHECKING:
@@ -80,19 +80,19 @@ class Letter:
 
 
 def test_sums_names_and_checks_are_those_of_a_plain_loop(spark: SparkSession, joined: Tables) -> None:
-    found, letters = add_up(kafka(spark, planted.messages(ROWS)), joined)
+    found, letters = add_up(kafka(spark, bad_records.messages(ROWS)), joined)
     wanted = reference.compute(ROWS, tables.read_tables(FOLDER))
     assert groups_of(found) == wanted.groups
     assert found.quality == wanted.quality
     assert wanted.quality["destination unknown"] > 0 and wanted.quality["no weather"] > 0
-    there = planted.planted(ROWS)
-    assert sum(there.values()) == planted.count(len(ROWS)) == 8
+    there = bad_records.planted(ROWS)
+    assert sum(there.values()) == bad_records.count(len(ROWS)) == 8
     assert Counter(collect(map(Letter, letters, range(99))).found.values()) == there
     assert found.troubles == Counter(trouble for _, trouble in there.elements())
 
 
 def test_every_record_is_accounted_for_in_its_partition(spark: SparkSession, joined: Tables) -> None:
-    messages = list(planted.messages(ROWS[:700]))
+    messages = list(bad_records.messages(ROWS[:700]))
     found, _ = add_up(kafka(spark, messages, partitions=2), joined)
     assert [(part.topic, part.partition, part.first, part.last, part.rows) for part in found.parts] == [
         ("flights", 0, 0, 350, 351),
@@ -104,7 +104,7 @@ def test_every_record_is_accounted_for_in_its_partition(spark: SparkSession, joi
 
 def test_rounds_add_up_to_the_same_however_they_are_cut(spark: SparkSession, joined: Tables, tmp_path: Path) -> None:
     """In the database, through its upserts; with each record in one round."""
-    records = kafka(spark, planted.messages(ROWS[:1_500]), partitions=1)
+    records = kafka(spark, bad_records.messages(ROWS[:1_500]), partitions=1)
     database = tmp_path / "delays.sqlite"
     ledger.create(database)
     with closing(sqlite3.connect(database)) as db:
@@ -282,9 +282,9 @@ def test_json_that_others_would_refuse_is_refused(spark: SparkSession) -> None:
 
 def test_the_same_is_planted_every_time_and_every_kind_of_it() -> None:
     many = ROWS * 2
-    assert planted.planted(many) == planted.planted(many)
-    assert {trouble for _, trouble in planted.planted(many)} == set(planted.TROUBLES)
+    assert bad_records.planted(many) == bad_records.planted(many)
+    assert {trouble for _, trouble in bad_records.planted(many)} == set(bad_records.TROUBLES)
     for rows in (0, 1, 99, 100, 599, 600, 4_000):
-        there: Counter[Planted] = planted.planted(ROWS[:rows])
-        assert sum(there.values()) == planted.count(rows)
-        assert len(list(planted.messages(ROWS[:rows]))) == rows + planted.count(rows)
+        there: Counter[Planted] = bad_records.planted(ROWS[:rows])
+        assert sum(there.values()) == bad_records.count(rows)
+        assert len(list(bad_records.messages(ROWS[:rows]))) == rows + bad_records.count(rows)

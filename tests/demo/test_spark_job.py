@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.demo import planted
+from kafka_marshal.demo import bad_records
 from kafka_marshal.testing import LocalBroker
 from tests.demo.helpers import (
     Run,
@@ -47,12 +47,12 @@ def is_as_it_should_be(run: Run, found: dict[str, Any], rows: int = ROWS) -> Non
     """Equal, nothing lost, nothing double, every dead letter there, no violation; and the files say the same."""
     assert (found["equal"], found["rows"], found["differences"]) == (True, rows, 0)
     assert (found["lost"], found["double"], found["violations"]) == (0, 0, 0)
-    assert found["dead_letters"] == planted.count(rows)
+    assert found["dead_letters"] == bad_records.count(rows)
     assert found["dead_letters_written"] >= found["dead_letters"]
     assert state_of(run.folder) == "equal"
     assert ask(run.folder / "delays.sqlite", "SELECT sum(flights) FROM delays") == [(rows,)]
     done = ask(run.folder / "delays.sqlite", "SELECT sum(last_offset + 1) FROM kafka_marshal_progress")
-    assert done == [(rows + planted.count(rows),)]
+    assert done == [(rows + bad_records.count(rows),)]
 
 
 # -- good days ----------------------------------------------------------------------------------------------------

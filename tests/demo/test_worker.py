@@ -16,16 +16,16 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
 from kafka_marshal.demo import flights
 from kafka_marshal.demo.check import check
-from kafka_marshal.demo.crew import Crew, WorkerProcess
 from kafka_marshal.demo.follow import read_log
 from kafka_marshal.demo.options import PARTITIONS, WorkerSettings
 from kafka_marshal.demo.ownership import Change, End, History, history_of
 from kafka_marshal.demo.publish import Published, Scene, publish
 from kafka_marshal.demo.sink import Sink, create
+from kafka_marshal.demo.supervisor import Crew, WorkerProcess
 from kafka_marshal.demo.worker import FAILED, PARENT_GONE
+from kafka_marshal.node.coordination_topic import create_topic
 from tests.demo.helpers import alive, ask, eventually, watchdog_of
 
 ROWS = 3_000
@@ -237,7 +237,7 @@ def test_a_watchdog_that_does_not_end_is_killed(stage: Stage, monkeypatch: pytes
     eventually(lambda: stage.rows_done() > 0, what="the first batch")
     watchdog = watchdog_of(worker.process.pid)
     os.kill(watchdog, signal.SIGSTOP)
-    monkeypatch.setattr("kafka_marshal.demo.crew.WATCHDOG_GRACE_S", 0.5)
+    monkeypatch.setattr("kafka_marshal.demo.supervisor.WATCHDOG_GRACE_S", 0.5)
     with stage.crew:
         pass
     assert not worker.running

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
-from kafka_marshal.adapters.interface import TopicInfo
-from kafka_marshal.engine.assignment import Assignment, Stage
-from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
-from kafka_marshal.engine.core import Engine
+from kafka_marshal.engine.claims.leases import OwnLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
-from kafka_marshal.engine.leases import OwnLease
+from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.engine.stuck import UNREADABLE, Why
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.tracker import Run
+from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.stuck import UNREADABLE, Why
+from kafka_marshal.engine.work.tracker import Run
+from kafka_marshal.ports import TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 
 HI = 1_000

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind
-from kafka_marshal.engine.tracker import Run
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.tracker import Run
 from rationalizer import ClaimingMessages, World, decode, encode
 from tests.engine.harness import DataLog, FakeMessage, Key, Member, Net
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_marshal.engine.assignment import Stage
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.work.assignment import Stage
 from rationalizer import ReleasingPartition
 from tests.engine.harness import HI, Net
 from tests.engine.scenes import ASSIGN, LOST, REVOKE, T0, calls, evict, taken, working

@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from kafka_marshal.engine.assignment import Stage
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy
+from kafka_marshal.engine.work.assignment import Stage
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
 from tests.engine.harness import HI, FakeMessage, Net
 from tests.engine.scenes import LOST, REVOKE, T0, calls, evict, taken, working

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.engine.assignment import Stage
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.work.assignment import Stage
 from rationalizer import (
     ClaimingPartition,
     ReleaseGroup,

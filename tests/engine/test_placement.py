@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
+from kafka_marshal.engine.claims.placement import FIRST_CLAIMS, Placement
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.placement import FIRST_CLAIMS, Placement
 from kafka_marshal.engine.policies import (
     Balanced,
     Cycle,

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kafka_marshal.engine.assignment import Stage
-from kafka_marshal.engine.consumer import ConsumerEngine
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy, MaxClaims
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import PositionLostError
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch
 from tests.engine.harness import HI, DataLog, Member, Net

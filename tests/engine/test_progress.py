@@ -8,9 +8,9 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.adapters.interface import Message
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.tracker import Tracker, offset_of
+from kafka_marshal.engine.work.tracker import Tracker, offset_of
+from kafka_marshal.ports import Message
 from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, HeartbeatBatch, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 from tests.engine.harness import HI, FakeMessage, Member, Net

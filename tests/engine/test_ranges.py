@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.engine.assignment import Stage
-from kafka_marshal.engine.consumer import ConsumerEngine
-from kafka_marshal.engine.ranges import MAX_LEFT_OUT, OffsetRange, RangeDelivery, RangeRun, fair_shares
-from kafka_marshal.engine.tracker import Tracker
+from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.ranges import MAX_LEFT_OUT, OffsetRange, RangeDelivery, RangeRun, fair_shares
+from kafka_marshal.engine.work.tracker import Tracker
 from rationalizer import ClaimingMessages, CommitRanges, Heartbeat, ReleasingPartition
 from tests.engine.harness import HI, Member, Net
 from tests.engine.scenes import LOST, T0, calls, evict

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import mean
 
-from kafka_marshal.adapters.interface import TopicInfo
-from kafka_marshal.engine.consumer import ConsumerEngine, ConsumerSettings
-from kafka_marshal.engine.core import Engine
 from kafka_marshal.engine.effects import Append, Call, Callback
+from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Record, World, encode, route_lease
 
 HI = 3_000

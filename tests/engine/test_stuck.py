@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.adapters.interface import TopicInfo
-from kafka_marshal.engine.consumer import ConsumerEngine
-from kafka_marshal.engine.stuck import LOOK_UP_AGAIN_MS, SAID_EVERY_MS, SILENT_AFTER_MS, STUCK_AFTER_MS
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, SAID_EVERY_MS, SILENT_AFTER_MS, STUCK_AFTER_MS
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
+from kafka_marshal.ports import TopicInfo
 from tests.engine.harness import HI, Member, Net
 from tests.engine.scenes import T0, reposition
 

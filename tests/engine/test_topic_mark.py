@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.adapters.interface import TopicInfo
-from kafka_marshal.engine.assignment import Stage
-from kafka_marshal.engine.topic_mark import FIRST_MARK, NO_ID, SENT_AT_ONCE, Marked, mark_of, split
+from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.topic_mark import FIRST_MARK, NO_ID, SENT_AT_ONCE, Marked, mark_of, split
 from kafka_marshal.errors import PositionLostError
+from kafka_marshal.ports import TopicInfo
 from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
 from rationalizer.limits import MAX_OFFSET
 from tests.engine.harness import HI, FakeMessage, Member, Net

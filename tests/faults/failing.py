@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
-from kafka_marshal.adapters.interface import DataFault, Message
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
+from kafka_marshal.ports import DataFault, Message
 from kafka_marshal.repeats import Repeats
 from kafka_marshal.testing.interrupts import Interrupts
 from tests.faults import cases

@@ -103,7 +103,7 @@ def alarms() -> None:
     consumer = make_consumer(marshal)
     account = Account(consumer, arguments["messages"])
     # A batch that a user was given, and dropped as its iterator was interrupted, is dropped by the user.
-    without = ("kafka_marshal.testing", "kafka_marshal.batch")
+    without = ("kafka_marshal.testing", "kafka_marshal.client.batch")
     with Alarms(arguments["longest_s"], seed=arguments["seed"], without=without) as ringing:
         while not account.is_over and len(ringing.fired) < 100_000:
             ringing.run(lambda: loop(account))

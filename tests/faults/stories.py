@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka_marshal import Consumer, LeaseInfo, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.interrupts import Interrupts, Report, StuckError, run_within, stacks
 
 HI = 300

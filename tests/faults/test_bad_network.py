@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from kafka_marshal import Consumer, Delivery, Marshal, MarshalError
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker
 from kafka_marshal.testing.proxy import Direction, TcpProxy
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.adapters.interface import Message
-from kafka_marshal.engine.assignment import Assignment
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.ports import Message
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt_at, lines, sweep
 from tests.faults.cases import CASES
 from tests.faults.stories import TOPIC, WITHOUT, member, memory_cluster, verdict

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.testing.fuzz import broker
-from kafka_marshal.testing.fuzz.broker import PARTITIONS, WORKERS, _Flood, fuzz_a_broker
+from tests.campaigns.fuzz import broker
+from tests.campaigns.fuzz.broker import PARTITIONS, WORKERS, _Flood, fuzz_a_broker
 
 Note = dict[str, Any]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_marshal.testing.fuzz import run_offline, run_story
-from kafka_marshal.testing.fuzz.__main__ import main
-from kafka_marshal.testing.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
 from rationalizer import World, intervals
 from rationalizer.leases.machine import LeasePlane
 from rationalizer.snapshot_log import SnapshotParts
 from rationalizer.wire.unpacking import Message
+from tests.campaigns.fuzz import run_offline, run_story
+from tests.campaigns.fuzz.__main__ import main
+from tests.campaigns.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
 
 SEED = 1_000_000
 

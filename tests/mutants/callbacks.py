@@ -6,7 +6,7 @@ from tests.mutants.mutation import Mutation
 
 __all__ = ["CALLBACKS"]
 
-_CONSUMER = "marshal/kafka_marshal/engine/consumer.py"
+_CONSUMER = "marshal/kafka_marshal/engine/work/consumer.py"
 
 CALLBACKS: tuple[Mutation, ...] = (
     Mutation("nobody is told of a revocation", _CONSUMER, "self._call(Callback.REVOKE, assignment)", "pass", "C17"),
@@ -41,7 +41,7 @@ CALLBACKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "who hangs keeps what else it has",
-        "marshal/kafka_marshal/engine/delivery.py",
+        "marshal/kafka_marshal/engine/work/delivery.py",
         "return now >= max(seen, default=0.0) + handler_timeout_ms",
         "return False",
         "C14",

@@ -7,11 +7,11 @@ from tests.mutants.mutation import Mutation
 __all__ = ["FAULTS"]
 
 _SHELL = "marshal/kafka_marshal/"
-_CONSUMER = _SHELL + "consumer.py"
-_FETCHING = _SHELL + "fetching.py"
-_SERVING = _SHELL + "serving.py"
-_DRIVER = _SHELL + "driver.py"
-_MARSHAL = _SHELL + "marshal.py"
+_CONSUMER = _SHELL + "client/consumer.py"
+_FETCHING = _SHELL + "client/fetching.py"
+_SERVING = _SHELL + "client/serving.py"
+_DRIVER = _SHELL + "node/driver.py"
+_MARSHAL = _SHELL + "client/marshal.py"
 
 _ONE_LINE = "  # fmt: skip  # noqa: E702 - one line: nothing may come in between"
 _POLL = f"out[0] = 1; return message{_ONE_LINE}"
@@ -71,7 +71,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "close does not withhold what is about to leave",
-        _SHELL + "engine/delivery.py",
+        _SHELL + "engine/work/delivery.py",
         "run.withhold(withheld)",
         "pass",
         "C13",
@@ -124,7 +124,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "there is a line between a claim and its block",
-        _SHELL + "one_process.py",
+        _SHELL + "client/one_process.py",
         "__enter__ = property(weakref.ref)  # a reference that is called returns what it refers to",
         "__enter__ = lambda self: self",
         "C17",
@@ -164,7 +164,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "SystemExit out of a policy is not guarded",
-        _SHELL + "engine/placement.py",
+        _SHELL + "engine/claims/placement.py",
         "except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases",
         "except Exception as error:",
         "",
@@ -201,7 +201,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "Consumer.close waits for the callback that calls it",
-        _SHELL + "membership.py",
+        _SHELL + "client/base.py",
         "lambda: self._end(in_callback),",
         "lambda: self._end(False),",
         "",
@@ -217,7 +217,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation("where a reader has got to is not noted", _FETCHING, "assignment.reached(end)", "pass", "P6"),
     Mutation(
         "what a reader has passed at the end is not done",
-        _SHELL + "engine/assignment.py",
+        _SHELL + "engine/work/assignment.py",
         "self.tracker.pass_over(self._covered_to, end - 1)",
         "pass",
         "P6",

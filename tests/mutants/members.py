@@ -7,21 +7,21 @@ from tests.mutants.mutation import Mutation
 __all__ = ["MEMBERS"]
 
 _ENGINE = "marshal/kafka_marshal/engine/"
-_LEASES = _ENGINE + "leases.py"
+_LEASES = _ENGINE + "claims/leases.py"
 _PROOFS = _ENGINE + "proofs.py"
-_CORE = _ENGINE + "core.py"
-_CONSUMER = _ENGINE + "consumer.py"
-_DELIVERY = _ENGINE + "delivery.py"
-_ASSIGNMENT = _ENGINE + "assignment.py"
-_TRACKER = _ENGINE + "tracker.py"
-_OBSERVER = _ENGINE + "observer.py"
-_PLACEMENT = _ENGINE + "placement.py"
+_CORE = _ENGINE + "engine.py"
+_CONSUMER = _ENGINE + "work/consumer.py"
+_DELIVERY = _ENGINE + "work/delivery.py"
+_ASSIGNMENT = _ENGINE + "work/assignment.py"
+_TRACKER = _ENGINE + "work/tracker.py"
+_OBSERVER = _ENGINE + "claims/peers.py"
+_PLACEMENT = _ENGINE + "claims/placement.py"
 _POLICIES = _ENGINE + "policies.py"
 _SUBSCRIPTION = _ENGINE + "subscription.py"
-_SHELL = "marshal/kafka_marshal/consumer.py"
-_FETCHING = "marshal/kafka_marshal/fetching.py"
-_KEEPER = "marshal/kafka_marshal/snapshots/keeper.py"
-_REPLICA = "marshal/kafka_marshal/replica.py"
+_SHELL = "marshal/kafka_marshal/client/consumer.py"
+_FETCHING = "marshal/kafka_marshal/client/fetching.py"
+_KEEPER = "marshal/kafka_marshal/snapshots/publisher.py"
+_REPLICA = "marshal/kafka_marshal/node/replica.py"
 
 _VALID = "lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)"
 
@@ -55,7 +55,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a claim that got lost is waited for for ever",
-        _ENGINE + "consumer.py",
+        _ENGINE + "work/consumer.py",
         "if self.assignments.get(assignment.key) is assignment:",
         "if assignment.grant is not None:",
         "C17",
@@ -126,35 +126,35 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "log time may run ahead by a whole HI",
-        "marshal/kafka_marshal/engine/leases.py",
+        "marshal/kafka_marshal/engine/claims/leases.py",
         "if ahead > proof_margin_ms(lease.heartbeat_interval_ms):",
         "if ahead > lease.heartbeat_interval_ms:",
         "T5",
     ),
     Mutation(
         "what is done beyond gaps is never told",
-        "marshal/kafka_marshal/engine/consumer.py",
+        "marshal/kafka_marshal/engine/work/consumer.py",
         "if self.at_most_once or not assignment.tracker.has_islands:",
         "if assignment.tracker is not None:",
         "P6",
     ),
     Mutation(
         "a loop goes on through what it has while a lease is let go",
-        "marshal/kafka_marshal/engine/consumer.py",
+        "marshal/kafka_marshal/engine/work/consumer.py",
         "assignment.lease.stopped = True",
         "pass",
         "C10",
     ),
     Mutation(
         "offsets that Kafka never delivers are never done",
-        "marshal/kafka_marshal/engine/tracker.py",
+        "marshal/kafka_marshal/engine/work/tracker.py",
         "start = self.covers_from if first == 0 else offset_of(self.messages[first - 1]) + 1",
         "start = offset_of(self.messages[first])",
         "P6",
     ),
     Mutation(
         "offsets that Kafka leaves out between two fetches are never done",
-        "marshal/kafka_marshal/engine/assignment.py",
+        "marshal/kafka_marshal/engine/work/assignment.py",
         "self._buffer.append((messages, self._covered_to))",
         "self._buffer.append((messages, offset_of(messages[0])))",
         "P6",
@@ -330,7 +330,7 @@ MEMBERS: tuple[Mutation, ...] = (
     # Who gets what.
     Mutation(
         "what was taken up idle is let go again",
-        "marshal/kafka_marshal/engine/placement.py",
+        "marshal/kafka_marshal/engine/claims/placement.py",
         "TAKEN_UP_INTERVALS = 3",
         "TAKEN_UP_INTERVALS = 0",
         "C4",
@@ -365,28 +365,28 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a range given back after its lease is not reported",
-        _ENGINE + "ranges.py",
+        _ENGINE + "work/ranges.py",
         "self._report((given.topic, given.partition), given.first, given.last)",
         "pass",
         "C13",
     ),
     Mutation(
         "a refused range is handed out",
-        _ENGINE + "ranges.py",
+        _ENGINE + "work/ranges.py",
         "if grant.accepted:",
         "if grant.accepted is not None:",
         "C13",
     ),
     Mutation(
         "a range runs into one that is in hand",
-        _ENGINE + "ranges.py",
+        _ENGINE + "work/ranges.py",
         "end = min(end, in_hand)",
         "end = max(end, in_hand)",
         "P6",
     ),
     Mutation(
         "a range that was given back does not come again",
-        _ENGINE + "ranges.py",
+        _ENGINE + "work/ranges.py",
         "run.assignment.tracker.throw_back(run)",
         "run.assignment.tracker.mark_run(run)",
         "C14",
@@ -525,14 +525,14 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "who did not see a topic grow begins at its end",
-        _ENGINE + "past.py",
+        _ENGINE + "claims/prior.py",
         "return oldest if 0 < count <= key[1] else {}",
         "return {}",
         "P9",
     ),
     Mutation(
         "a part of a batch is not held against the clock",
-        "marshal/kafka_marshal/driver.py",
+        "marshal/kafka_marshal/node/driver.py",
         "self.engine.compare_clocks(self.now_ms())",
         "pass",
         "T5",
@@ -567,7 +567,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what consume gathered goes out when the lease is over",
-        "marshal/kafka_marshal/consumer.py",
+        "marshal/kafka_marshal/client/consumer.py",
         "if self._may_leave(run, now):",
         "if run.size:",
         "T4",

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import kafka_marshal
 import rationalizer
-from kafka_marshal.testing.exhaustive import BrokenError, explore
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import Upgrade, World, encode
+from tests.campaigns.small_scope.records import BrokenError, explore
 from tests.faults.cases import CASES
 from tests.faults.crew import WITHIN_S
 from tests.faults.failing import PROOFS, SHARED, heard

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.world import WorldView
+from kafka_marshal.client.view import WorldView
 from tests.client.conftest import Scene, wait_until
 from tests.pipeline.programs import Places, kill_groups
 

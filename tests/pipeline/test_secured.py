@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.source import register
 from kafka_marshal.testing import LocalBroker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.admin import Admin
-from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, MarshalError, RangeGoneError
 from kafka_marshal.pipeline.source import (
     NOTHING,

@@ -20,9 +20,9 @@ from confluent_kafka import Producer
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.coordination import create_topic, snapshots_topic
 from kafka_marshal.errors import CoordinationTopicError, LogCutError, TopicChangedError, TopicUnsafeError
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.testing import LocalBroker
 from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.snapshot_log import encode_snapshot
@@ -323,6 +323,6 @@ def test_q36_a_log_without_its_first_record_is_refused_wherever_it_is_read() -> 
 
 
 def settings() -> dict[str, Any]:
-    from kafka_marshal.coordination import required_settings
+    from kafka_marshal.node.coordination_topic import required_settings
 
     return required_settings(1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing import exhaustive
-from kafka_marshal.testing.exhaustive import BrokenError, explore
 from rationalizer import World, codes
 from rationalizer.leases.lease import Lease
 from rationalizer.progress import Progress
+from tests.campaigns.small_scope import records as exhaustive
+from tests.campaigns.small_scope.records import BrokenError, explore
 
 
 def test_every_order_of_five_records_and_every_transition() -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.engine import leases
-from kafka_marshal.engine.assignment import Assignment, Stage
-from kafka_marshal.engine.core import Engine
-from kafka_marshal.engine.delivery import Delivery
-from kafka_marshal.engine.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.claims import leases
+from kafka_marshal.engine.claims.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced, Wishes
-from kafka_marshal.engine.tracker import Run, Tracker
-from kafka_marshal.testing import exhaustive
-from kafka_marshal.testing.exhaustive import BrokenError
-from kafka_marshal.testing.exhaustive_engine import SCENARIOS, explore_engines, search, searching
+from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.tracker import Run, Tracker
 from rationalizer import Lease, Outcome
 from rationalizer.leases import machine
+from tests.campaigns.small_scope import records as exhaustive
+from tests.campaigns.small_scope.engine import SCENARIOS, explore_engines, search, searching
+from tests.campaigns.small_scope.records import BrokenError
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kafka_marshal import Delivery
+from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.engine.policies import Balanced, View, Wishes
-from kafka_marshal.engine.tracker import Run
-from kafka_marshal.fetching import FetchingConsumer
+from kafka_marshal.engine.work.tracker import Run
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate_one
 from kafka_marshal.testing.simulation.scenario import INTERRUPTED
 

@@ -21,10 +21,10 @@ from kafka_marshal.testing.simulation import (
     Result,
     Scenario,
     Worker,
-    hanging,
     load_worker,
     simulate,
     simulate_one,
+    stall_detector,
 )
 from tests.simulation import workers
 
@@ -79,7 +79,7 @@ def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, pro
 def test_a_worker_that_stops_the_simulation_is_told_where(
     worker: Worker, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hanging, "LOOK_AFTER_S", 1.0)
+    monkeypatch.setattr(stall_detector, "LOOK_AFTER_S", 1.0)
     report = simulate(worker, 1, jobs=2)  # in a process of its own: pytest-timeout has this one's SIGALRM
     [found] = report.broken
     assert found.violation is not None

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine.delivery import Delivery
-from kafka_marshal.engine.leases import LeaseBook, OwnLease
-from kafka_marshal.engine.placement import Placement
-from kafka_marshal.engine.tracker import Tracker
-from kafka_marshal.membership import TopicPartition
+from kafka_marshal.client.base import TopicPartition
+from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.engine.claims.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.claims.placement import Placement
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
 from kafka_marshal.testing.simulation.network import SimulatedTail
 from rationalizer import Outcome, ReleasingPartition, World, codes

@@ -18,10 +18,10 @@ import pytest
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
-from kafka_marshal.coordination import required_settings
-from kafka_marshal.driver import Driver
-from kafka_marshal.engine.placement import FIRST_CLAIMS
+from kafka_marshal.engine.claims.placement import FIRST_CLAIMS
 from kafka_marshal.engine.policies import Balanced
+from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.testing.simulation import Job, Scenario
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.decoding import decoded_once

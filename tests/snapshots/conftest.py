@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.coordination import create_topic, snapshots_topic
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.replica import Begin, Replica
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
 from rationalizer.snapshot_log import SnapshotParts, encode_snapshot, encode_state
 
@@ -152,12 +152,12 @@ def story() -> Iterator[Story]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Members write without a jitter and look often."""
-    from kafka_marshal.snapshots import keeper
+    from kafka_marshal.snapshots import publisher
 
     def now() -> None:
-        monkeypatch.setattr(keeper, "JITTER_MS", 0.0)
-        monkeypatch.setattr(keeper, "LOOK_MS", 100.0)
-        monkeypatch.setattr(keeper, "RETRY_MS", 100.0)
+        monkeypatch.setattr(publisher, "JITTER_MS", 0.0)
+        monkeypatch.setattr(publisher, "LOOK_MS", 100.0)
+        monkeypatch.setattr(publisher, "RETRY_MS", 100.0)
 
     now()
     return now

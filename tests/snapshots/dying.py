@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kafka_marshal.adapters.interface import Ack
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.snapshots import keeper
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.ports import Ack
+from kafka_marshal.snapshots import publisher
 
 
 class DyingAppender:
@@ -35,7 +35,7 @@ class DyingCluster(KafkaCluster):
 
 def main() -> None:
     bootstrap, topic = sys.argv[1:]
-    keeper.JITTER_MS = 0.0
+    publisher.JITTER_MS = 0.0
     Marshal.on_cluster(DyingCluster(bootstrap, {}), group_id="g", topic=topic)
     signal.pause()
 

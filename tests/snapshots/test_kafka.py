@@ -16,10 +16,10 @@ from confluent_kafka import Producer
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.admin import Admin
-from kafka_marshal.coordination import create_topic, snapshots_topic
+from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import LogCutError
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal.clock import now_ms
 from kafka_marshal.errors import SnapshotDifferenceError
-from kafka_marshal.snapshots.keeper import JITTER_MS, LOOK_MS, RETRY_MS, SnapshotKeeper
+from kafka_marshal.snapshots.publisher import JITTER_MS, LOOK_MS, RETRY_MS, SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot

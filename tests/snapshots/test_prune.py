@@ -13,7 +13,7 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicMissingError,
 )
-from kafka_marshal.replica import Begin
+from kafka_marshal.node.replica import Begin
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
 
@@ -231,7 +231,7 @@ def test_history_begins_where_the_log_does(story: Story) -> None:
     prune(story)
     story.beat(5)
     seen: list[int] = []
-    from kafka_marshal.replica import Replica
+    from kafka_marshal.node.replica import Replica
 
     replica = Replica(story.cluster, TOPIC, TIMEOUT_S, Begin.HISTORY)
     replica.catch_up(TIMEOUT_S, applied=lambda cp, offset, outcome: seen.append(offset))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
@@ -20,8 +20,8 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
     TopicChangedError,
 )
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.ports import TopicInfo
 from rationalizer import Tick, World, encode
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, WHO, Story
@@ -303,7 +303,7 @@ class Closed(MemoryCluster):
 def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
     story: Story, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.topic_rounds.METADATA_INTERVAL_MS", 20.0)
+    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 20.0)
     story.beat(10)
     first = story.snapshot()
     story.beat(10)
@@ -361,7 +361,7 @@ def test_s3_a_check_compares_with_all(story: Story) -> None:
 
 
 def test_s3_many_partitions_start_each_by_itself() -> None:
-    from kafka_marshal.coordination import create_topic
+    from kafka_marshal.node.coordination_topic import create_topic
 
     cluster = MemoryCluster()
     create_topic(cluster, TOPIC, 3, TIMEOUT_S)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kafka_marshal.watchdog import keeper
+from kafka_marshal.watchdog import parent
 from tests.client.conftest import Scene, wait_until
 from tests.watchdog.conftest import LONG_HI, SHORT_HI, Watched, is_running
 
@@ -159,8 +159,8 @@ def test_a_will_longer_than_the_pipe_is_told_when_there_is_room_again(watched: W
 def test_a_watchdog_that_never_answers_is_replaced(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, claims: int
 ) -> None:
-    monkeypatch.setattr(keeper, "ASK_S", 0.1)
-    monkeypatch.setattr(keeper, "DEAF_S", 2.0)
+    monkeypatch.setattr(parent, "ASK_S", 0.1)
+    monkeypatch.setattr(parent, "DEAF_S", 2.0)
     marshal = scene.member("a", watchdog=True)
     watchdog = marshal.watchdog
     assert watchdog is not None

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import create_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from tests.cli.test_secured import secured
 from tests.client.conftest import wait_until
 from tests.secured import login

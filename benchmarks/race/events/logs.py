@@ -13,7 +13,7 @@ from benchmarks.race.events.base import Aim, Event, Samples
 from benchmarks.race.events.crash import read_log
 from benchmarks.race.grounds import CPS, Grounds
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.replica import Replica
+from kafka_marshal.node.replica import Replica
 from rationalizer import ClaimingPartition, World, encode, route_lease
 
 __all__ = ["BigLog"]

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
         def offset(self) -> int: ...
 
 else:
-    from kafka_marshal.adapters.interface import Message
+    from kafka_marshal.ports import Message

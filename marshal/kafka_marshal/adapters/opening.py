@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from kafka_marshal.adapters.interface import Cluster
+from kafka_marshal.ports import Cluster
 
 __all__ = ["announced", "open_cluster"]
 

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Self, TypeVar, overload
 
 from kafka_marshal import arguments
-from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import groups, prune
 from kafka_marshal.admin.history import find_consuming
@@ -24,13 +23,14 @@ from kafka_marshal.admin.positions import (
 )
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.topic import TopicReport, prepare
-from kafka_marshal.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
-from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.client.one_process import OneProcess
+from kafka_marshal.client.serving import have_done
+from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
-from kafka_marshal.one_process import OneProcess
-from kafka_marshal.replica import Replica
-from kafka_marshal.serving import have_done
-from kafka_marshal.world import LeaseInfo
+from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease
 
 __all__ = ["Admin"]

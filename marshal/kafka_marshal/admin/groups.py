@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.session import Asked, Session, bare_release, key_of
+from kafka_marshal.client.view import LeaseInfo, lease_info
 from kafka_marshal.errors import AdminError
-from kafka_marshal.replica import Begin, Replica
-from kafka_marshal.world import LeaseInfo, lease_info
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease, Record, ReleaseGroup, route_lease
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_marshal.adapters.interface import Cluster
-from kafka_marshal.replica import Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.ports import Cluster
 from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleaseGroup
 
 __all__ = ["find_consuming"]

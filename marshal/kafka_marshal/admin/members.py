@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.hold import Hold
 from kafka_marshal.admin.session import Session, key_of
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
+from kafka_marshal.ports import TopicPartition
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,

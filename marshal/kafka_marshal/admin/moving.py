@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.positions import Move, moves_to
 from kafka_marshal.admin.session import Session
-from kafka_marshal.engine.manual import ManualLease
+from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.errors import AdminError, MarshalError
+from kafka_marshal.ports import TopicPartition
 from rationalizer import Lease, codes
 from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
 

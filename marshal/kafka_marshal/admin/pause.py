@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kafka_marshal import arguments
-from kafka_marshal.adapters.interface import TopicPartition
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.pausing import OVER, PauseWork
 from kafka_marshal.admin.positions import Move, Target, check_targets
 from kafka_marshal.admin.session import Session
-from kafka_marshal.engine_lock import under_lock
+from kafka_marshal.client.one_process import OneProcess
+from kafka_marshal.client.serving import Answer, EndedError
 from kafka_marshal.errors import AdminError, ConfigurationError, MarshalError
-from kafka_marshal.one_process import OneProcess
+from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.serving import Answer, EndedError
 
 __all__ = ["Pause"]
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 from kafka_marshal import arguments
-from kafka_marshal.adapters.interface import Cluster, TopicPartition
 from kafka_marshal.admin.readable import first_readable
-from kafka_marshal.engine.lost import why_lost
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.lost import why_lost
+from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import BeatEntry, InvalidRecordError, Lease
 from rationalizer.limits import MAX_OFFSET
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import Place
 from kafka_marshal.snapshots.start import CpStart, Difference
 

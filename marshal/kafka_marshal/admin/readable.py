@@ -6,8 +6,8 @@ something comes, and then halved back to the first offset from which it does. A 
 
 from __future__ import annotations
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, TopicPartition
 from kafka_marshal.errors import AdminError
+from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 
 __all__ = ["first_readable"]
 

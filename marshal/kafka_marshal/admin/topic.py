@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafka_marshal.adapters.interface import Cluster, TopicConfig
 from kafka_marshal.admin.groups import caught_up
-from kafka_marshal.coordination import (
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
+from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
     append_markers,
@@ -18,7 +18,7 @@ from kafka_marshal.coordination import (
     required_settings,
     snapshots_topic,
 )
-from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
+from kafka_marshal.ports import Cluster, TopicConfig
 
 __all__ = ["TopicReport", "create", "prepare"]
 

@@ -15,8 +15,8 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
-from kafka_marshal.coordination import snapshots_topic
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.node.coordination_topic import snapshots_topic
 from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, json_of_outcome, json_of_state, record_line
 from rationalizer.limits import SUPPORTED_LEVEL
 

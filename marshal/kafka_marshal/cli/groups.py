@@ -26,7 +26,7 @@ from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
-    from kafka_marshal.world import LeaseInfo
+    from kafka_marshal.client.view import LeaseInfo
 
 __all__ = ["drain", "evict", "forget_group"]
 

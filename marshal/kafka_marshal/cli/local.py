@@ -12,7 +12,7 @@ from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import is_terminal, print_json_line, say
-from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 
 __all__ = ["broker", "completion", "demo"]
 

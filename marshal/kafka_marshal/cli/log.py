@@ -11,7 +11,6 @@ from itertools import groupby
 
 import click
 
-from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.cli.app import command, paint, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, names_of, no_group
@@ -19,6 +18,7 @@ from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
 from kafka_marshal.cli.text import clean, time_text
 from kafka_marshal.cli.words import Seen, is_beat, reason, remember, what
+from kafka_marshal.ports import LogEntry
 from rationalizer import Outcome, Record, World, codes
 
 __all__ = ["log"]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import split
 from rationalizer import Lease, World
 from rationalizer.limits import NOTHING_DONE
 

@@ -73,7 +73,7 @@ def names_of(worlds: Iterable[World]) -> LogNames:
 def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) -> LogNames:
     """The names that the log knows (*blocking*). Raises MarshalError, CommandError, TimeoutError after limit_s."""
     from kafka_marshal.adapters.kafka import KafkaCluster
-    from kafka_marshal.replica import Begin, Replica
+    from kafka_marshal.node.replica import Begin, Replica
 
     def check_time(done: int, of_all: int) -> None:
         if time.monotonic() > until:

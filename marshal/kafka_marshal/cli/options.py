@@ -13,7 +13,7 @@ import click
 
 from kafka_marshal.cli.failures import WRONG_USE, CommandError
 from kafka_marshal.cli.text import parse_span, parse_time
-from kafka_marshal.coordination import DEFAULT_TOPIC
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 
 __all__ = ["Command", "Options", "common_options", "read_properties", "span_option", "time_option"]
 

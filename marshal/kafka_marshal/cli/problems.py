@@ -9,7 +9,7 @@ from itertools import groupby
 
 from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow, MemberRow
 from kafka_marshal.cli.text import count, span
-from kafka_marshal.engine.lost import POSITION_LOST
+from kafka_marshal.engine.work.lost import POSITION_LOST
 
 __all__ = ["KINDS", "Problem", "places", "problems_of"]
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, Tail, TailBatch
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
-from kafka_marshal.coordination import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
@@ -23,6 +21,8 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicMissingError,
 )
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 from rationalizer import RejectedValueError, Tick, World, decode

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kafka_marshal.cli.text import span
-from kafka_marshal.engine.lost import POSITION_LOST
+from kafka_marshal.engine.work.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
 from rationalizer.limits import STALE_AFTER_INTERVALS
 

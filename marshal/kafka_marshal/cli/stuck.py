@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, Message, TopicPartition
 from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms
 from kafka_marshal.cli.text import span
+from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 
 __all__ = ["mark_stuck"]
 

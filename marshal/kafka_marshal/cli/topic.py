@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import click
 
-from kafka_marshal.adapters.interface import Cluster, TopicConfig
 from kafka_marshal.admin.topic import create
 from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say
 from kafka_marshal.cli.reading import Log, connected, marker_count
-from kafka_marshal.coordination import (
+from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
     Problem,
@@ -25,6 +24,7 @@ from kafka_marshal.coordination import (
     find_snapshot_problems,
     snapshots_topic,
 )
+from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 

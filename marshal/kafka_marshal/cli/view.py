@@ -14,15 +14,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from kafka_marshal.adapters.interface import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond, local_ms
 from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
 from kafka_marshal.cli.stuck import mark_stuck
-from kafka_marshal.engine.lost import why_lost
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.lost import why_lost
+from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
-from kafka_marshal.replica import Begin, Replica
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
 from rationalizer import Lease, Tick, World, encode
 from rationalizer.limits import NOTHING_DONE
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import (
     Cell,
@@ -31,6 +30,7 @@ from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow
 from kafka_marshal.cli.text import clean, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.ports import Cluster
 
 if TYPE_CHECKING:
     from rich.console import Group

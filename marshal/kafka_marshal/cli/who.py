@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from kafka_marshal.adapters.interface import LogEntry
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.log import stopped
@@ -19,6 +18,7 @@ from kafka_marshal.cli.output import Cell, Column, print_json, print_table, prog
 from kafka_marshal.cli.rows import STATES
 from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.cli.text import clock_text, span, time_text
+from kafka_marshal.ports import LogEntry
 from rationalizer import Lease, World, route_lease
 from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
 

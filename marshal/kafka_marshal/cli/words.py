@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka_marshal.cli.text import count, span, time_text
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import split
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,

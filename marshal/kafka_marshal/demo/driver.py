@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from kafka_marshal.demo.child import Tell, run_child
-from kafka_marshal.demo.crew import READY
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.ledger import MovedError, Ranged, write_round
 from kafka_marshal.demo.options import DriverSettings
+from kafka_marshal.demo.supervisor import READY
 from kafka_marshal.errors import (
     ConfigurationError,
     ConnectorMissingError,

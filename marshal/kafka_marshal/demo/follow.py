@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from kafka_marshal.adapters.interface import Cluster
 from kafka_marshal.demo.ownership import History
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.replica import Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.ports import Cluster
 from rationalizer.dump import DumpHeader, DumpRecord
 
 __all__ = ["Follower", "read_log"]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.demo.check import check
-from kafka_marshal.demo.crew import Crew
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.flights import ROWS, find_file
 from kafka_marshal.demo.follow import Follower, read_log
@@ -27,6 +26,7 @@ from kafka_marshal.demo.options import DemoOptions, ProcessSettings, WorkerSetti
 from kafka_marshal.demo.ownership import History, history_of, read_dump, write_dump
 from kafka_marshal.demo.publish import Published, Scene, make_topics, publish
 from kafka_marshal.demo.sink import carriers, create, write_state
+from kafka_marshal.demo.supervisor import Crew
 from kafka_marshal.testing import open_kafka
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ class MovedError(SinkError):
 
 
 class Ranged(Protocol):
-    """What is looked at of a claimed range (see kafka_marshal.ranges.OffsetRange)."""
+    """What is looked at of a claimed range (see kafka_marshal.client.ranges.OffsetRange)."""
 
     @property
     def topic(self) -> str: ...

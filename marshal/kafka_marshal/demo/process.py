@@ -17,12 +17,12 @@ from random import Random
 from typing import Final
 
 from kafka_marshal.demo.check import Range, missing_offsets
-from kafka_marshal.demo.crew import GRACE_S, Crew, Event, WorkerProcess
 from kafka_marshal.demo.errors import StalledError
 from kafka_marshal.demo.follow import Follower
 from kafka_marshal.demo.options import PARTITIONS
 from kafka_marshal.demo.publish import Published
 from kafka_marshal.demo.sink import explained, opened
+from kafka_marshal.demo.supervisor import GRACE_S, Crew, Event, WorkerProcess
 
 __all__ = [
     "DRIVERS",

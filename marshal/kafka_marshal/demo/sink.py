@@ -19,9 +19,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.adapters.interface import Message
 from kafka_marshal.demo.errors import FencedError, SinkError
 from kafka_marshal.demo.flights import decode
+from kafka_marshal.ports import Message
 
 __all__ = ["BATCHES", "MEASURES", "Sink", "Transaction", "carriers", "create", "explained", "opened", "write_state"]
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kafka_marshal.demo.bad_records import Planted
 from kafka_marshal.demo.check import Difference, Value, Verdict, account, ask, differences
+from kafka_marshal.demo.dead_letters import Letters
 from kafka_marshal.demo.ledger import GROUP, NAMES, NUMBERS
-from kafka_marshal.demo.letters import Letters
-from kafka_marshal.demo.planted import Planted
 from kafka_marshal.demo.reference import Expected
 
 __all__ = ["check_drivers"]

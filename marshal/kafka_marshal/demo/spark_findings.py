@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kafka_marshal.demo.dead_letters import Letters
 from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.letters import Letters
 
 __all__ = ["Audited", "SparkFindings"]
 

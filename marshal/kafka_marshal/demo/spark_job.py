@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.demo import ledger, planted
+from kafka_marshal.demo import bad_records, ledger
 from kafka_marshal.demo.check import ask
-from kafka_marshal.demo.crew import Event, WorkerProcess
+from kafka_marshal.demo.dead_letters import read_letters
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.flights import read
 from kafka_marshal.demo.job import Job
-from kafka_marshal.demo.letters import read_letters
 from kafka_marshal.demo.options import AuditorSettings, DemoOptions, DriverSettings, ProcessSettings
 from kafka_marshal.demo.publish import Published, Scene, publish
 from kafka_marshal.demo.reference import compute
 from kafka_marshal.demo.spark_check import check_drivers
+from kafka_marshal.demo.supervisor import Event, WorkerProcess
 from kafka_marshal.demo.tables import find_folder, read_tables
 
 if TYPE_CHECKING:
@@ -70,14 +70,16 @@ class SparkJob(Job):
         return super()._open_kafka(stack)
 
     def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
-        dead = planted.count(self.flights)
+        dead = bad_records.count(self.flights)
         flights = f"{self.flights:,} flight{'' if self.flights == 1 else 's'}"
         more = f", and {dead:,} message{'s that are none' if dead > 1 else ' that is none'}" if dead else ""
         self._make_topics(stack, cluster, scene, dead_letters=True)
         total = self.flights + dead
         self.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers{more}", total)
         report = self.screen.rows
-        return publish(cluster, scene, self.file, self.options.rows, lambda done: report(done, total), planted.messages)
+        return publish(
+            cluster, scene, self.file, self.options.rows, lambda done: report(done, total), bad_records.messages
+        )
 
     def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
         from kafka_marshal.demo.process import DRIVERS
@@ -110,7 +112,7 @@ class SparkJob(Job):
         self.step(4, "Check: the files are added up in plain Python and compared; the dead letters are read back")
         history = self._replayed(cluster, scene)
         wanted = compute(read(self.file, self.options.rows), read_tables(self.tables))
-        there = planted.planted(read(self.file, self.options.rows))
+        there = bad_records.planted(read(self.file, self.options.rows))
         letters = read_letters(cluster, scene.dead_letters)
         verdict = check_drivers(self.database, wanted, there, letters, published.ends)
         quality = [

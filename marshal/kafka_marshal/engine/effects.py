@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rationalizer import Record
 
 if TYPE_CHECKING:
-    from kafka_marshal.engine.assignment import Assignment
+    from kafka_marshal.engine.work.assignment import Assignment
 
 __all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "Note", "StartFetch", "StopFetch", "Warn"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.adapters.interface import TopicInfo
+from kafka_marshal.ports import TopicInfo
 
 __all__ = ["Subscription"]
 

@@ -29,10 +29,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import arguments
-from kafka_marshal.consumer_options import Delivery, Start, WhenStuck, checked_callbacks
+from kafka_marshal.client.base import TopicPartition
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.options import Delivery, Start, WhenStuck, checked_callbacks
+from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.ranges import OffsetRange
-from kafka_marshal.engine.stuck import Stuck
+from kafka_marshal.engine.work.ranges import OffsetRange
+from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import (
     AlreadyReadError,
     ClosedError,
@@ -45,12 +48,9 @@ from kafka_marshal.errors import (
     TopicAbsentError,
 )
 from kafka_marshal.logs import log
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.membership import TopicPartition
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
 from kafka_marshal.pipeline.reading import check_options, read_ranges, without_done
 from kafka_marshal.pipeline.session import check_session, kafka_options
-from kafka_marshal.ranges import RangeConsumer, RangesCallback
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 

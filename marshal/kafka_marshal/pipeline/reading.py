@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from kafka_marshal import arguments
-from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["check_options", "read_ranges"]

@@ -31,10 +31,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from kafka_marshal import arguments
-from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.marshal import Marshal
 from kafka_marshal.pipeline.source_options import SourceOptions
 
 if TYPE_CHECKING:

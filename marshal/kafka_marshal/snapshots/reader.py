@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kafka_marshal.adapters.interface import Cluster, FaultKind, LogEntry, TailBatch
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
+from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch
 from rationalizer import World
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 

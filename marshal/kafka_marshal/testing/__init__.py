@@ -12,7 +12,6 @@ Needs the extra ``kafka-marshal[broker]`` (jar resolver and Java), unless Kafka 
 from __future__ import annotations
 
 from kafka_marshal.testing.broker import LocalBroker, LocalCluster
-from kafka_marshal.testing.choose import ExternalKafka, RunningKafka, open_kafka, run_broker
 from kafka_marshal.testing.errors import (
     BrokerDiedError,
     JarsMissingError,
@@ -21,6 +20,7 @@ from kafka_marshal.testing.errors import (
     PortTakenError,
 )
 from kafka_marshal.testing.proxy import Direction, TcpProxy
+from kafka_marshal.testing.select_broker import ExternalKafka, RunningKafka, open_kafka, run_broker
 
 __all__ = [
     "BrokerDiedError",

@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     raise
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.choose import RunningKafka
+    from kafka_marshal.testing.select_broker import RunningKafka
 
 __all__ = [
     "CoordinationTopic",
@@ -80,8 +80,8 @@ class TopicFactory(Protocol):
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[RunningKafka]:
-    """A Kafka of one broker for the whole session (see :mod:`kafka_marshal.testing.choose`)."""
-    from kafka_marshal.testing.choose import open_kafka
+    """A Kafka of one broker for the whole session (see :mod:`kafka_marshal.testing.select_broker`)."""
+    from kafka_marshal.testing.select_broker import open_kafka
 
     kafka = open_kafka(1)
     yield kafka
@@ -101,7 +101,7 @@ def kafka_cluster3() -> Iterator[RunningKafka]:
     Bring back what you kill: the module's other tests want three. (A session's worth of three brokers would hold a
     gigabyte of memory to its end.)
     """
-    from kafka_marshal.testing.choose import open_kafka
+    from kafka_marshal.testing.select_broker import open_kafka
 
     kafka = open_kafka(3, controllable=True)
     yield kafka
@@ -146,7 +146,7 @@ def coordination_topic(kafka_broker: RunningKafka) -> Iterator[CoordinationTopic
     """A coordination topic of this test's own, as ``kafka-marshal init`` creates it; deleted after the test."""
     from kafka_marshal.adapters.probe import Probe
     from kafka_marshal.admin import Admin
-    from kafka_marshal.coordination import snapshots_topic
+    from kafka_marshal.node.coordination_topic import snapshots_topic
 
     topic = CoordinationTopic(f"__marshal-test-{os.urandom(4).hex()}", kafka_broker.bootstrap_servers)
     try:

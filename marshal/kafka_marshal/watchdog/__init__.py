@@ -7,6 +7,6 @@
 ==============  ========================================================================================
 """
 
-from kafka_marshal.watchdog.keeper import Watchdog, is_supported
+from kafka_marshal.watchdog.parent import Watchdog, is_supported
 
 __all__ = ["Watchdog", "is_supported"]

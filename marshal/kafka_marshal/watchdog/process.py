@@ -1,6 +1,6 @@
 """The watchdog's own process: waits for a worker's death, then lets go of what it held.
 
-A program of its own, started by :mod:`kafka_marshal.watchdog.keeper` as a file: importing the package, or all of
+A program of its own, started by :mod:`kafka_marshal.watchdog.parent` as a file: importing the package, or all of
 confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration: the
 worker tells it over a pipe what to append, ready encoded, should it die (its will), and with which properties.
 

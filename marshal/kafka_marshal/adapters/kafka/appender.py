@@ -13,9 +13,9 @@ from typing import TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
 
-from kafka_marshal.adapters.interface import Ack
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error, is_forbidden, kafka_error
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import Ack
 
 __all__ = ["KafkaAppender"]
 

@@ -15,7 +15,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, OffsetSpec, TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.addresses import AddressCheck
 from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
@@ -30,10 +29,11 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
-from kafka_marshal.adapters.kafka.looks import looks_with
+from kafka_marshal.adapters.kafka.metadata_cache import looks_with
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.errors import ClosedError, ConfigurationError, CoordinationTopicError
+from kafka_marshal.ports import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["KafkaCluster"]

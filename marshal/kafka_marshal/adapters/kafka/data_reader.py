@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from kafka_marshal.adapters.interface import DataFault, Message, TopicPartition
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
 from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, SHORTEST_WAIT_S, Reading, partition_of
+from kafka_marshal.ports import DataFault, Message, TopicPartition
 
 __all__ = ["KafkaDataReader"]
 

@@ -1,7 +1,7 @@
 """Writes many messages to one topic, fast and without loss: for demos and tests that need data to work on.
 
 kafka-marshal reads its users' topics and never writes to them; who fills them is their business. So this is no part of
-the :class:`~kafka_marshal.adapters.interface.Cluster` that the client needs.
+the :class:`~kafka_marshal.ports.Cluster` that the client needs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_marshal.adapters.interface import FaultKind
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -22,6 +21,7 @@ from kafka_marshal.errors import (
     MarshalError,
 )
 from kafka_marshal.guard import Guard, report
+from kafka_marshal.ports import FaultKind
 from kafka_marshal.repeats import Repeats
 
 __all__ = [

@@ -10,13 +10,13 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from kafka_marshal.adapters.interface import FaultKind, Message
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
 from kafka_marshal.adapters.kafka.reading import Reading
 from kafka_marshal.adapters.kafka.settings import Role
-from kafka_marshal.engine.stuck import STUCK_AFTER_MS, larger, unreadable
+from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
 from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError
+from kafka_marshal.ports import FaultKind, Message
 
 __all__ = ["StoredMessage", "read_range"]
 

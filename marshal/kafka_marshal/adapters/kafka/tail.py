@@ -9,9 +9,9 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
-from kafka_marshal.adapters.interface import LogEntry, TailBatch, TailFault
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
 from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, MEET_TIMEOUT_S, Pace, Reading, partition_of
+from kafka_marshal.ports import LogEntry, TailBatch, TailFault
 
 __all__ = ["KafkaTail"]
 

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kafka_marshal.adapters.interface import Ack
 from kafka_marshal.adapters.memory.broker import MemoryBroker
 from kafka_marshal.adapters.memory.faults import AppendFate
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import Ack
 
 __all__ = ["MemoryAppender"]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from kafka_marshal.adapters.interface import TopicInfo
 from kafka_marshal.adapters.memory.faults import Faults
 from kafka_marshal.errors import CoordinationTopicError
+from kafka_marshal.ports import TopicInfo
 
 __all__ = ["MemoryBroker", "MemoryMessage"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from kafka_marshal.adapters.interface import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.adapters.memory.appender import MemoryAppender
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
+from kafka_marshal.ports import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["MemoryCluster", "unanswered"]

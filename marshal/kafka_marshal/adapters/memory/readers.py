@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from typing import TypeVar, cast
 
-from kafka_marshal.adapters.interface import (
+from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, Partition
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import (
     DataFault,
     FaultKind,
     LogEntry,
@@ -21,8 +23,6 @@ from kafka_marshal.adapters.interface import (
     TailFault,
     TopicPartition,
 )
-from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, Partition
-from kafka_marshal.errors import ClosedError
 
 __all__ = ["MemoryDataReader", "MemoryTail", "entry_of", "outside"]
 

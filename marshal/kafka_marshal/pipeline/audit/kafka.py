@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.coordination import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.errors import AuditError, KafkaUnavailableError, TopicChangedError, TopicMissingError
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.pipeline.audit.files import Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka_marshal.engine.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.pipeline.audit.invariants import Kind, LeaseKey, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes

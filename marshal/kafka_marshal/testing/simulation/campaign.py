@@ -15,15 +15,15 @@ from itertools import islice
 from typing import get_args
 
 from kafka_marshal import arguments
-from kafka_marshal.consumer_options import Delivery
+from kafka_marshal.client.options import Delivery
 from kafka_marshal.testing.simulation.checks import Judge
-from kafka_marshal.testing.simulation.hanging import HANGS
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.loading import lasting, load_worker, name_of
 from kafka_marshal.testing.simulation.process import Worker
 from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.testing.simulation.shrink import shrink
+from kafka_marshal.testing.simulation.stall_detector import HANGS
 from kafka_marshal.testing.simulation.story import Result, simulate_one
+from kafka_marshal.testing.simulation.worker_loader import lasting, load_worker, name_of
 
 __all__ = ["Report", "simulate"]
 

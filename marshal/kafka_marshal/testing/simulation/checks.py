@@ -15,7 +15,7 @@ nothing repeated       at most once: nobody is handed a message that anybody was
 nothing ungranted      at most once: nor one that the log has not granted it (C12)
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
 fenced sink            it has each message once, in order, whatever the clocks do (C9)
-members' manners       see :mod:`kafka_marshal.testing.simulation.manners`
+members' manners       see :mod:`kafka_marshal.testing.simulation.member_invariants`
 rules                  a judge who works out each outcome anew, where there is one, says the same
 =====================  =========================================================================================
 """
@@ -28,16 +28,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_marshal.adapters.interface import Message, TailBatch
-from kafka_marshal.driver import Driver
-from kafka_marshal.engine.assignment import Assignment
-from kafka_marshal.engine.consumer import ConsumerEngine, Loss
-from kafka_marshal.engine.leases import OwnLease
-from kafka_marshal.engine.topic_mark import split
-from kafka_marshal.replica import Applied
+from kafka_marshal.engine.claims.leases import OwnLease
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.consumer import ConsumerEngine, Loss
+from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.replica import Applied
+from kafka_marshal.ports import Message, TailBatch
+from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
-from kafka_marshal.testing.simulation.left_out import LeftOut
-from kafka_marshal.testing.simulation.manners import Manners
+from kafka_marshal.testing.simulation.member_invariants import Manners
 from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import (
     BeatEntry,

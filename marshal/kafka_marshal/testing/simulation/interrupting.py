@@ -15,7 +15,7 @@ from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
-from kafka_marshal.adapters.interface import Message
+from kafka_marshal.ports import Message
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.network import Trouble

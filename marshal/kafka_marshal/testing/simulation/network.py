@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from kafka_marshal.adapters.interface import (
+from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
+from kafka_marshal.adapters.memory.cluster import unanswered
+from kafka_marshal.adapters.memory.readers import MemoryDataReader, entry_of, outside
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.node.coordination_topic import snapshots_topic
+from kafka_marshal.ports import (
     Ack,
     DataFault,
     FaultKind,
@@ -24,11 +29,6 @@ from kafka_marshal.adapters.interface import (
     TailFault,
     TopicPartition,
 )
-from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
-from kafka_marshal.adapters.memory.cluster import unanswered
-from kafka_marshal.adapters.memory.readers import MemoryDataReader, entry_of, outside
-from kafka_marshal.coordination import snapshots_topic
-from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 

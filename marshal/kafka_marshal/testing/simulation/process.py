@@ -11,11 +11,11 @@ from math import ceil, inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kafka_marshal.adapters.interface import Message
 from kafka_marshal.admin import Admin
-from kafka_marshal.driver import ACK_WATCH_MS, Driver
+from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import MarshalError, StaleEpochError
-from kafka_marshal.marshal import Marshal
+from kafka_marshal.node.driver import ACK_WATCH_MS, Driver
+from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
 from kafka_marshal.testing.simulation.network import (
     Network,

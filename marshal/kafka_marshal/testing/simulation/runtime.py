@@ -9,7 +9,7 @@ from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from kafka_marshal.driver import Driver
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import EMPTY
 from kafka_marshal.testing.simulation.interrupting import Interrupting
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task

@@ -14,18 +14,18 @@ from random import Random
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
-from kafka_marshal.coordination import required_settings, snapshots_topic
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
 from kafka_marshal.testing.simulation.decoding import decoded_once
-from kafka_marshal.testing.simulation.hanging import noticed_when_hanging
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.logs import overheard
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster, Trouble
+from kafka_marshal.testing.simulation.patched_stdlib import surroundings
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.surroundings import surroundings
+from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in, host_of
 from rationalizer import Tick, encode, snapshot_log
 

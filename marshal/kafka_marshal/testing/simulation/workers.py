@@ -9,14 +9,14 @@ from typing import TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.batch import Batch
-from kafka_marshal.consumer import Consumer
+from kafka_marshal.client.base import TopicPartition
+from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.ranges import RangeConsumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
-from kafka_marshal.engine.ranges import OffsetRange
+from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
-from kafka_marshal.marshal import Marshal
-from kafka_marshal.membership import TopicPartition
-from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client

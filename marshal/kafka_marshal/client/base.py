@@ -1,0 +1,359 @@
+"""What every kind of consumer has in common: topics, callbacks, assignments, errors, and a clean end.
+
+The kinds differ in what they hand out: :mod:`.consumer` messages, :mod:`.ranges` ranges of
+offsets. Which partitions, when, and from where, is the same engine's business for both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from kafka_marshal import arguments
+from kafka_marshal.client.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    end_all,
+    late_text,
+)
+from kafka_marshal.client.one_process import OneProcess, WithBlock
+from kafka_marshal.client.serving import EndedError
+from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.fork_guard import exiting
+from kafka_marshal.node.topics import CountPartitions
+from kafka_marshal.runtime import is_ours
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.marshal import Marshal
+
+__all__ = ["Membership", "TopicPartition", "calling"]
+
+#: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
+STOPPED_S = 0.1
+
+#: The longest one such wait lasts before it is checked whether its caller is still there (s).
+STOPPED_SLICE_S = 0.2
+
+#: How long close() may take to learn which topics were worked on, where nobody has told yet.
+IDENTIFY_TIMEOUT_S = 0.5
+
+S = TypeVar("S")
+
+_NUMBERS = (float, int)
+
+
+class TopicPartition(NamedTuple):
+    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+class Membership(OneProcess, WithBlock, Generic[S]):
+    """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
+
+    def __init__(
+        self,
+        marshal: Marshal,
+        driver: Driver,
+        topics: Sequence[str],
+        settings: ConsumerSettings,
+        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
+        count_partitions: CountPartitions | None = None,
+    ) -> None:
+        self._marshal = marshal
+        self._driver = driver
+        self._callbacks = callbacks
+        self._closed = False
+        self._drained_at = 0.0
+        self._limit = Limit(driver.runtime)
+        self._engine: ConsumerEngine
+        self._entered = False
+        #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
+        self._inbox: deque[object] = deque()
+        self._nudged = False
+        subscription = Subscription(topics, driver.replica.topic)
+        self._enter(subscription, settings, count_partitions)
+        known = {topic for topic, _ in subscription.partitions}
+        for topic in sorted(subscription.names - known):
+            text = "topic %s does not exist (yet); this consumer waits for it"
+            log(logging.WARNING, "topic_missing", text, topic, topic=topic)
+
+    def _enter(
+        self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
+    ) -> None:
+        driver = self._driver
+        with driver.locked() as engine:
+            taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
+            if taken:
+                raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+            self._engine = engine.add_consumer(subscription, settings)
+            self._engine.errors.extend(driver.upgrades_told())
+            driver.ports[self._engine.number] = self
+            self._entered = True
+        try:
+            driver.topics.add(self._engine.number, subscription, count_partitions)
+        except BaseException:
+            self._free()
+            raise
+
+    def _is_over(self) -> bool:
+        """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
+        if self._closed or self._marshal.stopping:
+            return True
+        self._driver.check()
+        if self._engine.errors:
+            raise self._engine.errors.pop(0)
+        return False
+
+    def _begin(self, timeout: float | None) -> float | None:
+        """A call for messages begins: its deadline, None: it has none. Raises ClosedError. (A user's thread.)"""
+        driver = self._driver
+        if (self._closed or driver.is_over) and not exiting:
+            driver.refuse_fork()
+            raise ClosedError(
+                "this consumer is closed, by itself or with its Marshal: it hands out nothing more. What was not done "
+                "by then comes again, here or at others. Make a new one, or end the loop: while not marshal.stopping"
+            )
+        if timeout is None:
+            return None
+        if not (timeout.__class__ in _NUMBERS and 0 <= timeout < inf):  # a call may come with each message
+            timeout = arguments.seconds("timeout", timeout)
+        return driver.monotonic() + timeout
+
+    def _wait_stopped(self, deadline: float | None) -> None:
+        """After stop() there is nothing to hand out: wait until the deadline all the same. (A user's thread.)"""
+        self._driver.refuse_fork()
+        with suppress(EndedError):
+            self._driver.servants.ask(self._serve_stopped, deadline).wait()
+
+    def _serve_stopped(self, is_gone: Callable[[], bool], deadline: float | None) -> None:
+        driver = self._driver
+        until = driver.monotonic() + STOPPED_S if deadline is None else deadline
+        with driver.condition:
+            while (left := until - driver.monotonic()) > 0 and not (is_gone() or self._closed or driver.is_over):
+                driver.condition.wait(min(left, STOPPED_SLICE_S))
+
+    def _check_partitions(self, keys: Iterable[Key]) -> None:
+        """Refuse partitions that this consumer can never get (ConfigurationError); the lock is held."""
+        counts = Counter(topic for topic, _ in self._engine.subscription.partitions)
+        for topic, partition in keys:
+            if partition < counts[topic]:
+                continue
+            if counts[topic]:
+                why = f"does not exist: {topic!r} has {counts[topic]} partition(s), 0 to {counts[topic] - 1}"
+            elif topic in self._engine.subscription.names:
+                why = f"does not exist: there is no topic {topic!r} yet"
+            else:
+                why = f"is not this consumer's: it reads {', '.join(sorted(counts)) or 'no topic that exists'}"
+            raise ConfigurationError(f"{topic} [{partition}] {why}. Nothing was changed")
+
+    # Looking.
+
+    def __repr__(self) -> str:
+        topics = ", ".join(sorted(self._engine.subscription.topics))
+        state = "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stopping else "open"
+        return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer works on, sorted."""
+        return self._driver.call(self._assignment)
+
+    def _assignment(self) -> list[TopicPartition]:
+        with self._driver.locked(step=False):
+            found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
+            return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
+
+    @property
+    def ignored_done(self) -> int:
+        """What was said to be done after its lease had ended (or when it was done before); it committed nothing."""
+        return self._driver.call(self._ignored_done)
+
+    def _ignored_done(self) -> int:
+        with self._driver.locked(step=False):
+            self._drain()  # what was said after close()
+            return sum(self._engine.delivery.ignored_done.values())
+
+    @property
+    def unprocessed(self) -> list[tuple[str, int, int, int]]:
+        """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
+        return self._driver.call(self._unprocessed)
+
+    def _unprocessed(self) -> list[tuple[str, int, int, int]]:
+        with self._driver.locked(step=False):
+            self._engine.delivery.decide()
+            return list(self._engine.delivery.unprocessed)
+
+    @property
+    def gaps(self) -> list[tuple[str, int, int, int]]:
+        """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
+        return [(*key, first, last) for key, first, last in self._engine.gaps]
+
+    @property
+    def stuck(self) -> list[Stuck]:
+        """Partitions that stand still though there is something to read, each with why and the way past it."""
+        return self._engine.stuck.found
+
+    @property
+    def lost_positions(self) -> list[Stuck]:
+        """Those of them whose position is lost (P11): no member works on them until it is set."""
+        return self._engine.stuck.lost
+
+    # What the driver asks of it (ConsumerPort).
+
+    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
+        """Carry out StartFetch and StopFetch."""
+
+    def _reclaim(self, before: float) -> None:
+        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+
+    def _drain(self) -> None:
+        """Tell the engine what user threads have said; the lock is held."""
+
+    def _nudge(self) -> None:
+        """What was said is waited for, if an assignment moves: it ends a revocation."""
+        if self._engine.is_moving and not self._nudged:
+            self._nudged = True
+            self._driver.post(self._hear)
+
+    def _hear(self) -> None:
+        self._nudged = False
+        with self._driver.locked():
+            self._drain()  # what was said after close()
+
+    def _log_end(self, key: Key) -> int | None:
+        """The log end as of the last look, None if there was none."""
+        raise NotImplementedError
+
+    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+        """Run the user's callback."""
+        function = self._callbacks.get(callback)
+        if function is not None:
+            calling.set(self)
+            before = is_ours.set(False)
+            try:
+                function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+            finally:
+                is_ours.reset(before)
+                calling.set(None)
+
+    # Ending.
+
+    def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
+
+        Callbacks have returned by then, but for one that calls it, or those that have not within ``timeout`` seconds
+        (None: wait as long as it takes): a warning names them. The partitions of one that runs on are released when it
+        returns, all others at once. ``close()`` ends a second after ``timeout`` at the latest. Any thread may call it,
+        and a signal's handler.
+        """
+        if timeout is not None:
+            timeout = arguments.seconds("timeout", timeout)
+        if self._closed:
+            return
+        self._driver.refuse_fork()
+        self._limit.lower(timeout)
+        in_callback = calling.get() is not None
+        carry_out(
+            self._driver,
+            lambda: self._end(in_callback),
+            timeout,
+            lambda: f"{late_text(self._driver, 'close() of a consumer', timeout)} It goes on in the background",
+        )
+
+    def _end(self, in_callback: bool) -> None:
+        """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
+        if self._closed:
+            return
+        self._identify()
+        with self._driver.locked():
+            self._begin_release()
+        end_all(self._driver, [self], self._limit, in_callback)
+        self._free()
+
+    def _begin_release(self) -> None:
+        """Begin to release everything; the lock is held."""
+        if not self._engine.closing:
+            self._engine.close(self._driver.now_ms())
+
+    @property
+    def _is_freed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    @property
+    def _callbacks_running(self) -> int:
+        """Callbacks that were called, or are to be, and have not returned; the lock is held."""
+        return self._engine.callbacks_running
+
+    @property
+    def _is_released(self) -> bool:
+        """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
+        return all(x.callbacks_running for x in self._engine.assignments.values())
+
+    def _identify(self) -> None:
+        """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
+        with self._driver.locked():
+            names = self._engine.marks.lacking()
+        if names:
+            try:
+                infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
+            except MarshalError as error:
+                text = "positions are released without saying which topic they are of: %s"
+                log(logging.DEBUG, "topics_not_found", text, error)
+                return
+            with self._driver.locked():
+                self._engine.marks.learn(infos)
+
+    def _abandon(self) -> None:
+        """Stop handing out without releasing (terminate)."""
+        with self._driver.locked():
+            self._engine.delivery.abandon(self._driver.now_ms())
+            self._engine.closing = True
+
+    def _await_answers(self) -> None:
+        """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
+        with self._driver.condition:
+            self._driver.wait_for(lambda: not self._engine.delivery.awaited, CLOSE_TIMEOUT_S)
+
+    def _free(self) -> None:
+        """Give up what the driver holds for it."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._entered:
+            self._freed()
+            return
+        self._driver.topics.remove(self._engine.number)
+        with self._driver.condition:
+            self._drain()
+            self._engine.delivery.decide(final=True)
+            self._driver.engine.remove_consumer(self._engine)
+            self._driver.ports.pop(self._engine.number, None)
+            self._driver.condition.notify_all()
+        self._freed()
+
+    def _freed(self) -> None:
+        """Give up what the kind of consumer holds itself."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None and isinstance(error, ClosedError):
+            return
+        self.close()

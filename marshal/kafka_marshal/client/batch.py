@@ -1,0 +1,60 @@
+"""Batch: messages of one partition that are done together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from kafka_marshal import ports
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.engine.work.tracker import Run
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.consumer import Consumer
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Messages of one partition, under one epoch. Not done before ``done()``.
+
+    Attributes:
+        topic, partition: where they are from.
+        epoch: the fencing token; store it, and the last offset, with what the batch writes (C9).
+        messages: in the order of their offsets; the list is the caller's own, to be sorted or emptied at will.
+        first_offset, last_offset: of the first and the last message.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_consumer",
+        "_run",
+        "epoch",
+        "first_offset",
+        "last_offset",
+        "messages",
+        "partition",
+        "topic",
+    )
+
+    def __init__(self, consumer: Consumer, run: Run, messages: list[ports.Message]) -> None:
+        self._consumer = consumer
+        self._run = run
+        self.topic, self.partition = run.assignment.key
+        self.epoch = run.assignment.epoch
+        self.messages = cast("list[Message]", messages)
+        self.first_offset = self.messages[0].offset()
+        self.last_offset = self.messages[-1].offset()
+
+    def done(self) -> None:
+        """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""
+        self._consumer._batch_done(self._run)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic!r}, {self.partition}, {self.first_offset}…{self.last_offset}, epoch={self.epoch})"

@@ -1,0 +1,175 @@
+"""How consumers and Marshals end: within a limit, whatever the user's callbacks, or our own threads, do meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from kafka_marshal.client.health import examine
+from kafka_marshal.client.serving import EndedError, LateError
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.node.pulse import say
+from kafka_marshal.runtime import Runtime, is_ours
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.base import Membership
+
+__all__ = [
+    "CLOSE_TIMEOUT_S",
+    "DEFAULT_TIMEOUT_S",
+    "EXIT_TIMEOUT_S",
+    "Limit",
+    "calling",
+    "carry_out",
+    "cut_off",
+    "end_all",
+    "late_text",
+]
+
+#: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
+DEFAULT_TIMEOUT_S = 30.0
+
+#: How long it waits, once they have, for its releases to show in the log (s). They are sent in any case. By this much
+#: a close() may last longer than the timeout it was given.
+CLOSE_TIMEOUT_S = 1.0
+
+#: The same at the interpreter's end, where nobody has called close().
+EXIT_TIMEOUT_S = 1.0
+
+#: The consumer whose callback this thread is in: it must not wait for itself.
+calling: ContextVar[object] = ContextVar("calling", default=None)
+
+
+class Limit:
+    """Until when callbacks are waited for; of several calls of close() the one with the least patience counts."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._monotonic = runtime.monotonic
+        self._until = inf
+
+    def lower(self, timeout: float | None) -> None:
+        """One call waits this long (s); None: as long as it takes."""
+        if timeout is not None:
+            self._until = min(self._until, self._monotonic() + max(0.0, timeout))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self._monotonic() >= self._until
+
+    @property
+    def left_s(self) -> float | None:
+        """How long it is until then; None: for ever."""
+        return None if self._until == inf else max(0.0, self._until - self._monotonic())
+
+
+def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, late: Callable[[], str]) -> None:
+    """Have end() carried out by a thread of ours, and wait for it (*blocking*).
+
+    That takes timeout and CLOSE_TIMEOUT_S at most. Where end() has not returned then, it goes on by itself, and what
+    late() says is logged. Where no thread of ours is left, nothing is done.
+    """
+    if sys.is_finalizing():
+        return  # our threads are frozen, perhaps with the lock in hand; leases end by themselves
+    if is_ours.get():  # a destructor of the user's, which the collector has run here
+        driver.post(end)
+    elif under_lock.get() or driver.is_over:
+        end()
+    else:
+        try:
+            driver.servants.ask(lambda _: end()).wait(None if timeout is None else max(0.0, timeout) + CLOSE_TIMEOUT_S)
+        except LateError:
+            say(driver.runtime, logging.WARNING, "close_late", late())
+        except EndedError:
+            _if_possible(driver, end)
+
+
+def _if_possible(driver: Driver, end: Callable[[], object]) -> None:
+    """Another close() was faster: what is left needs none of our threads."""
+    if driver.is_over and not sys.is_finalizing():
+        end()
+
+
+def late_text(driver: Driver, what: str, timeout: float | None) -> str:
+    """What keeps a close(), for people."""
+    problems = "; ".join(examine(driver, closed=False).problems) or "the brokers, or this machine, are slow"
+    return f"{what} has not ended {CLOSE_TIMEOUT_S:g} s after its timeout of {timeout or 0.0:g} s: {problems}."
+
+
+def cut_off(driver: Driver) -> None:
+    """End it without its lock, which somebody may keep: no beat is sent any more, and no call waits (any thread)."""
+    driver._ended = True
+    driver.servants.over = True
+
+
+def end_all(
+    driver: Driver,
+    consumers: Sequence[Membership[Any]],
+    limit: Limit,
+    in_callback: bool,
+    manual: Sequence[ManualLease] = (),
+    *,
+    for_good: bool = False,
+) -> None:
+    """Wait until what these consumers hold, and these leases, are released (on a thread of ours).
+
+    in_callback: a callback of the user's asks for it, and none is waited for. for_good: the Marshal ends with them.
+    """
+    with driver.condition:
+        left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
+        driver.wait_for(
+            lambda: all(c._is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
+            CLOSE_TIMEOUT_S,
+        )
+    if left:
+        log(logging.WARNING, "close_late", "%s", left)
+
+
+def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit: Limit, for_good: bool) -> str:
+    """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
+
+    def is_running() -> bool:
+        return any(c._callbacks_running for c in consumers)
+
+    def is_cut_off() -> bool:
+        return driver.is_over or driver.engine.failure is not None
+
+    while is_running() and not limit.is_over and not is_cut_off():
+        driver.wait_for(lambda: limit.is_over or not is_running(), limit.left_s)
+    if not is_running() or is_cut_off():
+        return ""
+    dropped = driver.callbacks.drop(consumers)
+    now = driver.now_ms()
+    with driver.locked():
+        for call in dropped:
+            for assignment in call.assignments:
+                assignment.consumer.called(assignment, call.callback, now)
+    return _left_text(driver, [call.named for call in dropped], for_good)
+
+
+def _left_text(driver: Driver, dropped: list[str], for_good: bool) -> str:
+    """What was not waited for, and what that means, for people."""
+    told = []
+    if (call := driver.callbacks.running) is not None:
+        hi_s = driver.engine.settings.heartbeat_interval_ms / 1000
+        kept = (
+            "The leases of its partitions are not released: they end by themselves after two heartbeat intervals "
+            f"({2 * hi_s:g} s), and others go on there then. What it writes later than that may be written twice, "
+            "unless the sink refuses older epochs"
+            if for_good
+            else "The leases of its partitions stay with this Marshal, and are released when it returns"
+        )
+        told.append(f"close() does not wait any longer: {call.described(driver.now_ms())}. {kept}")
+    if dropped:
+        told.append(
+            f"not called any more, for none begins before that one returns: {'; '.join(dropped)}. Partitions were "
+            "released with what is done; what these callbacks would have reported as done is repeated by others"
+        )
+    return ". ".join(told)

@@ -1,0 +1,126 @@
+"""Whether a member is well (:meth:`Marshal.health`): for probes, and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_marshal.engine.work.stuck import Stuck
+
+if TYPE_CHECKING:
+    from kafka_marshal.node.driver import Driver
+
+__all__ = ["Health", "examine"]
+
+
+FORKED = (
+    "this process was forked from the one that made this Marshal: its leases and its threads are the parent's, which "
+    "works on. Make a Marshal of its own in the child"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How a Marshal is at one moment; ``str()`` of it is a text for people.
+
+    ``ok`` is for a readiness probe. ``needs_restart`` is for a liveness probe: a Kafka that is away makes a member
+    unwell, and to restart it would not help.
+    """
+
+    #: It works, as far as can be seen from here.
+    ok: bool
+    #: One sentence or two each: what happened, what it means for the data, what to do.
+    problems: tuple[str, ...]
+    #: Only a new process, or a new Marshal, goes on working.
+    needs_restart: bool
+    #: Milliseconds since the background thread has turned. It turns at least once a second, and whenever there is
+    #: something to do. By the clock that counts the time in which a machine or a process was stopped.
+    turned_ago_ms: float
+    #: It was closed, or closes.
+    closed: bool
+    #: The error that has ended it; None: nothing has.
+    failure: Exception | None
+    #: How many leases it holds.
+    leases: int
+    #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
+    stuck: tuple[Stuck, ...] = ()
+
+    def __str__(self) -> str:
+        state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
+        leases = "1 lease" if self.leases == 1 else f"{self.leases} leases"
+        head = f"{state}: {leases} held, last turn {self.turned_ago_ms / 1000:.1f} s ago"
+        return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck))])
+
+
+def examine(driver: Driver, *, closed: bool) -> Health:
+    """Look at a driver, from any thread, also in a signal's handler: it takes no lock and waits for nobody."""
+    now = driver.now_ms()
+    failure = driver.engine.failure
+    if driver.forked:
+        ends = [FORKED]
+    elif failure is not None:
+        ends = [f"this Marshal has ended, and so have all its leases: {failure}"]
+    elif closed:
+        ends = []
+    else:
+        ends = list(_standing(driver, now))
+    others = ["it is closed: it holds no lease and hands out nothing. Make a new Marshal to go on"] if closed else []
+    if not closed and not driver.forked and failure is None:
+        others.extend(_unwell(driver, now))
+    problems = (*ends, *others)
+    return Health(
+        ok=not problems,
+        problems=problems,
+        needs_restart=bool(ends),
+        turned_ago_ms=max(0.0, now - driver.pulse.turned_at),
+        closed=closed,
+        failure=failure,
+        leases=sum(lease.held for lease in list(driver.engine.book.leases.values())),
+        stuck=tuple(one for consumer in list(driver.engine.consumers.values()) for one in consumer.stuck.found),
+    )
+
+
+def _standing(driver: Driver, now: float) -> Iterator[str]:
+    """What ends only with the process."""
+    if driver.pulse.is_stalled(now):
+        yield driver.pulse.stalled_text(now)
+    servants = driver.servants
+    if servants.threads == 0:
+        yield (
+            "the threads that carry out calls of this Marshal are gone: calls wait without an answer, and nothing is "
+            "handed out. What is in hand can't be reported as done and is repeated. Restart the process"
+        )
+
+
+def _unwell(driver: Driver, now: float) -> Iterator[str]:
+    """What may pass, or is somebody else's to mend."""
+    interval_ms = driver.engine.settings.heartbeat_interval_ms
+    if driver.servants.refusal:
+        yield (
+            f"no further thread could be started to carry out calls ({driver.servants.refusal}): a call waits until "
+            "the one before has ended. Nothing is lost. Raise the limit of threads of this process or container"
+        )
+    call = driver.callbacks.running
+    if call is not None and now - call.began_at > interval_ms:
+        yield (
+            f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
+            "and new ones hand out nothing. Nothing is lost. Let it return, and do what takes long on another thread"
+        )
+    if (failing := driver.failures.failing) is not None:
+        reason, since = failing
+        yield (
+            f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
+            "can't be proven end by themselves, and nothing is handed out then; what is done meanwhile is repeated if "
+            "others take over. It goes on by itself when the brokers answer again"
+        )
+    if driver.engine.draining:
+        yield (
+            "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "
+            "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
+        )
+    for cp, level in driver.replica.stopped():
+        yield (
+            f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "
+            "not know: its leases in it have ended, and it works on in the others. Install a release that supports it"
+        )

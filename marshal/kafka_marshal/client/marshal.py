@@ -1,0 +1,577 @@
+"""Marshal: one member of one group, on one coordination topic."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from kafka_marshal import arguments
+from kafka_marshal.adapters.opening import open_cluster
+from kafka_marshal.client.base import Membership
+from kafka_marshal.client.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    cut_off,
+    end_all,
+    late_text,
+)
+from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
+from kafka_marshal.client.health import Health, examine
+from kafka_marshal.client.lease import Lease
+from kafka_marshal.client.one_process import OneProcess, WithBlock
+from kafka_marshal.client.options import (
+    DEFAULT_BYTES_IN_FLIGHT,
+    ConsumerOptions,
+    Delivery,
+    Start,
+    WhenStuck,
+    checked_callbacks,
+    checked_topics,
+)
+from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.client.serving import Answer, Servants
+from kafka_marshal.client.view import WorldView, lease_info
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.policies import Balanced, Policy
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.errors import (
+    ClaimTimeoutError,
+    ClosedError,
+    ConfigurationError,
+    GroupPausedError,
+    HeldError,
+    MarshalError,
+    SnapshotDifferenceError,
+)
+from kafka_marshal.logs import Event, log
+from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.ports import Cluster
+from kafka_marshal.watchdog import Watchdog
+from kafka_marshal.watchdog.properties import producer_properties
+from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
+
+__all__ = ["Marshal"]
+
+M = TypeVar("M", bound=Membership[Any])
+
+DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+
+class _Opened(NamedTuple):
+    """What a Marshal has open."""
+
+    driver: Driver
+    watchdog: Watchdog | None
+    world: WorldView
+
+    def undo(self) -> None:
+        """Nobody got it."""
+        self.driver.shut_down()
+        if self.watchdog is not None:
+            self.watchdog.close()
+
+
+class Marshal(OneProcess, WithBlock):
+    """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
+
+    ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
+    group at a time; keep it over restarts and a restarted process takes its partitions over at once (C7). Without
+    one, a unique one is made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent
+    member is replaced after two intervals. ``watchdog`` (Linux): a small process beside this one releases what it holds
+    as soon as it dies without a goodbye (kill -9, a segfault, out of memory), so that others need not wait for two
+    intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts it.
+
+    Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
+    where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
+
+    Attributes:
+        world: what the log says about this group, read-only (WorldView): leases, holders, positions.
+        watchdog: the process that releases for this one should it die; None: there is none.
+        bootstrap_servers, group_id, client_id, topic, heartbeat_interval_ms, config: as given, or the defaults.
+        instance_id: names this run of this Marshal, for ever (HOST/PID/RELEASE/RANDOM).
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        config: Mapping[str, object] | None = None,
+        watchdog: bool = False,
+        timeout: float = START_TIMEOUT_S,
+    ) -> None:
+        check_bootstrap(bootstrap_servers)
+        self.bootstrap_servers = bootstrap_servers
+        self.config: Mapping[str, object] = arguments.a_mapping("config", config)
+        arguments.a_flag("watchdog", watchdog)
+        self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
+        check_threads()
+        self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
+
+    @classmethod
+    def on_cluster(
+        cls,
+        cluster: Cluster,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        timeout: float = START_TIMEOUT_S,
+    ) -> Self:
+        """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        marshal = cls.__new__(cls)
+        marshal.bootstrap_servers = ""
+        marshal.config = {}
+        marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
+        marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+
+    def _name(
+        self, group_id: str, client_id: str | None, topic: str, heartbeat_interval_ms: int, timeout: float
+    ) -> None:
+        self.group_id = group_id
+        self.client_id = new_client_id() if client_id is None else client_id
+        check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.topic = arguments.text("topic", topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+
+    def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
+        self.instance_id = cluster.runtime.new_instance_id()
+        self._cluster = cluster
+        self._consumers: list[Membership[Any]] = []
+        #: Not empty: loops end. A list, since iterating threads look at it before each message.
+        self.stop_signal: list[bool] = []
+        self._closed = False
+        self._limit = Limit(cluster.runtime)
+        self._ending = cluster.runtime.lock()
+        self._has_ended = False
+        #: The process that speaks for this one should it die; None: there is none.
+        self.watchdog: Watchdog | None = None
+        self._driver: Driver
+        #: What the log says about this group, read-only.
+        self.world: WorldView
+        servants = Servants(cluster.runtime)
+        answer: Answer[_Opened] | None = None
+        try:
+            servants.begin()
+            answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=_Opened.undo)
+            opened = answer.wait()
+            answer.receipt.out = True; self._driver, self.watchdog, self.world = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+            if answer is not None:
+                answer.receipt.left = True
+            servants.end()
+            raise
+
+    def _open(self, cluster: Cluster, servants: Servants, *, watchdog: bool) -> _Opened:
+        """Open everything, on a thread of our own: no signal can part that."""
+        beside: Watchdog | None = None
+        try:
+            if watchdog:
+                beside = self._start_watchdog()
+            cluster.expect(self.topic, delivery_timeout_ms=self.heartbeat_interval_ms)
+            driver = Driver(
+                cluster,
+                self.topic,
+                lambda partitions: EngineSettings(
+                    self.group_id, self.client_id, self.instance_id, partitions, self.heartbeat_interval_ms
+                ),
+                keep_snapshots=True,
+                servants=servants,
+                timeout_s=self._timeout_s,
+            )
+            driver.at_exit = self._end_at_exit
+        except BaseException:
+            if beside is not None:
+                beside.close()
+            cluster.close()
+            raise
+        if beside is not None:
+            beside.watch(driver)
+        with driver.condition:
+            driver.events.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
+        return _Opened(driver, beside, WorldView(driver))
+
+    def _start_watchdog(self) -> Watchdog:
+        """It starts while the log is read."""
+        watchdog = Watchdog(
+            f"worker {self.client_id!r} of group {self.group_id!r} (process {os.getpid()})",
+            self.topic,
+            (self.instance_id, self.client_id, self.group_id),
+            producer_properties(self.bootstrap_servers, self.config, self.heartbeat_interval_ms),
+            self.heartbeat_interval_ms,
+        )
+        watchdog.start()
+        return watchdog
+
+    # Work.
+
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        delivery: Delivery = "at-least-once",
+        policy: Policy | None = None,
+        start: Start = "earliest",
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        handler_timeout: float | None = None,
+        auto_done: bool = True,
+        claim_ahead: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
+        on_assign: PartitionsCallback | None = None,
+        on_revoke: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Consumer:
+        """A consumer that claims partitions of these topics as its policy wishes, and hands out their messages.
+
+        ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
+        reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
+        log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
+        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease;
+        where none of your threads has come back for as long, all is let go, and nothing claimed until one does.
+        ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
+        ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
+        there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
+        is left of the one in hand, reported as ever (C13).
+        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half fetched,
+        half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of which
+        something is in hand nothing more comes until some of that is done; one message of each partition does in any
+        case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        ``position_lost``: a partition whose log does not hold the group's position (P11) is ``"leave"``: left alone by
+        all members until the position is set, told by ``on_lost``, an ERROR log and ``lost_positions``; the others
+        go on; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for one
+        that can't be read (``stuck``, PartitionStuckError).
+        The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
+        finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
+        done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
+        properties for the fetching consumer.
+        """
+        options = ConsumerOptions.checked(
+            checked_topics(topics, self.topic),
+            delivery,
+            policy if policy is not None else Balanced(),
+            start,
+            batch_size,
+            handler_timeout,
+            auto_done,
+            claim_ahead,
+            max_bytes_in_flight,
+            position_lost=position_lost,
+            partition_stuck=partition_stuck,
+        )
+        settings = arguments.a_mapping("config", config)
+        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        return self._made(lambda: Consumer(self, self._driver, options, callbacks, settings))
+
+    def ranges(
+        self,
+        topics: Sequence[str],
+        *,
+        delivery: Delivery = "at-least-once",
+        policy: Policy | None = None,
+        start: Start = "earliest",
+        handler_timeout: float | None = None,
+        position_lost: WhenStuck = "leave",
+        on_assign: RangesCallback | None = None,
+        on_revoke: RangesCallback | None = None,
+        on_lost: RangesCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> RangeConsumer:
+        """A consumer that claims partitions as ``consumer`` does, and hands out ranges of their offsets.
+
+        For whoever reads by himself (Spark does): no message is fetched. The arguments are those of ``consumer``. Of
+        ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable offset, or,
+        under ``read_uncommitted``, at the high watermark. Whoever reads them must read with the same level.
+        """
+        wanted, policy = checked_topics(topics, self.topic), policy if policy is not None else Balanced()
+        options = ConsumerOptions.checked(
+            wanted, delivery, policy, start, 1, handler_timeout, False, position_lost=position_lost
+        )
+        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        level = {**self.config, **arguments.a_mapping("config", config)}.get("isolation.level", "read_committed")
+        if level not in ("read_committed", "read_uncommitted"):
+            raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        return self._made(lambda: RangeConsumer(self, self._driver, options, callbacks, level == "read_committed"))
+
+    def _made(self, make: Callable[[], M]) -> M:
+        """A consumer, made on a thread of ours; it ends where it does not reach the caller."""
+        self._check_open()
+
+        def made(_: object) -> M:
+            consumer = make()
+            self._consumers.append(consumer)
+            return consumer
+
+        answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))
+        try:
+            consumer = answer.wait()
+            answer.receipt.out = True; return consumer  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
+
+    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
+        """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
+
+        ``topic`` need not exist: then the lease is on its name alone. Where it does, the partition has to exist, too.
+        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
+        our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
+        where this Marshal holds it already, or the topic has no such partition.
+        """
+        arguments.text("topic", topic)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        timeout = arguments.seconds("timeout", timeout)
+        self._check_open()
+        answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)
+        try:
+            lease = answer.wait()
+            answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
+
+    def _serve_claim(self, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+        """Carry out ``claim``, on a thread of our own."""
+        key = (topic, partition)
+        deadline = self._driver.monotonic() + timeout
+        self._check_partition(topic, partition)
+        with self._driver.condition:
+            # While our own release of before is under way, the lease is neither ours nor free.
+            is_going = self._driver.engine.book.is_releasing
+            self._driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
+        with self._driver.locked() as engine:
+            self._driver.check()
+            self._check_lease_name(topic, partition)
+            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
+            if is_going(key):
+                raise ClaimTimeoutError(
+                    f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
+                    "Nothing was claimed; claim it again"
+                )
+            if engine.is_taken(key):
+                raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
+            manual = engine.claim(key)
+        with self._driver.condition:
+            # One answer of the log is waited for in any case, so that timeout=0 means: one try.
+            answer_s = 2 * self.heartbeat_interval_ms / 1000
+            self._driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
+            self._driver.wait_for(
+                lambda: is_gone() or manual.is_proven or bool(manual.loss),
+                max(0.0, deadline - self._driver.monotonic()),
+            )
+            self._driver.check()
+        with self._driver.locked():
+            if manual.is_proven:
+                return Lease(self._driver, manual)
+            manual.release(None, self._driver.now_ms())
+            self._driver.check_level(manual.lease.cp)
+            raise self._refusal(manual)
+
+    def _check_partition(self, topic: str, partition: int) -> None:
+        """Refuse a partition that its topic does not have: nobody would ever get a message under that lease."""
+        try:
+            info = self._cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
+        except MarshalError as error:
+            log(
+                logging.DEBUG,
+                "not_looked_up",
+                "claim of %s [%s]: the topic was not looked up: %s",
+                topic,
+                partition,
+                error,
+            )
+            return
+        if info is not None and partition >= info.partitions:
+            raise ConfigurationError(
+                f"{topic} [{partition}] does not exist: {topic!r} has {info.partitions} partition(s), 0 to "
+                f"{info.partitions - 1}. Nothing was claimed"
+            )
+
+    def _check_lease_name(self, topic: str, partition: int) -> None:
+        try:
+            ClaimingPartition(
+                self.instance_id, self.client_id, self.group_id, topic, partition, self.heartbeat_interval_ms
+            )
+        except InvalidRecordError as error:
+            raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
+
+    def _refusal(self, manual: ManualLease) -> Exception:
+        topic, partition = manual.key
+        where = f"{topic} [{partition}]"
+        worlds = self._driver.replica.worlds
+        world = worlds[manual.lease.cp]
+        pause = world.pause(self.group_id)
+        if manual.refusal == codes.PAUSED and pause is not None:
+            return GroupPausedError(
+                f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
+                "claimed; "
+                f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume",
+                client_id=pause.client_id,
+                expires=pause.expires,
+            )
+        held = world.lease(self.group_id, topic, partition)
+        if held is not None and held.held:
+            info = lease_info(held, world)
+            return HeldError(
+                f"{where}: held by {info.client_id!r} (epoch {info.epoch}, {info.freshness}, last beat at log time "
+                f"{info.last_beat}). Nothing was claimed. It falls free when its holder releases it or is silent for "
+                f"{2 * info.heartbeat_interval_ms} ms",
+                holder=info.client_id or "",
+                since=info.last_beat,
+                freshness=info.freshness,
+            )
+        return ClaimTimeoutError(
+            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "stopping" if self.stopping else "open"
+        return f"Marshal(group_id={self.group_id!r}, client_id={self.client_id!r}, topic={self.topic!r}, {state})"
+
+    # Ending.
+
+    def stop(self) -> None:
+        """Ask all loops over this Marshal's consumers to end. Safe in a signal handler; returns at once."""
+        self.stop_signal.append(True)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether stop() was called."""
+        return bool(self.stop_signal)
+
+    @property
+    def draining(self) -> bool:
+        """Whether an operator has asked this member to hand over (``kafka-marshal drain``): it claims nothing more."""
+        return self._driver.engine.draining
+
+    @property
+    def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
+        """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
+        return tuple(self._driver.alarms)
+
+    def health(self) -> Health:
+        """How this member is at this moment: for probes, and for people (``str()`` of it).
+
+        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
+        probe wants ``health().ok``, a liveness probe ``not health().needs_restart``.
+        """
+        return examine(self._driver, closed=self._closed or self._driver.is_over)
+
+    def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Release everything with its offsets, and end. A second call does nothing.
+
+        Waits for callbacks (``on_assign``, ``on_revoke``, ``on_lost``) that have not returned, but for one that calls
+        it, for at most ``timeout`` seconds (None: as long as it takes). Then a warning names what was not waited for,
+        all other partitions are released, and those of a callback that runs on end by themselves after two heartbeat
+        intervals. It ends a second after ``timeout`` at the latest, whatever holds it up, from any thread, in a
+        callback, in a signal's handler and at the interpreter's end (in a destructor that runs when threads have been
+        stopped it does nothing). In Kubernetes, choose a timeout well below ``terminationGracePeriodSeconds``.
+        """
+        self._end(True, None if timeout is None else arguments.seconds("timeout", timeout))
+
+    def _end_at_exit(self) -> None:
+        """The interpreter ends, and nobody has closed it."""
+        self._end(True, EXIT_TIMEOUT_S)
+
+    def terminate(self) -> None:
+        """End without releasing: a restart with the same client_id within HI takes its partitions over (C7)."""
+        self._end(False, CLOSE_TIMEOUT_S)
+
+    def _end(self, release: bool, timeout: float | None) -> None:
+        if self._closed and calling.get() is not None:
+            return  # another thread ends it, and waits for this callback
+        self._closed = True
+        self.stop_signal.append(True)
+        if not self._driver.forked:
+            self._limit.lower(timeout)
+            in_callback = calling.get() is not None
+            carry_out(
+                self._driver,
+                lambda: self._carry_out_end(release, in_callback),
+                timeout,
+                lambda: self._cut_off(timeout),
+            )
+
+    def _cut_off(self, timeout: float | None) -> str:
+        """The end is held up: beats end now, all waiting calls end, and the rest in the background; what that means."""
+        text = late_text(self._driver, "close() of a Marshal", timeout)
+        cut_off(self._driver)
+        return (
+            f"{text} It goes on in the background, and no heartbeat is sent any more: leases that are not released end "
+            "after two heartbeat intervals, and what was not reported as done is repeated by others"
+        )
+
+    def _carry_out_end(self, release: bool, in_callback: bool) -> None:
+        with self._driver.condition:
+            self._driver.condition.notify_all()  # whoever waits may have to be less patient
+        with self._ending:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            try:
+                if release:
+                    self._release_all(in_callback)
+                else:
+                    self._call_off_watchdog()  # what it would release is to be kept
+                    for consumer in self._consumers:
+                        consumer._abandon()
+                    with self._driver.locked() as engine:
+                        engine.last_words(self._driver.now_ms())
+                self._driver.flush(CLOSE_TIMEOUT_S)
+                for consumer in self._consumers:
+                    consumer._await_answers()
+            finally:
+                for consumer in self._consumers:
+                    consumer._free()
+                how = "left" if release else "left without releasing; a restart takes its partitions over"
+                with self._driver.condition:
+                    self._driver.events.say(Event.LEFT, how)
+                self._driver.shut_down()
+                self._call_off_watchdog()
+
+    def _call_off_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.close()
+
+    def _release_all(self, in_callback: bool) -> None:
+        consumers = [consumer for consumer in self._consumers if not consumer._is_freed]
+        for consumer in consumers:
+            consumer._identify()
+        with self._driver.locked() as engine:
+            for consumer in consumers:
+                consumer._begin_release()
+            manual = list(engine.manual.values())
+            for lease in manual:
+                lease.release(None, self._driver.now_ms())
+        end_all(self._driver, consumers, self._limit, in_callback, manual, for_good=True)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this Marshal is closed; make a new one")
+        self._driver.call(self._check)
+
+    def _check(self) -> None:
+        with self._driver.locked(step=False):
+            self._driver.check()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,166 @@
+"""What a consumer can be made with, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Literal, get_args
+
+from kafka_marshal import arguments
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.work.consumer import ConsumerSettings
+from kafka_marshal.engine.work.stuck import UNREADABLE, Why
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.guard import report
+from kafka_marshal.node.coordination_topic import snapshots_topic
+
+__all__ = [
+    "DEFAULT_BYTES_IN_FLIGHT",
+    "ConsumerOptions",
+    "Delivery",
+    "Start",
+    "WhenStuck",
+    "checked_callbacks",
+    "checked_topics",
+]
+
+#: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
+Delivery = Literal["at-least-once", "at-most-once"]
+
+#: Where a group begins on partitions that it never held.
+Start = Literal["earliest", "latest"] | datetime
+
+#: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
+WhenStuck = Literal["leave", "raise"]
+
+#: Enough for 20 ms of a fast backlog, and little beside what librdkafka itself stores (as much again).
+DEFAULT_BYTES_IN_FLIGHT = 64_000_000
+
+#: What a broker takes as a topic's name, but for "." and "..".
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """A consumer's options, checked."""
+
+    topics: tuple[str, ...]
+    at_most_once: bool
+    policy: Policy
+    start: str | datetime
+    batch_size: int
+    handler_timeout_ms: float | None
+    #: Iterating marks a message done when the next one is asked for.
+    auto_done: bool
+    #: At most once: claim a batch while the one before it is handled.
+    claim_ahead: bool
+    #: Bytes of message values that are fetched, and in hand, at a time.
+    max_bytes_in_flight: int
+    #: Which partitions that stand still are raised.
+    raises: frozenset[Why]
+
+    @classmethod
+    def checked(
+        cls,
+        topics: tuple[str, ...],
+        delivery: str,
+        policy: Policy,
+        start: str | datetime,
+        batch_size: int,
+        handler_timeout: float | None,
+        auto_done: bool,
+        claim_ahead: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        *,
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
+    ) -> ConsumerOptions:
+        """Raises ConfigurationError for what can't work."""
+        arguments.one_of("delivery", delivery, get_args(Delivery))
+        if not isinstance(start, datetime):
+            arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
+        elif start.tzinfo is None:
+            raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
+        arguments.an_instance("policy", policy, Policy, "a Policy such as Balanced()")
+        batch_size = arguments.a_whole("batch_size", batch_size, 1)
+        if handler_timeout is not None:
+            arguments.seconds("handler_timeout", handler_timeout, above=0)
+        arguments.a_flag("auto_done", auto_done)
+        if arguments.a_flag("claim_ahead", claim_ahead) and delivery != "at-most-once":
+            raise ConfigurationError(
+                "claim_ahead=True is for delivery='at-most-once': at least once nothing is claimed before it is handled"
+            )
+        max_bytes_in_flight = arguments.a_whole("max_bytes_in_flight", max_bytes_in_flight, 1)
+        for name, value in (("position_lost", position_lost), ("partition_stuck", partition_stuck)):
+            arguments.one_of(name, value, get_args(WhenStuck))
+        lost = frozenset({Why.POSITION}) if position_lost == "raise" else frozenset[Why]()
+        timeout_ms = None if handler_timeout is None else handler_timeout * 1000
+        at_most_once = delivery == "at-most-once"
+        return cls(
+            topics,
+            at_most_once,
+            policy,
+            start,
+            batch_size,
+            timeout_ms,
+            auto_done,
+            claim_ahead,
+            max_bytes_in_flight,
+            lost | UNREADABLE if partition_stuck == "raise" else lost,
+        )
+
+    def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
+        """What the engine is told; callbacks: those that are not None will be called. ranges: instead of messages."""
+        return ConsumerSettings(
+            at_most_once=self.at_most_once,
+            policy=self.policy,
+            start=self.start,
+            batch_size=self.batch_size,
+            handler_timeout_ms=self.handler_timeout_ms,
+            callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
+            ranges=ranges,
+            raises=self.raises,
+            policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
+        )
+
+
+def checked_callbacks(**callbacks: object) -> None:
+    """Raises ConfigurationError for a callback (None: there is none) that can't be called."""
+    for name, callback in callbacks.items():
+        if callback is not None:
+            arguments.a_function(name, callback, "consumer, partitions")
+
+
+def checked_topics(topics: Sequence[str], coordination_topic: str) -> tuple[str, ...]:
+    """Names and ^patterns that can be read; raises ConfigurationError for others."""
+    wanted = "a list of names or ^patterns"
+    names = arguments.several("topics", topics, wanted)
+    if not names:
+        raise arguments.wrong("topics", wanted, topics)
+    for name in names:
+        _check_topic(name, coordination_topic)
+    return tuple(names)
+
+
+def _check_topic(topic: object, coordination_topic: str) -> None:
+    if not isinstance(topic, str):
+        raise ConfigurationError(f"topics must be a list of names or ^patterns; {topic!r} is no string")
+    if topic.startswith("^"):
+        try:
+            re.compile(topic)
+        except re.error as error:
+            raise ConfigurationError(f"topics: the pattern {topic!r} is no regular expression: {error}") from error
+    elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise ConfigurationError(
+            f"topics: no topic can be called {topic!r}, so nobody would ever get a message of it. Names have 1 to 249 "
+            "ASCII letters, digits, dots, underscores and hyphens; a pattern begins with ^"
+        )
+    elif topic in (coordination_topic, snapshots_topic(coordination_topic)):
+        raise ConfigurationError(
+            f"topics: {topic!r} holds the records by which members coordinate, not messages to share out. Nothing was "
+            "claimed. kafka-marshal log shows what is in it"
+        )

@@ -1,0 +1,134 @@
+"""A read-only view of the group's state, as this process's replica knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafka_marshal import arguments
+from kafka_marshal.client.one_process import OneProcess
+from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.engine_lock import under_lock
+from rationalizer import Lease, World, route_lease
+
+__all__ = ["LeaseInfo", "WorldView", "lease_info"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """One lease at one moment."""
+
+    topic: str
+    partition: int
+    #: client_id of the holder; None: free.
+    client_id: str | None
+    instance_id: str | None
+    #: The fencing token (C9): grows with every holder.
+    epoch: int
+    #: "free", "fresh", "unknown" or "stale", at log time (C1).
+    freshness: str
+    heartbeat_interval_ms: int
+    #: Log time (ms) of the last beat.
+    last_beat: int
+    #: Everything up to this offset is done; None: nothing is (P2).
+    stable: int | None
+    #: Done beyond stable, as inclusive intervals (P1).
+    ranges: tuple[tuple[int, int], ...]
+    #: At-most-once high-water mark; None: none (C12).
+    granted: int | None
+    group_id: str
+
+    @property
+    def holder(self) -> str | None:
+        """The holder's client_id, None while the lease is free."""
+        return self.client_id
+
+
+def lease_info(lease: Lease, world: World) -> LeaseInfo:
+    """Freeze a lease as its CP knows it now."""
+    progress = lease.progress
+    return LeaseInfo(
+        topic=lease.topic,
+        partition=lease.partition,
+        client_id=lease.client_id,
+        instance_id=lease.instance_id,
+        epoch=lease.epoch,
+        freshness=lease.freshness(world.log_time),
+        heartbeat_interval_ms=lease.heartbeat_interval_ms,
+        last_beat=lease.last_beat,
+        stable=progress.stable if progress.stable >= 0 else None,
+        ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
+        granted=progress.granted if progress.granted >= 0 else None,
+        group_id=lease.group_id,
+    )
+
+
+class WorldView(OneProcess):
+    """What the log says about this Marshal's group. Every call looks at the present state."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __repr__(self) -> str:
+        return f"WorldView(group_id={self._driver.engine.settings.group_id!r})"
+
+    def lease(self, topic: str, partition: int) -> LeaseInfo | None:
+        """One lease; None: nobody of the group ever held it."""
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        return self._driver.call(self._lease, arguments.text("topic", topic), partition)
+
+    def _lease(self, topic: str, partition: int) -> LeaseInfo | None:
+        with self._driver.locked(step=False) as engine:
+            worlds = self._driver.replica.worlds
+            world = worlds[route_lease(topic, partition, len(worlds))]
+            lease = world.lease(engine.settings.group_id, topic, partition)
+            return None if lease is None else lease_info(lease, world)
+
+    def leases(self) -> list[LeaseInfo]:
+        """All leases of the group, sorted by topic and partition."""
+        return self._driver.call(self._leases)
+
+    def _leases(self) -> list[LeaseInfo]:
+        with self._driver.locked(step=False) as engine:
+            found = [
+                lease_info(lease, world)
+                for world in self._driver.replica.worlds.values()
+                for lease in world.leases()
+                if lease.group_id == engine.settings.group_id
+            ]
+        return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+
+    @property
+    def log_time(self) -> int:
+        """The latest log time (ms) of any partition of the coordination topic (T1)."""
+        return self._driver.call(self._log_time)
+
+    def _log_time(self) -> int:
+        with self._driver.condition:
+            return max(world.log_time for world in self._driver.replica.worlds.values())
+
+    def wait_for(self, predicate: Callable[[WorldView], object], timeout: float | None = None) -> bool:
+        """Wait until predicate(this view) is true, at most timeout seconds; whether it became true.
+
+        The predicate is asked after every change. It must be quick: it runs under this Marshal's lock, on a thread
+        of this Marshal's.
+        """
+        arguments.a_function("predicate", predicate, "view")
+        if timeout is not None:
+            arguments.seconds("timeout", timeout)
+        self._driver.refuse_fork()
+        return self._driver.servants.ask(self._wait_for, predicate, timeout).wait()
+
+    def _wait_for(
+        self, is_gone: Callable[[], bool], predicate: Callable[[WorldView], object], timeout: float | None
+    ) -> bool:
+        def is_met() -> bool:
+            token = under_lock.set(True)  # it may call what takes the lock
+            try:
+                return is_gone() or bool(predicate(self))
+            finally:
+                under_lock.reset(token)
+
+        with self._driver.condition:
+            return bool(self._driver.wait_for(is_met, timeout))

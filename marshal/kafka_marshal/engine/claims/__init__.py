@@ -1,0 +1,1 @@
+"""Leases: claimed, kept, let go; who else is there, and who shall have what."""

@@ -1,0 +1,176 @@
+"""A lease claimed by hand: who waits for what, and what the log answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState, Outbox, OwnLease
+from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.effects import Key
+from rationalizer import ClaimingMessages, CommitRanges, codes
+
+__all__ = ["Answer", "HandIn", "ManualLease"]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What somebody waits for: None until our replica applied the record."""
+
+    accepted: bool | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Our release as our replica applied it, accepted."""
+
+    last_offset: int | None
+    code: str
+    #: We had the group paused at that very place of the log: last_offset replaced the progress (C11).
+    pausing: bool
+
+
+class ManualLease:
+    """One lease that a user claimed by hand. Called under the shell's lock."""
+
+    def __init__(
+        self, key: Key, book: LeaseBook, observer: Observer, outbox: Outbox, ids: tuple[str, str, str]
+    ) -> None:
+        self.key = key
+        self.lease: OwnLease = book.want(key, observer.cp_of(key), self)
+        #: Why the last claim was rejected; "": none was yet.
+        self.refusal = ""
+        #: Why the lease is over; "": it is not.
+        self.loss = ""
+        self.is_released = False
+        #: The release that ended it; None: none was applied yet (or somebody else ended it).
+        self.hand_in: HandIn | None = None
+        self._book = book
+        self._observer = observer
+        self._outbox = outbox
+        self._ids = ids
+        self._beats: list[tuple[int | None, Answer]] = []
+        self._grants: dict[int, Answer] = {}
+        self._next_try = 0.0
+        self._tried = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Granted by the log, and proven by a sending of ours (T4): it can be used."""
+        return self.lease.held and self.lease.valid_until > 0
+
+    # What the lease tells its owner (LeaseOwner).
+
+    def granted(self, now: float) -> None:
+        self.refusal = ""
+
+    def refused(self, code: str, now: float) -> None:
+        self.refusal = code
+        self._next_try = now + self.lease.heartbeat_interval_ms
+
+    def lost(self, reason: str, now: float) -> None:
+        self.loss = reason
+        self._answer_all(codes.FENCED)
+
+    def released(self, now: float) -> None:
+        self.is_released = True
+        self._answer_all(codes.NOT_HELD)
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        for place, (offset, answer) in enumerate(self._beats):
+            if offset == last_offset:
+                answer.accepted = accepted
+                del self._beats[: place + 1]
+                return
+
+    def progress_to_report(self) -> int | None:
+        return None
+
+    def grant_applied(self, last_offset: int, accepted: bool, code: str) -> None:
+        """A ClaimingMessages of ours was applied; any accepted copy counts (C17)."""
+        answer = self._grants.get(last_offset)
+        if answer is not None and not answer.accepted:
+            answer.accepted, answer.code = accepted, code
+
+    def release_applied(self, hand_in: HandIn) -> None:
+        """A release of ours was applied as accepted; the first copy ends the lease."""
+        self.hand_in = self.hand_in or hand_in
+
+    def _answer_all(self, code: str) -> None:
+        for _, answer in self._beats:
+            if answer.accepted is None:
+                answer.accepted, answer.code = False, code
+        for answer in self._grants.values():
+            if answer.accepted is None:
+                answer.accepted, answer.code = False, code
+        self._beats.clear()
+
+    # What the user asks for.
+
+    def step(self, now: float) -> None:
+        """Claim, or claim again as soon as that makes sense; while held by others, once every HI as a wish (C4)."""
+        lease = self.lease
+        if lease.state is not LeaseState.WANTED:
+            return
+        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
+            return
+        if self._observer.is_stopped(lease.cp):
+            self.refusal = codes.UPGRADE_REQUIRED
+            return
+        if self._observer.paused_until(lease.cp, now) is not None:
+            self.refusal = codes.PAUSED
+            return
+        first = not self._tried
+        if first or now >= min(self._next_try, self._observer.opens_at(self.key, now)):
+            self._next_try = now + lease.heartbeat_interval_ms
+            self._tried = True
+            epoch = self._observer.inherited.pop(self.key, None) if first else None
+            held = self._observer.lease(self.key)
+            self._book.claim(lease, now, take_over=held is not None and held.held and held.epoch == epoch)
+
+    def deadline(self, now: float) -> float:
+        """When ``step`` has something to do again."""
+        lease = self.lease
+        if lease.state is not LeaseState.WANTED:
+            return float("inf")
+        if self._observer.is_stopped(lease.cp):
+            return float("inf")
+        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
+            return lease.claim_sent_at + lease.heartbeat_interval_ms
+        pause_ends = self._observer.paused_until(lease.cp, now)
+        if pause_ends is not None:
+            return pause_ends
+        return max(now + 1, min(self._next_try, self._observer.opens_at(self.key, now)))
+
+    def beat(self, last_offset: int | None, now: float) -> Answer:
+        """Heartbeat with an offset (C14)."""
+        answer = Answer()
+        self._beats.append((last_offset, answer))
+        self._book.beat(self.lease, last_offset, now)
+        return answer
+
+    def grant(self, last_offset: int, now: float) -> Answer:
+        """ClaimingMessages up to last_offset (C12)."""
+        answer = self._grants[last_offset] = Answer()
+        record = ClaimingMessages(*self._ids, *self.key, self.lease.epoch, last_offset)
+        self._outbox.append(self.lease.cp, record)
+        return answer
+
+    def commit_ranges(self, ranges: tuple[tuple[int, int], ...]) -> None:
+        """CommitRanges (P3); the admin's way to put old progress back (C11)."""
+        self._outbox.append(self.lease.cp, CommitRanges(*self._ids, *self.key, self.lease.epoch, ranges))
+
+    def release(self, last_offset: int | None, now: float) -> None:
+        """Release, or stop waiting for the grant."""
+        if self.lease.held:
+            self._book.release(self.lease, last_offset, now)
+        elif self.lease.state is LeaseState.WANTED:
+            self._book.drop(self.lease)
+            self.is_released = True
+
+    def release_bare(self, now: float) -> None:
+        """Release with no offset, also where a release with one is under way: whichever copy is first settles it."""
+        if self.lease.state is LeaseState.RELEASING:
+            self._book.release(self.lease, None, now)
+        else:
+            self.release(None, now)

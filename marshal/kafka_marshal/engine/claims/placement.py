@@ -1,0 +1,296 @@
+"""Asks the policy at the right moments, and shows it the world as a view.
+
+A policy is asked when something changed that it may care about, and when a lease is about to open, a wish wants to be
+renewed, or a free partition has lain idle for HI. In between nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from math import inf
+from typing import TYPE_CHECKING
+
+from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.policies import (
+    IDLE_TURN,
+    LEFT_OVER_TURN,
+    MAX_CYCLES,
+    Cycle,
+    Partitions,
+    PartitionView,
+    View,
+    Wishes,
+    standing,
+)
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.work.assignment import Assignment, Stage
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.work.consumer import ConsumerEngine
+
+__all__ = ["Placement"]
+
+Key = tuple[str, int]
+
+#: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
+#: under way: who is alone has 5,000 within 20 round trips, who is not sees the others before it has too many.
+FIRST_CLAIMS = 16
+ANSWERS_PER_CLAIM = 4
+
+#: HI for which what was taken up idle is kept: who came second with it is seen waiting for two of them.
+TAKEN_UP_INTERVALS = 3
+
+_OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
+
+_NONE: frozenset[Key] = frozenset()
+
+
+class Placement:
+    """When to ask the policy of one consumer, and what to show it.
+
+    What it is shown is kept, and only what changed is looked at again: the log tells of every change but one, a holder
+    that falls silent. When the first could be silent for too long, everything is looked at.
+    """
+
+    def __init__(self, consumer: ConsumerEngine, observer: Observer, settings: EngineSettings) -> None:
+        self._consumer = consumer
+        self._observer = observer
+        self._settings = settings
+        #: Anything may have changed since the policy was last asked.
+        self.dirty = True
+        #: When it must be asked again though nothing changes.
+        self.deadline = 0.0
+        #: By topic, which held lease we asked for last.
+        self._asked: dict[str, Key] = {}
+        #: Claims sent since we last wanted none: answered ones let more go out (see _wave).
+        self._claimed = 0
+        self._let_go: dict[Key, float] = {}
+        #: What we claimed since it lay idle, and until when it is kept.
+        self._taken_up: dict[Key, float] = {}
+        self._cycles: dict[Key, tuple[Cycle, ...]] = {}
+        self._shown = Partitions({})
+        self._subscribed: frozenset[Key] = frozenset()
+        self._by_cp: dict[int, list[Key]] = {}
+        self._order: dict[Key, int] = {}
+        self._closed: dict[int, float] = {}
+        #: What is to be looked at again, and whether the policy wants to hear of it.
+        self._touched: dict[Key, None] = {}
+        self._ask_policy = False
+        #: When all has to be looked at again: silent holders, idle partitions.
+        self._look_at = 0.0
+
+    def changed(self, key: Key) -> None:
+        """Something changed about one partition (or about who waits for it)."""
+        self._touched[key] = None
+        self._ask_policy = True
+
+    def log_time_moved(self, cp: int, now: float) -> None:
+        """Somebody wants it known how late it is in a CP: leases there may have gone stale, or pauses ended (T3)."""
+        for key in self._observer.opening(self._by_cp.get(cp, ()), cp, now, self._look_at):
+            self.changed(key)
+        self._ask_policy = self._ask_policy or cp in self._closed
+
+    def touched(self, key: Key) -> None:
+        """We did something about a partition on the policy's behalf: no reason to ask it again."""
+        self._touched[key] = None
+
+    def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
+        """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
+        self._let_go[key] = now + intervals * self._settings.heartbeat_interval_ms
+
+    def measure(self, assignment: Assignment, log_end: int, now: float) -> None:
+        """Close a cycle of an assignment where one HI has gone by (ReleaseIfBehind)."""
+        assignment.log_end = log_end
+        done = assignment.tracker.done.stable
+        if assignment.meter is None:
+            assignment.meter = (now, done, log_end)
+            return
+        since, old_done, old_end = assignment.meter
+        seconds = (now - since) / 1000
+        if seconds * 1000 < self._settings.heartbeat_interval_ms:
+            return
+        assignment.meter = (now, done, log_end)
+        cycle = Cycle(max(0, log_end - done - 1), (done - old_done) / seconds, (log_end - old_end) / seconds)
+        before = self._cycles.get(assignment.key, ())
+        cycles = (*before, cycle)[-MAX_CYCLES:]
+        if cycles != before:  # where nothing comes and nothing is done, there is nothing new to ask the policy about
+            self._cycles[assignment.key] = cycles
+            self.changed(assignment.key)
+
+    def wishes(self, now: float) -> Wishes | None:
+        """What the policy wants done now; None: nothing changed, or the group is paused."""
+        if not (self.dirty or self._ask_policy) and now < self.deadline:
+            return None
+        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        if 2 * under_way > self._limit_of_claims(under_way) and now < self.deadline:
+            return None  # the answers will be many at once: one look at them all, and then a wave of claims, not a drip
+        self._look(now)
+        if self._inherit(now):
+            self._look(now)
+        self.deadline = min((self._look_at, *self._closed.values(), *self._let_go.values(), *self._taken_up.values()))
+        if not self._shown:
+            return None
+        assignments = self._consumer.assignments
+        own = [(key, x) for key, x in assignments.items() if x.stage in _OWN_STAGES and not x.releasing]
+        keys = tuple(sorted(key for key, _ in own if key in self._shown))
+        waiting = self._observer.waiting(self._consumer.subscription.topics, now)
+        view = View(
+            client_id=self._settings.client_id,
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            partitions=self._shown.snapshot(),
+            asking=waiting.pop(self._settings.client_id, None) is not None,
+            waiting=waiting,
+            asked_for=self._observer.asked_for(now),
+            left_alone=frozenset(self._let_go),
+            taken_up=frozenset(self._taken_up),
+            pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
+            letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,
+            order=self._order,
+        )
+        wishes = self._answer(view, keys, now)
+        if wishes is not None and self._consumer.delivery.evicted:
+            wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
+        return None if wishes is None else self._limit(wishes, now)
+
+    def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:
+        """What the policy wishes of what it was shown; None: it raised, and is asked again after HI, or a change."""
+        try:
+            wishes = self._consumer.settings.policy.wishes(view, own, now)
+            if not isinstance(wishes, Wishes):
+                raise TypeError(f"wishes() must return Wishes, not {type(wishes).__name__}")
+            is_shown = self._shown.__contains__
+            return Wishes(
+                claim=tuple(filter(is_shown, wishes.claim)),
+                release=tuple(filter(is_shown, wishes.release)),
+                ask=tuple(filter(is_shown, wishes.ask)),
+                surplus=frozenset(wishes.surplus),
+                idle=frozenset(wishes.idle),
+            )
+        except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases
+            self._consumer.settings.policy_raised(error)
+            self.deadline = min(self.deadline, now + self._settings.heartbeat_interval_ms)
+            return None
+
+    def _limit(self, wishes: Wishes, now: float) -> Wishes:
+        """Leave to others what they are to have; ask for one held lease of a topic every HI, and of whoever is new."""
+        claim = self._wave(tuple(key for key in wishes.claim if key not in self._let_go))
+        for key in wishes.idle.intersection(claim):
+            self._taken_up[key] = now + TAKEN_UP_INTERVALS * self._settings.heartbeat_interval_ms
+        asks, hi = list[Key](), self._settings.heartbeat_interval_ms
+        for key in wishes.ask:
+            if key in self._consumer.assignments or key in self._let_go:
+                continue
+            under_way = self._consumer.assignments.get(self._asked.get(key[0], key))
+            if under_way is not None and under_way.stage is Stage.CLAIMING:
+                continue
+            wished_at = self._observer.wished_at(key[0])
+            if now >= wished_at + hi or self._observer.may_not_know(key, wished_at):
+                self._asked[key[0]] = key
+                asks.append(key)
+            else:
+                self.deadline = min(self.deadline, wished_at + hi)
+        return replace(wishes, claim=(*claim, *asks), ask=())
+
+    def _wave(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
+        """As many of these claims as may go out now: a few at first, then waves of ever more as the log answers.
+
+        So members that start together see each other before each of them has claimed everything.
+        """
+        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        if not wanted:
+            self._claimed = under_way
+            return ()
+        room = max(0, self._limit_of_claims(under_way) - under_way)
+        wave = wanted if len(wanted) <= room else self._together(wanted)[:room]
+        self._claimed += len(wave)
+        self._ask_policy = self._ask_policy or len(wave) < len(wanted)
+        return wave
+
+    def _together(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
+        """Those of one CP next to each other: so a wave is one request or two, and one fetch of each replica."""
+        by_cp: dict[int, list[Key]] = {}
+        for key in wanted:
+            by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+        return tuple(chain.from_iterable(by_cp.values()))
+
+    def _limit_of_claims(self, under_way: int) -> int:
+        return FIRST_CLAIMS + max(0, self._claimed - under_way) // ANSWERS_PER_CLAIM
+
+    def _inherit(self, now: float) -> bool:
+        """While starting: take over what an older instance of this client holds (C7)."""
+        inherited = self._observer.inherited
+        keys = [key for key in inherited if key in self._shown and not self._consumer.is_taken(key)]
+        for key in keys:
+            epoch = inherited.pop(key)
+            lease = self._observer.lease(key)
+            if lease is not None and lease.held and lease.epoch == epoch and self._observer.opens_at(key, now) > now:
+                self._consumer.claim(key, now, take_over=True)
+        return bool(keys)
+
+    def _look(self, now: float) -> None:
+        """Bring up to date what is shown, and when to look again."""
+        self._let_go = {key: until for key, until in self._let_go.items() if until > now}
+        self._taken_up = {key: until for key, until in self._taken_up.items() if until > now}
+        closed = self._observer.closed_cps(now)
+        partitions: Iterable[Key] = self._touched
+        if self.dirty or now >= self._look_at or closed.keys() != self._closed.keys():
+            partitions = self._consumer.subscription.partitions
+            if self.dirty:
+                self._subscribed = frozenset(partitions)
+                self._by_cp = {}
+                for key in partitions:
+                    self._by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+                self._order = {key: standing(key, cp) for cp, keys in self._by_cp.items() for key in keys}
+            self._shown = Partitions({})
+            self._look_at = inf
+        self.dirty = self._ask_policy = False
+        self._closed = closed
+        alike: dict[object, PartitionView] = {}  # one view for all that somebody holds, or let go of at one moment
+        for key in partitions:
+            shown = self._view(key, now, alike)
+            if shown is None:
+                self._shown.take_out(key)
+            else:
+                self._shown.show(key, shown)
+        self._touched = {}
+
+    def _view(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView | None:
+        """A partition of the subscription, where it can be worked on now."""
+        observer, assignment = self._observer, self._consumer.assignments.get(key)
+        if (
+            key not in self._subscribed
+            or key in self._consumer.blocked
+            or (self._closed and observer.cp_of(key) in self._closed)
+        ):
+            return None
+        holder: str | None = self._settings.client_id
+        if assignment is not None and not assignment.over:
+            if cycles := self._cycles.get(key):
+                return PartitionView(holder=holder, cycles=cycles)
+        else:
+            self._cycles.pop(key, None)
+            opens_at, holder = observer.look(key, now, self._look_at)
+            if opens_at > now:
+                self._look_at = min(self._look_at, opens_at)
+            elif assignment is None:
+                return self._idle(key, now, alike)
+            else:  # released by us, and not yet shown in the log
+                holder = self._settings.client_id
+        view = alike.get(holder)
+        if view is None:
+            view = alike[holder] = PartitionView(holder=holder)
+        return view
+
+    def _idle(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView:
+        """A partition that can be claimed."""
+        hi = self._settings.heartbeat_interval_ms
+        since = self._observer.free_since(key, now)
+        view = alike.get(since)
+        if view is None:
+            view = alike[since] = PartitionView(holder=None, free_since=since)
+            for share in (LEFT_OVER_TURN, 1, 1 + IDLE_TURN):
+                if (due := since + share * hi + 1) > now:
+                    self._look_at = min(self._look_at, due)
+        return view

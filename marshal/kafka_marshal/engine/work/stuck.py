@@ -1,0 +1,277 @@
+"""Partitions that stand still though there is something to read, and why: told once, and again seldom.
+
+Kafka's client goes on trying, for ever and with a line in the log each time, where a batch is corrupt, a record larger
+than it may receive, or a leader gone; to who asks for messages such a partition looks like a quiet one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka_marshal.engine.effects import Key, LookUp, StartFetch, Warn
+from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.errors import PartitionStuckError, PositionLostError
+from kafka_marshal.ports import TopicInfo
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.work.consumer import ConsumerEngine
+
+__all__ = [
+    "LOOK_UP_AGAIN_MS",
+    "STUCK_AFTER_MS",
+    "UNREADABLE",
+    "Stuck",
+    "StuckPartitions",
+    "Why",
+    "larger",
+    "unreadable",
+]
+
+#: A read that fails is tried again by itself, and mostly goes on: it is no news before it has failed for so long.
+STUCK_AFTER_MS = 1_000.0
+
+#: Nothing came for so long of what the log holds. Longer than a leader's election, or a slow first fetch.
+SILENT_AFTER_MS = 10_000.0
+
+#: How soon a reader is replaced again.
+RENEWED_EVERY_MS = 60_000.0
+
+#: A connection that broke off at too large an answer says nothing about partitions that stand still later than this.
+TOO_LARGE_FOR_MS = 10_000.0
+
+#: What stands still is told again so often, in the log alone.
+SAID_EVERY_MS = 600_000.0
+
+#: How soon the leader is asked again what its log holds, where it has answered that we stand in it.
+LOOK_UP_AGAIN_MS = 1_000.0
+
+
+class Why(StrEnum):
+    """Why a partition stands still."""
+
+    UNREADABLE = "unreadable"
+    TOO_LARGE = "too large"
+    SILENT = "silent"
+    NO_LEADER = "no leader"
+    POSITION = "position lost"
+
+
+#: What does not mend itself. (It ends no loop unless the user asked for that: it would end the next worker's, too.)
+UNREADABLE = frozenset({Why.UNREADABLE, Why.TOO_LARGE})
+
+
+class Stuck(NamedTuple):
+    """A partition that stands still."""
+
+    topic: str
+    partition: int
+    #: The offset that comes next, once it goes on.
+    offset: int
+    #: "unreadable", "too large", "silent", "no leader" or "position lost".
+    why: str
+    #: What happened, what it means, and the way past it.
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(slots=True)
+class _Told:
+    stuck: Stuck
+    since: float
+    said_at: float
+
+
+class StuckPartitions:
+    """Those of one consumer. Called under the shell's lock, with our own clock's now (ms)."""
+
+    def __init__(self, consumer: ConsumerEngine, group_id: str) -> None:
+        self._consumer = consumer
+        self._group_id = group_id
+        self._told: dict[Key, _Told] = {}
+        #: Reads that failed at an offset: that offset, since when, and what the reader said first.
+        self._failed: dict[Key, tuple[int, float, str]] = {}
+        #: Since when a partition has had no leader.
+        self._leaderless: dict[Key, float] = {}
+        #: Assigning again did not help: the reader is to be replaced. Whoever does it takes this back.
+        self.is_reader_deaf = False
+        self._renewed_at = float("-inf")
+        #: Of which the leader is asked where its log ends.
+        self._asked: Assignment | None = None
+        #: When a connection last broke off as an answer was too large, and what the reader said.
+        self._too_large: tuple[float, str] = (float("-inf"), "")
+
+    @property
+    def lost(self) -> list[Stuck]:
+        """Those of them whose position is lost. Any thread may ask, without the lock."""
+        return [one for one in self.found if one.why == Why.POSITION]
+
+    @property
+    def found(self) -> list[Stuck]:
+        """What stands still, by topic and partition. Any thread may ask, without the lock."""
+        return sorted([told.stuck for told in list(self._told.values())], key=lambda one: (one.topic, one.partition))
+
+    # What is told of partitions.
+
+    def failed(self, key: Key, text: str, now: float) -> None:
+        """Reading a partition failed at the offset that comes next."""
+        assignment = self._consumer.assignments.get(key)
+        if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
+            return
+        offset, since, first_text = self._failed.get(key, (-1, 0.0, ""))
+        if offset != assignment.fetch_next:
+            self._failed[key] = (assignment.fetch_next, now, text)
+            self._consumer.warn(f"{key[0]} [{key[1]}]: {text}")
+        elif now >= since + STUCK_AFTER_MS:
+            text = unreadable(*key, offset, first_text, self._group_id)
+            self._tell(key, Why.UNREADABLE, offset, text, now)
+
+    def too_large(self, text: str, now: float) -> None:
+        """A connection broke off as an answer was larger than the reader may receive; whose it was, nobody knows."""
+        self._too_large = (now, text)
+
+    def leaders(self, topics: Mapping[str, TopicInfo], now: float) -> None:
+        """What the cluster says of leaders."""
+        without = {
+            (topic, partition)
+            for topic, info in topics.items()
+            for partition in info.leaderless
+            if (topic, partition) in self._consumer.assignments
+        }
+        self._leaderless = {key: self._leaderless.get(key, now) for key in without}
+        for key in [key for key, told in self._told.items() if told.stuck.why == Why.NO_LEADER and key not in without]:
+            self._goes_on(key, now)
+
+    def position_lost(self, key: Key, offset: int, text: str, now: float) -> None:
+        """The group's position means nothing in the log that is there (P11, P12)."""
+        self._tell(key, Why.POSITION, offset, text, now)
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """These are not ours any more, or somebody has set their positions."""
+        for key in keys:
+            self._told.pop(key, None)
+            self._failed.pop(key, None)
+            self._leaderless.pop(key, None)
+
+    def let_go(self, key: Key) -> None:
+        """An assignment has ended. (A lost position stays: nobody of this group goes on.)"""
+        if (told := self._told.get(key)) is None or told.stuck.why != Why.POSITION:
+            self.forget([key])
+
+    # Every heartbeat interval.
+
+    def look(self, now: float, drained_at: float) -> None:
+        """drained_at: when a read last took all that had come."""
+        for key, assignment in self._consumer.assignments.items():
+            told = self._told.get(key)
+            if told is not None and assignment.fetch_next > told.stuck.offset and told.stuck.why != Why.NO_LEADER:
+                self._goes_on(key, now)
+            if not assignment.over:
+                self._look_at(key, assignment, now, drained_at)
+        for told in self._told.values():
+            if now >= told.said_at + SAID_EVERY_MS:
+                told.said_at = now
+                self._say(f"{told.stuck.text} (so for {(now - told.since) / 60_000:.0f} minutes)")
+
+    def _look_at(self, key: Key, assignment: Assignment, now: float, drained_at: float) -> None:
+        at = assignment.fetch_next
+        if now >= self._leaderless.get(key, now) + SILENT_AFTER_MS:
+            self._tell(key, Why.NO_LEADER, at, self._no_leader(key), now)
+            return
+        end = max(assignment.log_end or 0, assignment.asked_end)
+        if assignment.quiet is None or assignment.quiet[0] != at:
+            assignment.asked_at = now  # it has moved: what the reader knows of it is new
+            assignment.quiet = (at, now)
+            return
+        if end <= at:
+            assignment.quiet = (at, now)
+            self._ask(assignment, now, drained_at)
+            return
+        since, told = assignment.quiet[1], self._told.get(key)
+        if assignment.buffered or assignment.user_paused or assignment.stage is not Stage.ACTIVE:
+            return
+        broken_at, text = self._too_large
+        if now < broken_at + TOO_LARGE_FOR_MS and drained_at >= since + STUCK_AFTER_MS:
+            self._tell(key, Why.TOO_LARGE, at, larger(*key, at, text, self._group_id), now)
+        elif drained_at >= since + SILENT_AFTER_MS and (told is None or told.stuck.why == Why.SILENT):
+            assignment.quiet = (at, now)
+            if told is not None and told.stuck.offset == at and now >= self._renewed_at + RENEWED_EVERY_MS:
+                self._renewed_at, self.is_reader_deaf = now, True
+            self._tell(key, Why.SILENT, at, self._silent(key, at, end), now)
+            # A reader may never come back to it by itself: after a change of leader, say.
+            self._consumer.outbox.add(StartFetch(self._consumer.number, key, at))
+
+    def _ask(self, assignment: Assignment, now: float, drained_at: float) -> None:
+        """The reader knows of nothing more: does the leader? One partition at a time, each now and then."""
+        is_read = drained_at >= now - SILENT_AFTER_MS and assignment.stage is Stage.ACTIVE and not assignment.buffered
+        if self._asked is not None and not self._asked.over and now < self._asked.asked_at + SAID_EVERY_MS:
+            return
+        if is_read and not assignment.user_paused and now >= assignment.asked_at + SILENT_AFTER_MS:
+            assignment.asked_at, self._asked = now, assignment
+            self._consumer.outbox.add(LookUp(assignment, "earliest"))
+
+    def answered(self, assignment: Assignment, end: int) -> None:
+        """The leader says where the log ends."""
+        assignment.asked_end = end
+        if assignment is self._asked:
+            self._asked = None
+
+    # Telling.
+
+    def _tell(self, key: Key, why: Why, offset: int, text: str, now: float) -> None:
+        told = self._told.get(key)
+        if told is not None and (told.stuck.why, told.stuck.offset) == (why, offset):
+            return
+        self._told[key] = _Told(Stuck(*key, offset, str(why), text), now if told is None else told.since, now)
+        self._say(text)
+        if why in self._consumer.settings.raises:
+            kind = PositionLostError if why is Why.POSITION else PartitionStuckError
+            self._consumer.errors.append(kind(text, topic=key[0], partition=key[1], offset=offset))
+
+    def _say(self, text: str) -> None:
+        self._consumer.outbox.add(Warn(text, is_error=True))
+
+    def _goes_on(self, key: Key, now: float) -> None:
+        told = self._told.pop(key)
+        self._failed.pop(key, None)
+        self._consumer.warn(f"{key[0]} [{key[1]}]: goes on, after {(now - told.since) / 1000:.0f} s ({told.stuck.why})")
+
+    @staticmethod
+    def _silent(key: Key, offset: int, end: int) -> str:
+        return (
+            f"{key[0]} [{key[1]}]: nothing has come for {SILENT_AFTER_MS / 1000:.0f} s, though the log holds offsets "
+            f"{offset} to {end - 1}. Nothing is lost; it is fetched again, and goes on by itself. Can the broker that "
+            "leads this partition be reached from here, is the group throttled by a quota?"
+        )
+
+    @staticmethod
+    def _no_leader(key: Key) -> str:
+        return (
+            f"{key[0]} [{key[1]}]: has had no leader for {SILENT_AFTER_MS / 1000:.0f} s: nobody can read or write it. "
+            "Nothing of it is handed out until one is elected; then it goes on by itself. Are brokers with a replica "
+            "of it down? (kafka-topics --describe --unavailable-partitions names them)"
+        )
+
+
+def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str) -> str:
+    """What people are told where a batch is corrupt; text is the reader's own."""
+    return (
+        f"{topic} [{partition}]: offset {offset} can't be read: {text}. From there on nothing of this partition is "
+        "handed out; nothing is lost, and other partitions go on. If the brokers' copies are all so, leave out "
+        f"what can't be read: kafka-marshal skip {group_id} {topic}:{partition} (it finds the next offset that can be, "
+        "and says how many are left out)"
+    )
+
+
+def larger(topic: str, partition: int, offset: int, text: str, group_id: str) -> str:
+    """What people are told where an answer is larger than the reader may receive."""
+    return (
+        f"{topic} [{partition}]: what comes at offset {offset}, or beside it from the same broker, is larger than this "
+        f"reader may receive: {text}. Nothing of this partition is handed out; nothing is lost. Raise "
+        "receive.message.max.bytes in the config, or leave the record out: kafka-marshal skip "
+        f"{group_id} {topic}:{partition} --to {offset + 1}"
+    )

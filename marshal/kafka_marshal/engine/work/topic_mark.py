@@ -1,0 +1,136 @@
+"""The id of a data topic, kept in the log beside the progress that counts in it (P12).
+
+A position means something only in the topic it was reached in: the same name may be another topic tomorrow. So a
+holder commits one range of one offset that no partition ever reaches, made of the topic's id. Replicas need not know
+of it, snapshots carry it, and who repositions the group drops it with the progress it belongs to (C11).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.ports import TopicInfo
+from rationalizer import CommitRanges
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.claims.peers import Observer
+    from kafka_marshal.engine.work.assignment import Assignment
+
+__all__ = ["FIRST_MARK", "Marked", "TopicMarks", "mark_of", "split"]
+
+#: Marks are the offsets from here up to 2^63 − 1: a million records a second get there in 146,000 years.
+FIRST_MARK = 2**62
+
+#: Assignments looked at in one go, and marks sent at most: no member floods the log when it begins with thousands.
+LOOKED_AT = 200
+SENT_AT_ONCE = 50
+
+#: What brokers that know no topic ids tell instead.
+NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+def mark_of(topic_id: str) -> int | None:
+    """The mark of a topic id as the cluster tells it; None where it tells none."""
+    if topic_id in ("", NO_ID):
+        return None
+    return FIRST_MARK + (xxhash.xxh64_intdigest(topic_id.encode()) >> 2)
+
+
+class Marked(NamedTuple):
+    """A progress's ranges, taken apart."""
+
+    #: What is done beyond a gap.
+    ranges: Sequence[tuple[int, int]]
+    #: The marks of the topics it was done in: one, unless something is wrong.
+    marks: frozenset[int]
+
+
+def split(ranges: Sequence[tuple[int, int]]) -> Marked:
+    """Take the marks out of a progress's ranges; those ascend."""
+    if not ranges or ranges[-1][1] < FIRST_MARK:
+        return Marked(ranges, frozenset())
+    marks = [mark for first, last in ranges if first >= FIRST_MARK for mark in {first, last}]
+    return Marked([(first, last) for first, last in ranges if first < FIRST_MARK], frozenset(marks))
+
+
+class TopicMarks:
+    """Which topics one consumer's positions count in: compared before a partition begins, told to the log after."""
+
+    def __init__(self, observer: Observer, subscription: Subscription) -> None:
+        self._observer = observer
+        self._subscription = subscription
+        #: Those whose topic the log does not name yet.
+        self._unmarked: deque[Assignment] = deque()
+
+    def begun(self, assignment: Assignment) -> None:
+        """A lease was granted."""
+        self._unmarked.append(assignment)
+
+    def _known(self, key: Key) -> frozenset[int]:
+        lease = self._observer.lease(key)
+        return frozenset() if lease is None else split(lease.progress.ranges).marks
+
+    def lacking(self) -> set[str]:
+        """Topics that we have worked on, whose ids neither the log nor the cluster has told us."""
+        return {
+            assignment.key[0]
+            for assignment in self._unmarked
+            if assignment.is_at_work
+            and assignment.done_through() >= 0
+            and self._subscription.topic_id(assignment.key[0]) is None
+            and not self._known(assignment.key)
+        }
+
+    def learn(self, topics: Mapping[str, TopicInfo]) -> None:
+        """The ids of some topics, asked for out of turn."""
+        self._subscription.learn(topics)
+
+    def is_made_anew(self, key: Key) -> bool | None:
+        """Whether the position was reached in another topic of this name. None: that can't be told yet."""
+        marks = self._known(key)
+        if not marks:
+            return False
+        topic_id = self._subscription.topic_id(key[0])
+        if topic_id is None:
+            return None
+        mark = mark_of(topic_id)
+        return mark is not None and marks != {mark}
+
+    def send(self, now: float) -> None:
+        """Have marks appended where the log has none, some of them."""
+        sent = 0
+        for _ in range(min(len(self._unmarked), LOOKED_AT)):
+            assignment = self._unmarked.popleft()
+            if assignment.over or self._known(assignment.key):
+                continue
+            self._unmarked.append(assignment)
+            sent += sent < SENT_AT_ONCE and self._send_if_due(assignment, now)
+
+    def _send_if_due(self, assignment: Assignment, now: float) -> bool:
+        lease, sent_at = self._observer.lease(assignment.key), assignment.mark_sent_at
+        if lease is None or not assignment.is_at_work:
+            return False
+        if sent_at is not None and now < sent_at + lease.heartbeat_interval_ms:
+            return False
+        # Where nothing is done, any topic of this name will do.
+        return (lease.progress.stable >= 0 or bool(lease.progress.ranges)) and self._send(assignment, now)
+
+    def released(self, assignment: Assignment, now: float) -> None:
+        """A lease is about to be released with what is done: a short life is marked, too."""
+        if assignment.mark_sent_at is None and not self._known(assignment.key):
+            self._send(assignment, now)
+
+    def _send(self, assignment: Assignment, now: float) -> bool:
+        mark = mark_of(self._subscription.topic_id(assignment.key[0]) or "")
+        if mark is None:
+            return False
+        assignment.mark_sent_at = now
+        consumer = assignment.consumer
+        consumer.append(assignment, CommitRanges(*consumer.ids, *assignment.key, assignment.epoch, ((mark, mark),)))
+        return True

@@ -1,0 +1,217 @@
+"""The coordination topic and its log of snapshots: what they must be like (L1, S2), how to make them, what is wrong."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
+from kafka_marshal.ports import Ack, Cluster, TopicConfig
+from rationalizer import Tick, encode
+from rationalizer.snapshot_log import MAX_RECORD_BYTES
+
+__all__ = [
+    "ADDRESSES_S",
+    "DEFAULT_PARTITIONS",
+    "DEFAULT_TOPIC",
+    "Problem",
+    "append_markers",
+    "check_one_cluster",
+    "check_topic",
+    "create_snapshots_topic",
+    "create_topic",
+    "find_problems",
+    "find_snapshot_problems",
+    "required_settings",
+    "snapshots_topic",
+    "topic_option",
+]
+
+DEFAULT_TOPIC = "__marshal"
+DEFAULT_PARTITIONS = 8
+
+#: Twice the largest value of E2: a record of any allowed size fits with its headers (L1).
+MAX_MESSAGE_BYTES = 2_097_152
+
+#: What a broker counts of a batch of one record beside its value, at most.
+RECORD_OVERHEAD = 100
+
+
+#: What the name of a coordination topic's log of snapshots ends in (S2).
+SNAPSHOTS_SUFFIX = "_snapshots"
+
+
+def snapshots_topic(topic: str) -> str:
+    """The log of snapshots that belongs to a coordination topic (S2): ``__marshal_snapshots`` for ``__marshal``."""
+    return topic + SNAPSHOTS_SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One setting of the topic that differs from L1."""
+
+    setting: str
+    found: str
+    wanted: str
+    why: str
+    #: The topic is refused with it; else people are only told.
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.found}, must be {self.wanted}: {self.why}"
+
+
+_FIXED = (
+    ("cleanup.policy", "delete", "compaction would drop claims and beats, and replicas would no longer agree"),
+    ("message.timestamp.type", "LogAppendTime", "one stray client clock would end every lease"),
+    ("retention.ms", "-1", "what retention takes can't be replayed; old log is removed by prune only"),
+    ("retention.bytes", "-1", "what retention takes can't be replayed; old log is removed by prune only"),
+    ("unclean.leader.election.enable", "false", "an unclean election would undo claims that were granted"),
+)
+
+
+def required_settings(brokers: int) -> dict[str, str]:
+    """The settings ``init`` creates the topic with, on a cluster of that many brokers."""
+    settings = {name: value for name, value, _ in _FIXED}
+    settings["max.message.bytes"] = str(MAX_MESSAGE_BYTES)
+    settings["min.insync.replicas"] = "2" if brokers >= 3 else "1"
+    return settings
+
+
+def find_problems(config: TopicConfig) -> list[Problem]:
+    """Everything in which the topic differs from L1, the fatal ones first."""
+    problems = [
+        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=True)
+        for name, wanted, why in _FIXED
+        if config.settings.get(name) != wanted
+    ]
+    size = config.settings.get("max.message.bytes", "0")
+    if int(size) < MAX_MESSAGE_BYTES:
+        why = "large records would be refused by the broker"
+        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=True))
+    replicas = config.settings.get("min.insync.replicas", "1")
+    if config.replication_factor >= 3 and int(replicas) < 2:
+        why = "an acknowledged claim could be lost with one broker"
+        problems.append(Problem("min.insync.replicas", replicas, "2", why, fatal=False))
+    return problems
+
+
+_FIXED_FOR_SNAPSHOTS = (
+    ("cleanup.policy", "delete", "compaction would drop all snapshots but one, and parts of that"),
+    ("retention.ms", "-1", "starting points vanish by themselves; replicas would have to go through the log again"),
+    ("retention.bytes", "-1", "starting points vanish by themselves; replicas would have to go through the log again"),
+)
+
+
+def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem]:
+    """Everything in which a log of snapshots differs from S2. Nothing of it is fatal: the log itself says everything.
+
+    partitions: of the coordination topic.
+    """
+    problems = [
+        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=False)
+        for name, wanted, why in _FIXED_FOR_SNAPSHOTS
+        if config.settings.get(name) != wanted
+    ]
+    size = config.settings.get("max.message.bytes", "0")
+    if int(size) < MAX_RECORD_BYTES + RECORD_OVERHEAD:
+        why = "large snapshots would be refused by the broker"
+        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=False))
+    if config.info.partitions != partitions:
+        why = "it is not used: snapshots of a partition are kept in the partition of the same number"
+        problems.append(Problem("partitions", str(config.info.partitions), str(partitions), why, fatal=False))
+    return problems
+
+
+#: How long a start waits for bootstrap addresses that have neither answered nor refused; members look again later.
+ADDRESSES_S = 0.25
+
+
+def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
+    """Raise ConfigurationError where the bootstrap addresses that answered belong to more than one cluster.
+
+    The first call begins to ask; wait_s: how long for addresses that are neither up nor known to be down.
+    """
+    found = cluster.cluster_ids(wait_s)
+    if len(set(found.values())) > 1:
+        which = ", ".join(f"{address} is of {cluster_id}" for address, cluster_id in sorted(found.items()))
+        raise ConfigurationError(
+            f"bootstrap_servers names brokers of different clusters: {which}. Each has a coordination log of its own, "
+            "so every partition could get two owners; nothing more is claimed. Name brokers of one cluster only"
+        )
+
+
+def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:
+    """The topic's configuration and its harmless problems (*blocking*).
+
+    Raises TopicMissingError or TopicUnsafeError, each naming the command that mends it.
+    """
+    config = cluster.topic_config(topic, timeout_s)
+    if config is None:
+        raise TopicMissingError(
+            f"the coordination topic {topic!r} does not exist on this cluster. Nothing was claimed. "
+            f"Create it: kafka-marshal init{topic_option(topic)}"
+        )
+    problems = find_problems(config)
+    fatal = [str(problem) for problem in problems if problem.fatal]
+    if fatal:
+        raise TopicUnsafeError(
+            f"the coordination topic {topic!r} is not safe to work with; nothing was claimed. {'; '.join(fatal)}. "
+            f"kafka-marshal init{topic_option(topic)} says how to mend it"
+        )
+    return config, problems
+
+
+def topic_option(topic: str) -> str:
+    """The option that names this topic on the command line; nothing for the default one."""
+    return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
+
+
+def marker(partitions: int) -> Tick:
+    """The first record of every CP: says how many there are, for ever (L2)."""
+    return Tick(f"init-{uuid.uuid4().hex[:12]}", "kafka-marshal-init", f"partitions={partitions}")
+
+
+def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
+    """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2).
+
+    One that somebody else makes at the same moment is as good.
+    """
+    name = snapshots_topic(topic)
+    try:
+        cluster.create_topic(name, partitions, replicas, required_settings(replicas), timeout_s)
+    except CoordinationTopicError:
+        if name not in cluster.topic_info([name], timeout_s):
+            raise
+
+
+def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
+    """Create the topic as L1 says with the marker of L2 in every CP, and its log of snapshots (*blocking*)."""
+    brokers = cluster.broker_count(timeout_s)
+    cluster.create_topic(topic, partitions, min(3, brokers), required_settings(brokers), timeout_s)
+    append_markers(cluster, topic, range(partitions), partitions, timeout_s)
+    create_snapshots_topic(cluster, topic, partitions, min(3, brokers), timeout_s)
+
+
+def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partitions: int, timeout_s: float) -> None:
+    """Append the marker to these (empty) CPs (*blocking*)."""
+    failures: list[str] = []
+
+    def answered(ack: Ack) -> None:
+        if ack.error is not None:
+            failures.append(ack.error)
+
+    appender = cluster.appender(topic, delivery_timeout_ms=int(timeout_s * 1000))
+    try:
+        for cp in empty:
+            appender.append(cp, encode(marker(partitions)), answered)
+        left = appender.flush(timeout_s)
+    finally:
+        appender.close()
+    if failures or left:
+        raise CoordinationTopicError(
+            f"the topic {topic!r} exists, but its first records could not be written "
+            f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it goes on "
+            "where it stopped"
+        )

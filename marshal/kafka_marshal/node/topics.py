@@ -1,0 +1,161 @@
+"""What topics the consumers of one client want in view, and how a look at them is made.
+
+A thorough look describes each topic: it tells the ids, and makes Python objects of every partition, with the
+interpreter's lock in hand. For thousands of partitions that is too much to be done every few seconds. Between two
+thorough looks such a client lists the topics and counts their partitions, at a tenth of the price; only the
+coordination topic's id is looked at every time (L2). What another member of the process was told a moment ago does, too
+(Q39).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.ports import Cluster, TopicInfo
+
+__all__ = [
+    "FEW_PARTITIONS",
+    "IDS_WITHIN_MS",
+    "LOOKUP_TIMEOUT_S",
+    "METADATA_INTERVAL_MS",
+    "METADATA_JITTER",
+    "CountPartitions",
+    "Interest",
+    "TopicWatch",
+]
+
+#: Called with topics and seconds: how many partitions each has, of those that are learned at once.
+CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
+
+#: How long one look-up may take before it is tried again.
+LOOKUP_TIMEOUT_S = 5.0
+
+#: How long the cheap look at a consumer's first topics may take, before the thorough one is made instead.
+COUNT_TIMEOUT_S = 1.0
+
+#: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
+METADATA_INTERVAL_MS = 5_000.0
+
+#: Drawn anew each time from this much less to this much more: members that start together do not ask together for ever.
+METADATA_JITTER = 0.25
+
+#: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
+#: for the old one. Of few partitions at once; a thousand cost milliseconds, while everybody is starting.
+IDS_WITHIN_MS = 2_000.0
+FEW_PARTITIONS = 200
+
+#: Describing takes some 15 us for each partition: a thousandth of the time may go to it.
+IDS_MS_PER_PARTITION = 15.0
+
+#: But so often data topics are described, however many partitions they have: one made anew is noticed by then (P11).
+IDS_AT_LEAST_EVERY_MS = 30_000.0
+
+#: What another client of this process was told so long ago is as good as a look of one's own: so what is known is never
+#: older than 8.25 s (L2: 10 s). But never what was told before a member began, before a consumer came, or before the
+#: last look of one's own.
+SHARED_MS = 2_000.0
+
+#: Of data topics, whose ids are looked at ever less often, this share of the time between two looks.
+SHARED_PART = 0.25
+
+#: Listing a partition costs so many times less than describing it, and lists all that the cluster has.
+LISTING_GAIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """What one consumer wants: topics by name, and (patterns) whatever matches."""
+
+    names: frozenset[str]
+    matches: Callable[[TopicInfo], bool] | None
+
+
+#: By consumer.
+Interest = Mapping[int, _Waiter]
+
+
+class TopicWatch:
+    """Looks at topics, for all consumers of one client.
+
+    ``interest`` is replaced, never changed: whoever looked can tell whether he asked for all of them.
+    """
+
+    def __init__(self, cluster: Cluster, coordination: str) -> None:
+        self.interest: Interest = {}
+        self._cluster = cluster
+        self._coordination = coordination
+        #: When data topics are described again, and which of them were there when we looked last.
+        self._ids_due = 0.0
+        #: When we began (on a coordination topic that was there), a consumer came, or we looked last: what others were
+        #: told before that is of no use.
+        self._known_at = cluster.runtime.now_ms()
+        self._there: frozenset[str] = frozenset()
+        #: How many partitions were described, and listed, last.
+        self._described = 0
+        self._listed = 0
+
+    def add(self, number: int, subscription: Subscription) -> None:
+        """A consumer wants its topics kept in view."""
+        matches = subscription.matches if subscription.patterns else None
+        self.interest = {**self.interest, number: _Waiter(subscription.names, matches)}
+        self._ids_due = 0.0
+        self._known_at = self._cluster.runtime.now_ms()
+
+    def describe_next(self) -> None:
+        """Ids are wanted: the next look is a thorough one."""
+        self._ids_due = 0.0
+
+    def remove(self, number: int) -> None:
+        """A consumer has ended."""
+        self.interest = {key: waiter for key, waiter in self.interest.items() if key != number}
+
+    @staticmethod
+    def count(interest: Interest, count: CountPartitions | None) -> dict[str, TopicInfo]:
+        """The topics of the one consumer there is, if all of them are found so; nothing otherwise (*blocking*)."""
+        (waiter, *others) = interest.values()
+        if count is None or others or waiter.matches is not None:
+            return {}
+        counts = count(waiter.names, COUNT_TIMEOUT_S)
+        if counts.keys() != waiter.names:
+            return {}
+        return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
+
+    def look(self, interest: Interest) -> dict[str, TopicInfo]:
+        """All that these want and is there, and the coordination topic (*blocking*); data topics perhaps without ids.
+
+        Raises what the cluster raises.
+        """
+        now = self._cluster.runtime.now_ms()
+        names = {self._coordination}.union(*(waiter.names for waiter in interest.values()))
+        oldest_ms = now - self._known_at
+        age_ms = min(SHARED_MS, oldest_ms)
+        patterns = [waiter.matches for waiter in interest.values() if waiter.matches is not None]
+        is_cheap = now < self._ids_due and self._listed <= LISTING_GAIN * self._described
+        listed: dict[str, TopicInfo] = {}
+        if is_cheap or patterns:
+            listed = self._cluster.topics(LOOKUP_TIMEOUT_S, age_ms / 1000)
+            self._listed = sum(info.partitions for info in listed.values())
+            names.update(name for name, info in listed.items() if any(matches(info) for matches in patterns))
+        if is_cheap and self._there <= listed.keys():
+            found = {name: listed[name] for name in sorted(names & listed.keys())}
+            found |= self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S, age_ms / 1000)
+        else:
+            found = self._describe(names, age_ms, oldest_ms)
+            self._described = sum(info.partitions for info in found.values())
+            interval_ms = self._ids_interval_ms()
+            self._ids_due = now + interval_ms if interval_ms > METADATA_INTERVAL_MS else 0.0
+        self._there = frozenset(found)
+        self._known_at = max(now, self._known_at)
+        return found
+
+    def _describe(self, names: set[str], age_ms: float, oldest_ms: float) -> dict[str, TopicInfo]:
+        ids_age_ms = min(oldest_ms, max(age_ms, self._ids_interval_ms() * SHARED_PART))
+        if ids_age_ms == age_ms:
+            return self._cluster.topic_info(sorted(names), LOOKUP_TIMEOUT_S, age_ms / 1000)
+        found = self._cluster.topic_info(sorted(names - {self._coordination}), LOOKUP_TIMEOUT_S, ids_age_ms / 1000)
+        return found | self._cluster.topic_info([self._coordination], LOOKUP_TIMEOUT_S, age_ms / 1000)
+
+    def _ids_interval_ms(self) -> float:
+        return min(self._described * IDS_MS_PER_PARTITION, IDS_AT_LEAST_EVERY_MS)

@@ -1,0 +1,112 @@
+"""The user's callbacks, one after the other on a thread of our own, and what is to be known of them meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.node.engine_lock import ConsumerPort
+from kafka_marshal.node.pulse import place_of
+from kafka_marshal.runtime import Runtime
+
+__all__ = ["UserCall", "UserCalls"]
+
+#: Partitions of one call that are named to people.
+MOST_NAMED = 10
+
+
+#: Runs a callback of a consumer for these partitions.
+Run = Callable[["ConsumerPort | None", Callback, tuple[Assignment, ...]], object]
+
+
+class UserCall:
+    """One call of one callback."""
+
+    __slots__ = ("assignments", "began_at", "callback", "port", "run", "thread_id")
+
+    def __init__(
+        self,
+        run: Run,
+        port: ConsumerPort | None,
+        callback: Callback,
+        assignments: tuple[Assignment, ...],
+    ) -> None:
+        self.run = run
+        self.port = port
+        self.callback = callback
+        self.assignments = assignments
+        #: Own clock (ms).
+        self.began_at = 0.0
+        self.thread_id: int | None = None
+
+    def described(self, now: float) -> str:
+        """For people: ``on_revoke of flights [3] has not returned for 2.0 s (it stands at …)``."""
+        ran_s = (now - self.began_at) / 1000
+        return f"{self.named} has not returned for {ran_s:.1f} s{place_of(self.thread_id)}"
+
+    @property
+    def named(self) -> str:
+        """For people: ``on_revoke of flights [3], flights [4]``."""
+        return f"{self.callback} of {named(self.assignments)}"
+
+
+class UserCalls:
+    """Runs callbacks in the order in which they were asked for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._now_ms = runtime.now_ms
+        self._executor = runtime.executor(1, "kafka-marshal-callback")
+        self._waiting: deque[UserCall] = deque()
+        #: The one that runs; read without a lock.
+        self.running: UserCall | None = None
+
+    def submit(
+        self,
+        run: Run,
+        port: ConsumerPort | None,
+        callback: Callback,
+        assignments: tuple[Assignment, ...],
+    ) -> None:
+        """Have ``run(port, callback, assignments)`` called soon."""
+        self._waiting.append(UserCall(run, port, callback, assignments))
+        self._executor.submit(self._carry_out)
+
+    def _carry_out(self) -> None:
+        try:
+            call = self._waiting.popleft()
+        except IndexError:
+            return  # it was dropped
+        call.began_at, call.thread_id = self._now_ms(), threading.get_ident()
+        self.running = call
+        try:
+            call.run(call.port, call.callback, call.assignments)
+        finally:
+            self.running = None
+
+    def drop(self, ports: Sequence[Any]) -> list[UserCall]:
+        """Those of these consumers that have not begun, and will not."""
+        dropped = []
+        for call in list(self._waiting):
+            if not any(call.port is port for port in ports):
+                continue
+            try:
+                self._waiting.remove(call)
+            except ValueError:
+                continue  # it has begun meanwhile
+            dropped.append(call)
+        return dropped
+
+    def shutdown(self, wait: bool = True) -> None:
+        """No further callback is asked for; those that were are called."""
+        self._executor.shutdown(wait=wait)
+
+
+def named(assignments: tuple[Assignment, ...]) -> str:
+    """For people: ``flights [3], flights [4]``, and of many how many more there are."""
+    names = [f"{topic} [{partition}]" for topic, partition in sorted(x.key for x in assignments)]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,213 @@
+"""Takes snapshots of one's own replica, and compares it with everybody else's (S2).
+
+Where a snapshot of a CP is due, the replica hands its state over, as bytes: that costs a millisecond for a thousand
+leases and is all that happens under the driver's lock. The rest is done on a look-up thread: after a jitter the log of
+snapshots is looked at; who finds no snapshot of this place that says the same as his own writes it. So of a fleet one
+writes, and everybody compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.ports import Ack, Cluster
+from kafka_marshal.snapshots.reader import Place, SnapshotReader
+from kafka_marshal.snapshots.start import Difference
+from rationalizer import SnapshotError
+from rationalizer.snapshot import digest_of
+from rationalizer.snapshot_log import encode_state
+
+__all__ = ["SnapshotKeeper"]
+
+#: The longest wait before one's own snapshot is written. Of a hundred members that wait up to 5 s each, two come within
+#: the 50 ms that looking and writing takes; both then write the same bytes, which does no harm.
+JITTER_MS = 5_000.0
+
+#: How often the log of snapshots is looked at where no snapshot of ours is due: a forged one is noticed within that.
+LOOK_MS = 30_000.0
+
+#: After a failure: Kafka is away, or an ACL is missing.
+RETRY_MS = 10_000.0
+
+#: How long a snapshot may take to be written before it is left to the next one.
+WRITE_TIMEOUT_S = 10.0
+
+#: Places of each CP whose digests are kept for comparing: good for 2.5 million records; nobody writes as late as that.
+KEPT_PLACES = 256
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A state of ours that may have to be written."""
+
+    next_offset: int
+    state: bytes
+    #: Own clock (ms): not before.
+    at: float
+
+
+class _Digests:
+    """Digests by next offset; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, set[str]] = OrderedDict()
+
+    def add(self, next_offset: int, digest: str) -> None:
+        self._kept.setdefault(next_offset, set()).add(digest)
+        if len(self._kept) > KEPT_PLACES:
+            self._kept.popitem(last=False)
+
+    def at(self, next_offset: int) -> Iterable[str]:
+        return sorted(self._kept.get(next_offset, ()))
+
+    def places(self) -> list[int]:
+        return list(self._kept)
+
+
+class SnapshotKeeper:
+    """Snapshots of one replica. `note` may be called by any thread, `work` by one at a time."""
+
+    def __init__(self, cluster: Cluster, reader: SnapshotReader, topic: str, chance: Random, now: float) -> None:
+        """topic: the log of snapshots, of which the reader has read the end. now: by our own clock (ms)."""
+        self._cluster = cluster
+        self._reader = reader
+        self._topic = topic
+        self._chance = chance
+        self._lock = cluster.runtime.lock()
+        #: The latest state of each CP that was due, until it is written by somebody.
+        self._pending: dict[int, list[_Pending]] = {}
+        self._ours = {cp: _Digests() for cp in reader.shelves}
+        self._theirs = {cp: _Digests() for cp in reader.shelves}
+        self._told: set[tuple[int, int, str]] = set()
+        self._look_at = now + LOOK_MS
+        self._warned = False
+        # They stay with the reader until the first work(): a start may still have to go further back among them.
+        self._take(place for shelf in reader.shelves.values() for place in shelf.sorted())
+
+    def note(self, cp: int, next_offset: int, state: bytes, now: float) -> None:
+        """Our replica stands at a place where a snapshot is due, with this state. Returns at once."""
+        digest = digest_of(state)
+        with self._lock:
+            self._ours[cp].add(next_offset, digest)
+            waiting = self._pending.setdefault(cp, [])
+            # In the order of their places: whoever looks for the newest ones finds them at the end.
+            at = max([now + self._chance.uniform(0, JITTER_MS), *(one.at for one in waiting)])
+            waiting.append(_Pending(next_offset, state, at))
+            # A start needs the newest two (S3). What is older is not worth its memory.
+            del waiting[:-2]
+
+    def due_at(self) -> float:
+        """When `work` should be called next, by our own clock (ms)."""
+        with self._lock:
+            return min([self._look_at, *(one.at for waiting in self._pending.values() for one in waiting)])
+
+    def is_news(self, difference: Difference) -> bool:
+        """Whether this was not told before; from now on it was."""
+        key = (difference.cp, difference.next_offset, difference.theirs)
+        with self._lock:
+            if key in self._told:
+                return False
+            self._told.add(key)
+            return True
+
+    def work(self, now: float) -> list[Difference]:
+        """Look at what others wrote, compare, and write what is due (*blocking*); all that differs, told or not."""
+        try:
+            self._take(self._reader.read_news())
+            self._reader.forget()
+            found = self._compare()
+            self._write(now)
+        except ClosedError:  # so was the member, meanwhile
+            return []
+        except MarshalError as error:
+            self._put_off(now + RETRY_MS)
+            self._warn(error)
+            return self._compare()
+        self._look_at = now + LOOK_MS
+        self._warned = False
+        return found
+
+    def _warn(self, error: MarshalError) -> None:
+        """Once for each outage: nobody loses anything by a snapshot that comes later."""
+        if not self._warned:
+            self._warned = True
+            mend = "; grant the right to read and write it" if isinstance(error, AuthorizationError) else ""
+            log(logging.WARNING, "snapshots_put_off", "no snapshots for now, trying again%s: %s", mend, error)
+
+    def _put_off(self, until: float) -> None:
+        self._look_at = until
+        with self._lock:
+            for waiting in self._pending.values():
+                for one in waiting:
+                    one.at = max(one.at, until)
+
+    # Comparing.
+
+    def _take(self, places: Iterable[Place]) -> None:
+        for place in places:
+            # One that does not hold is no statement about the state; it is told of, and stands for nothing.
+            self._theirs[place.cp].add(place.next_offset, place.digest if place.holds else f"damaged {place.digest}")
+
+    def _compare(self) -> list[Difference]:
+        found = []
+        with self._lock:
+            all_ours = [
+                (cp, next_offset, mine)
+                for cp, ours in self._ours.items()
+                for next_offset in ours.places()
+                for mine in ours.at(next_offset)
+            ]
+        for cp, next_offset, mine in all_ours:
+            for digest in self._theirs[cp].at(next_offset):
+                why = f"differs from our own replica, which had {mine} there"
+                if digest.startswith("damaged "):
+                    digest, why = digest.removeprefix("damaged "), "is damaged: its digest is not of its bytes"
+                elif digest == mine:
+                    continue
+                found.append(Difference(cp, next_offset, digest, mine, why))
+        return found
+
+    # Writing.
+
+    def _write(self, now: float) -> None:
+        with self._lock:
+            wanted = [(cp, one) for cp, waiting in self._pending.items() for one in waiting if one.at <= now]
+        for cp, one in wanted:
+            digest = digest_of(one.state)
+            if digest not in self._theirs[cp].at(one.next_offset):
+                self._append(cp, one, digest)
+            with self._lock:
+                self._pending[cp] = [other for other in self._pending[cp] if other is not one]
+
+    def _append(self, cp: int, one: _Pending, digest: str) -> None:
+        failures: list[str] = []
+
+        def answered(ack: Ack) -> None:
+            if ack.error is not None:
+                failures.append(ack.error)
+
+        try:
+            records = encode_state(cp, one.next_offset, one.state, digest)
+        except SnapshotError as error:
+            text = "partition %d at offset %d: no snapshot can be written: %s"
+            log(logging.WARNING, "snapshot_not_written", text, cp, one.next_offset, error, log_partition=cp)
+            return
+        appender = self._cluster.appender(self._topic, delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000))
+        try:
+            for record in records:
+                appender.append(cp, record, answered)
+            left = appender.flush(WRITE_TIMEOUT_S)
+        finally:
+            appender.close()
+        if failures or left:
+            raise MarshalError(
+                f"the snapshot of partition {cp} at offset {one.next_offset} was not written to {self._topic!r} "
+                f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing is lost: replicas start from an "
+                "older one, or from the log"
+            )

@@ -1,0 +1,243 @@
+"""Fail points: die by kill -9 at a numbered step of a claim, of at least once (C14) or of at most once (C13).
+
+Nothing in the client knows of them. What a client says to Kafka and hears from it passes through a
+:class:`~kafka_marshal.ports.Cluster`; in a process that is to die, :func:`dying` puts one around the real
+one that looks at each record on its way::
+
+    with dying("localhost:9092", Doom("grant", Moment.READ, 3)):
+        work(Marshal("localhost:9092", …))     # ends where it has read, not applied, its third ClaimingMessages
+
+Five moments of each record of one's own: before the append, appended (librdkafka has it, the broker may not),
+acknowledged, read back (our replica has not applied it), applied (nothing has followed from it yet). Steps that are no
+records (a message in hand, its handling, done) are told by the worker: ``doom.at("handled")``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kafka_marshal.adapters.opening import announced
+from kafka_marshal.ports import Ack, Appender, Cluster, DataFault, DataReader, Message, Tail, TailBatch
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Record,
+    RejectedValueError,
+    ReleasingPartition,
+    decode,
+)
+
+__all__ = ["BY_HAND", "POINTS", "RECORD_STEPS", "Doom", "Moment", "Sent", "dying", "points_of", "step_of"]
+
+
+class Moment(StrEnum):
+    """Where a record of one's own is."""
+
+    BEFORE = "before append"
+    APPENDED = "appended"
+    ACKNOWLEDGED = "acknowledged"
+    READ = "read"
+    APPLIED = "applied"
+
+
+#: What records are steps of, in order.
+RECORD_STEPS = ("claim", "takeover", "grant", "beat", "release")
+
+#: Steps between records, told by the worker (``fetched``: by its data reader).
+BY_HAND = ("assigned", "fetched", "handed out", "handling", "handled", "done")
+
+#: What each kind of worker can die of, in the order in which it happens.
+_STEPS: Mapping[str, tuple[str, ...]] = {
+    "at least once": ("claim", "takeover", *BY_HAND, "beat", "release"),
+    "at most once": ("claim", "takeover", "assigned", "fetched", "grant", "beat", *BY_HAND[2:5], "release"),
+    "by hand": ("claim", "grant", *BY_HAND[2:5], "beat", "release"),
+}
+
+
+def points_of(delivery: str) -> list[str]:
+    """The fail points of one kind of worker, by name: ``"at least once 07: handling"``, in their order."""
+    return [name for name, kind, _, _ in _points() if kind == delivery]
+
+
+def _points() -> Iterator[tuple[str, str, str, Moment | None]]:
+    for delivery, steps in _STEPS.items():
+        number = 0
+        for step in steps:
+            for moment in Moment if step in RECORD_STEPS else (None,):
+                number += 1
+                what = step if moment is None else f"{step} {moment}"
+                yield f"{delivery} {number:02}: {what}", delivery, step, moment
+
+
+#: name → (step, moment; None for a step that is no record).
+POINTS: Mapping[str, tuple[str, Moment | None]] = {name: (step, moment) for name, _, step, moment in _points()}
+
+
+def step_of(record: Record) -> str:
+    """Which step a record of one's own belongs to; "idle beat" and "other" are none that one can die at."""
+    match record:
+        case ClaimingPartition():
+            return "claim"
+        case Heartbeat(epoch=None):
+            return "takeover"
+        case ClaimingMessages():
+            return "grant"
+        case ReleasingPartition():
+            return "release"
+        case Heartbeat(last_offset=None):
+            return "idle beat"
+        case HeartbeatBatch(entries=entries) if all(entry.last_offset is None for entry in entries):
+            return "idle beat"
+        case Heartbeat() | HeartbeatBatch() | CommitRanges():
+            return "beat"
+        case _:
+            return "other"
+
+
+#: Called before each append with (CP, step, value).
+Sent = Callable[[int, str, bytes], None]
+
+
+@dataclass(slots=True)
+class Doom:
+    """The step, and which time it is reached, at which this process kills itself with -9."""
+
+    step: str
+    moment: Moment | None = None
+    times: int = 1
+    #: Called just before.
+    last_words: Callable[[], object] | None = None
+    #: Between records: how long the worker stands there (seconds) before it dies, while its beats go on.
+    linger_s: float = 0.0
+
+    def at(self, step: str, moment: Moment | None = None) -> None:
+        """The process is at this step now: the end, if it is its."""
+        if step == self.step and moment is self.moment:
+            self.times -= 1
+            if self.times == 0:
+                if moment is None:
+                    time.sleep(self.linger_s)
+                if self.last_words is not None:
+                    self.last_words()
+                os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()  # the signal is on its way: not one step more
+
+
+@contextmanager
+def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -> Iterator[None]:
+    """Inside the block, a Marshal on exactly these bootstrap servers meets its doom (None: lives on).
+
+    sent: told of every record before it is appended.
+    """
+
+    def opener(config: Mapping[str, object]) -> Cluster:
+        from kafka_marshal.adapters.kafka import KafkaCluster
+
+        return _Cluster(KafkaCluster(bootstrap_servers, config), doom or Doom("never"), sent)
+
+    with announced(bootstrap_servers, opener):
+        yield
+
+
+class _Around:
+    """Everything else is asked of the real one."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Cluster(_Around):
+    def __init__(self, real: Cluster, doom: Doom, sent: Sent | None) -> None:
+        super().__init__(real)
+        self._doom = doom
+        self._sent = sent
+        #: Values of the doomed step that were appended and not read back yet.
+        self._own: set[bytes] = set()
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> Appender:
+        real = self._real.appender(topic, delivery_timeout_ms=delivery_timeout_ms)
+        return _Appender(real, self._doom, self._own, self._sent)
+
+    def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
+        return _Tail(self._real.tail(topic, positions), self._doom, self._own)
+
+    def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
+        return _DataReader(self._real.data_reader(group_id, config), self._doom)
+
+
+class _Appender(_Around):
+    def __init__(self, real: Appender, doom: Doom, own: set[bytes], sent: Sent | None) -> None:
+        super().__init__(real)
+        self._doom = doom
+        self._own = own
+        self._sent = sent
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
+        try:
+            step = step_of(decode(value))
+        except RejectedValueError:  # a snapshot, in a topic of its own
+            self._real.append(partition, value, on_ack)
+            return
+        if self._sent is not None:
+            self._sent(partition, step, value)
+        if step != self._doom.step:
+            self._real.append(partition, value, on_ack)
+            return
+        self._doom.at(step, Moment.BEFORE)
+        self._own.add(value)
+
+        def answered(ack: Ack) -> None:
+            if ack.error is None:
+                self._doom.at(step, Moment.ACKNOWLEDGED)
+            if on_ack is not None:
+                on_ack(ack)
+
+        self._real.append(partition, value, answered)
+        self._doom.at(step, Moment.APPENDED)
+
+
+class _Tail(_Around):
+    def __init__(self, real: Tail, doom: Doom, own: set[bytes]) -> None:
+        super().__init__(real)
+        self._doom = doom
+        self._own = own
+        self._applied = 0
+
+    def read(self, timeout_s: float) -> TailBatch:
+        # Whoever reads on has applied what it read before.
+        for _ in range(self._applied):
+            self._doom.at(self._doom.step, Moment.APPLIED)
+        self._applied = 0
+        batch: TailBatch = self._real.read(timeout_s)
+        if self._own:
+            for entries in batch.records.values():
+                for _, _, value in entries:
+                    if value in self._own:
+                        self._applied += 1
+                        self._doom.at(self._doom.step, Moment.READ)
+        return batch
+
+
+class _DataReader(_Around):
+    def __init__(self, real: DataReader, doom: Doom) -> None:
+        super().__init__(real)
+        self._doom = doom
+
+    def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+        found: tuple[list[Message], list[DataFault]] = self._real.read(max_messages, timeout_s)
+        if found[0]:
+            self._doom.at("fetched")
+        return found

@@ -1,0 +1,384 @@
+"""What a member owes the others beyond what the log can show: looked at as it applies records and hands out messages.
+
+=====================  =========================================================================================
+doubt                  no lease is trusted where log time, as its member's replica has it, ran ahead of its clock since
+                       its last beat, until one sent after that is applied as accepted (T5)
+replaced               an instance that sees a later one take its lease over ends (C7)
+trust                  no lease is trusted for longer than 2 HI less the margin, by its member's own clock, after it
+                       sent the last beat that its replica has applied as accepted (T4)
+pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
+let go                 what is granted and not wanted is released with the same step (C17); and no lease is released
+                       while a message of it is in hand, unless the member closes, or lost it (C14)
+beats                  when all is well, each lease is beaten at least twice in HI (T4, C14)
+limit                  nobody holds more than its policy allows (``MaxClaims``)
+in hand                in the end, what a member counts as in hand is what its worker has: with too much of it, it
+                       would fetch no more, for ever
+snapshots              they say what was so at exactly the place they name, one where one is due, and nobody raises an
+                       alarm about a true one (S2)
+=====================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import TYPE_CHECKING
+
+from kafka_marshal.engine.claims.leases import LeaseState, OwnLease
+from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.settings import proof_margin_ms
+from kafka_marshal.engine.work.consumer import ConsumerEngine, Loss
+from kafka_marshal.node.driver import Driver
+from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
+from rationalizer.limits import HEAD_FIELDS
+from rationalizer.snapshot_log import MalformedPartError, decode_part
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Scheduler
+
+__all__ = ["Manners"]
+
+Key = tuple[str, int]
+
+#: How much of an HI a member may go on once its replica shows a pause.
+PAUSE_GRACE_INTERVALS = 1.0
+#: A release is sent again after an HI where the log does not show it.
+REPEATED_INTERVALS = 1.5
+#: How far, in HI, log time has to run ahead: more than the margin, for a member may know of an older beat only.
+DOUBT_INTERVALS = 1.0
+#: When all is well a lease is never older than this share of HI.
+OLDEST_BEAT = 0.5
+#: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
+SLACK_MS = 2.0
+
+#: (when sent, log time) of a beat that never was.
+_NEVER = (-inf, 0)
+#: (when seen, epoch) of a grant that never was.
+_NO_GRANT = (-inf, -1)
+
+
+class Manners:
+    """Keeps account of what members were told, for one story."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._fail = fail
+        #: A broker's clock is set: what members trust is looked at with every record, not only with their messages.
+        self.looks_closer = any(fault.kind == "clock" for fault in scenario.faults)
+        self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims" and x.worker != "yours"}
+        #: By CP and offset: when (virtual ms) the record was sent.
+        self._sent: dict[tuple[int, int], float] = {}
+        #: (process, partition) → when the newest beat of its own that its replica has applied was sent, and log time.
+        self._beats: dict[tuple[str, Key], tuple[float, int]] = {}
+        #: (process, CP) → from when to when (virtual ms) a pause by somebody else is in force, as it sees it.
+        self._pauses: dict[tuple[str, int], tuple[float, float]] = {}
+        #: (process, partition) → message in hand: offset → since when.
+        self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
+        #: (process, partition) → when it last lost the lease.
+        self._lost: dict[tuple[str, Key], float] = {}
+        #: When the log took it, as against the member's own clock, which may have ended it in the same moment (T4).
+        self._fenced: dict[tuple[str, Key], float] = {}
+        #: (process, partition) → since when its lease is in doubt: until a beat sent after that is applied (T5).
+        self._doubts: dict[tuple[str, Key], float] = {}
+        #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
+        self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
+        #: Partition → (instance that holds it, epoch); and by CP and offset of a takeover, whom it replaced (C7).
+        self._holders: dict[Key, tuple[str, int]] = {}
+        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
+        #: Since when everything is well.
+        self.calm_since: float | None = None
+
+    # Records.
+
+    def sent(self, cp: int, offset: int, sent_at: float, outcome: Outcome) -> None:
+        """A record is in the log."""
+        self._sent[cp, offset] = sent_at
+        record = outcome.record
+        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
+            key = (record.topic, record.partition)
+            if isinstance(record, Heartbeat):
+                self._replaced[cp, offset] = self._holders.get(key, ("", -1))
+            self._holders[key] = record.instance_id, offset
+
+    def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
+        """A member's replica has applied a record, and its engine was told."""
+        if driver.alarms:
+            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {driver.alarms[0]}")
+        message, engine = outcome.message, driver.engine
+        if message is None or engine.failure is not None:
+            return
+        settings = engine.settings
+        self._check_repeated(process, driver)
+        replaced, over = self._replaced.get((cp, offset), ("", -1))
+        if replaced == settings.instance_id:
+            # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
+            key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
+            lost_at = self._lost.get((process.name, key), -inf)
+            fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
+            granted_at, epoch = self._grants.get((process.name, key), _NO_GRANT)
+            if epoch == over and (fenced_now or granted_at > lost_at):
+                self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
+        if message[4] != settings.group_id:
+            return
+        pause = driver.replica.worlds[cp].pause(settings.group_id)
+        if pause is None or pause.client_id == settings.client_id:
+            self._pauses.pop((process.name, cp), None)
+        else:
+            now = self._scheduler.now
+            began = self._pauses.get((process.name, cp), (now, now))[0]
+            self._pauses[process.name, cp] = began, now + pause.expires - outcome.log_time
+        if (message[2], message[3]) != (settings.instance_id, settings.client_id):
+            return
+        for key in _beaten(outcome):
+            sent_at = self._sent.get((cp, offset), 0.0)
+            if sent_at >= self._doubts.get((process.name, key), inf):
+                del self._doubts[process.name, key]
+            self._beats[process.name, key] = max(
+                self._beats.get((process.name, key), (0.0, 0)), (sent_at, outcome.log_time)
+            )
+        if outcome.accepted and outcome.epoch == offset:
+            self._granted(process, driver, offset, outcome)
+
+    def was_granted(self, process: Process, key: Key) -> bool:
+        """Whether a process has ever seen a lease granted to it."""
+        return (process.name, key) in self._grants
+
+    def _granted(self, process: Process, driver: Driver, epoch: int, outcome: Outcome) -> None:
+        record = outcome.record
+        if not isinstance(record, ClaimingPartition | Heartbeat):
+            return
+        key, book = (record.topic, record.partition), driver.engine.book
+        self._doubts.pop((process.name, key), None)
+        lease = book.leases.get(key)
+        if lease is not None and lease.epoch == epoch:
+            self._grants[process.name, key] = self._scheduler.now, epoch
+            logged = driver.replica.worlds[lease.cp].lease(self._scenario.group_id, *key)
+            own, said = lease.heartbeat_interval_ms, logged.heartbeat_interval_ms if logged is not None else -1
+            if logged is not None and logged.epoch == epoch and own != said:
+                self._fail(
+                    "trust", f"{process.name} takes the HI of {_name(key)} to be {own} ms, the log says {said} (C7)"
+                )
+        if lease is None or lease.epoch != epoch:
+            wanted = (record.topic, record.partition, epoch)
+            if not any(
+                isinstance(effect, Append)
+                and isinstance(effect.record, ReleasingPartition)
+                and (effect.record.topic, effect.record.partition, effect.record.epoch) == wanted
+                for effect in driver.engine.outbox.effects
+            ):
+                self._fail(
+                    "let go", f"{process.name} was granted {_name(key)} (epoch {epoch}), and neither uses nor frees it"
+                )
+        limit = self._limits.get(process.client_id)
+        held = sum(lease.held for lease in book.leases.values())
+        if limit is not None and held > limit:
+            self._fail("limit", f"{process.name} holds {held} leases, and its policy allows {limit}")
+
+    def _check_repeated(self, process: Process, driver: Driver) -> None:
+        """A release that the log does not show is sent again after HI (C17)."""
+        for key, lease in driver.engine.book.leases.items():
+            if lease.state is LeaseState.RELEASING:
+                hi = lease.heartbeat_interval_ms
+                late = driver.now_ms() - lease.release_sent_at
+                if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
+                    self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
+
+    def read(self, process: Process, driver: Driver) -> None:
+        """A member's replica has applied what came, and its engine was told."""
+        self.check_trust([(process, driver)], has_compared=False)
+        if not self.looks_closer:
+            return
+        for key, lease in driver.engine.book.leases.items():
+            if lease.held and self._ahead(process, driver, key) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
+                self._doubts.setdefault((process.name, key), self._scheduler.now)
+
+    def _ahead(self, process: Process, driver: Driver, key: Key) -> float:
+        """How far log time ran ahead of a member's clock since its last beat (T5)."""
+        sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
+        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
+        return driver.replica.worlds[driver.engine.book.leases[key].cp].log_time - log_time - elapsed
+
+    def released(self, process: Process, key: Key, sent_at: float) -> None:
+        """A release was accepted; nothing of it may have been in hand when it was sent."""
+        lost_at = self._lost.get((process.name, key), -1.0)
+        if process.is_admin or self._scenario.at_most_once or _closes(process):
+            return
+        for offset, since in self._in_hand.get((process.name, key), {}).items():
+            if lost_at < since < sent_at:
+                self._fail(
+                    "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
+                )
+
+    def lost(self, process: Process, key: Key, reason: str) -> None:
+        """A member was told that a lease is lost."""
+        self._lost[process.name, key] = self._scheduler.now
+        if reason == Loss.FENCED:
+            self._fenced[process.name, key] = self._scheduler.now
+        self._doubts.pop((process.name, key), None)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all has been well for a while."""
+        since = self.calm_since
+        return since is not None and self._scheduler.now >= since + 2 * self._scenario.longest_interval_ms
+
+    def check_beats(self, world: World, running: dict[str, Driver]) -> None:
+        """When all is well: how old the last beats are."""
+        for lease in world.leases():
+            name = (lease.instance_id or "").rpartition(".")[0]
+            driver = running.get(name)
+            if driver is None or not lease.held or world.pause(lease.group_id) is not None:
+                continue
+            key = (lease.topic, lease.partition)
+            own = driver.engine.book.leases.get(key)
+            # The first beat is due from when its member saw the grant, which it fetched some time after.
+            seen = self._scheduler.now - self._grants.get((name, key), _NO_GRANT)[0]
+            age = min(lease.age(world.log_time), seen)
+            if age <= OLDEST_BEAT * lease.heartbeat_interval_ms:
+                continue
+            if own is not None and own.held and own.epoch == lease.epoch:
+                self._fail(
+                    "beats",
+                    f"{lease.instance_id} has not beaten {_name(key)} for {age:.0f} ms of log time",
+                )
+
+    # Messages.
+
+    def begins(self, process: Process, key: Key, offset: int) -> None:
+        """A worker begins to handle a message."""
+        now = self._scheduler.now
+        self._in_hand.setdefault((process.name, key), {})[offset] = now
+        for driver in process.drivers:
+            if (lease := driver.engine.book.leases.get(key)) is not None:
+                self._check_trust(process, driver.now_ms(), key, lease)
+                if process.is_iterating:
+                    self._check_late(process, key, f"offset {offset}", lease.heartbeat_interval_ms)
+        if not process.is_iterating or self._scenario.at_most_once:
+            return  # others may have had it in hand for a while
+        hi = self._scenario.longest_interval_ms
+        for driver in process.drivers:
+            lease = driver.engine.book.leases.get(key)
+            if lease is None:
+                continue
+            began, ends = self._pauses.get((process.name, lease.cp), (now, now))
+            late = now - max(began, process.stopped_until)
+            if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
+                self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
+
+    def received(self, process: Process, key: Key) -> None:
+        """A worker was handed messages, which may have been gathered for a while."""
+        for driver in process.drivers:
+            if (lease := driver.engine.book.leases.get(key)) is not None:
+                self._check_late(process, key, "messages", lease.heartbeat_interval_ms)
+
+    def _check_late(self, process: Process, key: Key, what: str, hi: int) -> None:
+        """Granted or not, nothing is handed out when the lease may be over (T4). hi: the lease's."""
+        elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
+        if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
+            self._fail(
+                "trust",
+                f"{process.name} is handed {_name(key)} {what}, {elapsed:.0f} ms of its own clock after it sent "
+                "its last beat that was accepted (T4)",
+            )
+
+    # What a member trusts.
+
+    def check_trust(self, members: Iterable[tuple[Process, Driver]], *, has_compared: bool = True) -> None:
+        """Of everybody who may hand out messages now. has_compared: the engine knows log time by now."""
+        for process, driver in members:
+            if process.is_running:
+                now = driver.now_ms()
+                for key, lease in driver.engine.book.leases.items():
+                    if now < lease.hand_out_until:
+                        self._check_trust(process, now, key, lease)
+                        if self.looks_closer and has_compared:
+                            self._check_ahead(process, now, lease, driver.replica.worlds[lease.cp].log_time)
+
+    def _check_ahead(self, process: Process, now: float, lease: OwnLease, log_time: int) -> None:
+        """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
+        ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
+        if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
+            self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
+
+    def _check_trust(self, process: Process, now: float, key: Key, lease: OwnLease) -> None:
+        """now: by the process's own clock."""
+        if not lease.held or lease.hand_out_until <= now:
+            return
+        sent_at, _ = self._beats.get((process.name, key), _NEVER)
+        hi = lease.heartbeat_interval_ms
+        longest = 2 * hi - proof_margin_ms(hi)
+        trusted = (self._scheduler.now - sent_at) * process.runtime.rate + lease.hand_out_until - now
+        if trusted > longest + SLACK_MS:
+            self._fail(
+                "trust",
+                f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
+                f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
+            )
+        if self._doubts and (process.name, key) in self._doubts:
+            self._fail(
+                "doubt",
+                f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "
+                "that it sent after that is accepted yet (T5)",
+            )
+
+    def handled(self, process: Process, key: Key, offset: int) -> None:
+        """A worker has handled a message."""
+        self._in_hand.get((process.name, key), {}).pop(offset, None)
+
+    # Snapshots.
+
+    def snapshot(self, cp: int, value: bytes, digests: Mapping[int, str]) -> None:
+        """A part of a snapshot was written; digests: of our own replica, by next offset, where one is due."""
+        try:
+            part = decode_part(value)
+        except MalformedPartError as error:
+            self._fail("snapshots", f"a member wrote no snapshot: {error}")
+            return
+        if part.partition != cp or part.next_offset % self._scenario.snapshots:
+            self._fail(
+                "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
+            )
+        elif digests.get(part.next_offset) != part.digest:
+            self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
+
+    def check_in_hand(self, consumers: Iterable[tuple[Process, ConsumerEngine]]) -> None:
+        """In the end: what was counted by messages is what is there, run by run."""
+        for process, consumer in consumers:
+            for assignment in consumer.assignments.values() if process.is_running else ():
+                tracker = assignment.tracker
+                tracker.follow()
+                has = sum(run.size - run.done_count for run in tracker.runs.values())
+                if tracker.in_hand != has:
+                    where = f"{process.name} counts {tracker.in_hand} messages of {_name(assignment.key)}"
+                    self._fail("in hand", f"{where} as in hand, and has given out {has}")
+                    return
+
+
+def _beaten(outcome: Outcome) -> list[Key]:
+    """The leases whose last beat a record of ours moved."""
+    message = outcome.message
+    if message is None or not outcome.accepted:
+        return []
+    if outcome.type == HeartbeatBatch.__name__:
+        answers = zip(message[HEAD_FIELDS], outcome.entries or (), strict=True)
+        return [(entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
+    if outcome.type == Heartbeat.__name__ or (outcome.type == ClaimingPartition.__name__ and outcome.code == codes.OK):
+        return [(message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
+    return []
+
+
+def _closes(process: Process) -> bool:
+    """Whether one of its consumers closes: what is in hand and not done stays not done then."""
+    engines = [driver.engine for driver in process.drivers]
+    return (
+        process.ended
+        or not any(consumer for engine in engines for consumer in engine.consumers.values())
+        or any(consumer.closing for engine in engines for consumer in engine.consumers.values())
+    )
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} [{key[1]}]"

@@ -1,0 +1,346 @@
+"""The worker's side of its watchdog: starts the process, keeps its will up to date, replaces it when it dies.
+
+The will is told in the moment in which the own replica applies a grant, under the driver's lock: before any message of
+the partition is handed out. Nothing here ever waits for the watchdog: what it has no room for is put aside, by lease,
+and told by a thread of this module's own, which also sees the watchdog's end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import islice
+from math import inf
+from typing import Any
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.watchdog import process
+from kafka_marshal.watchdog.pipe import NoRoomError, Pipe
+from kafka_marshal.watchdog.properties import environment
+from rationalizer import Outcome, ReleasingPartition, World, encode
+
+__all__ = ["Watchdog", "is_supported"]
+
+Key = tuple[str, int]
+
+#: Between a watchdog's end and the next one's start: doubled from the first to the last, anew after a long life.
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 60.0
+LONG_LIFE_S = 60.0
+
+#: How often a look is taken at the connection: whether it is ours, and has room again.
+LOOK_S = 0.25
+
+#: A watchdog is asked this often whether it is there, and replaced where it has not answered for so long and HI.
+ASK_S = 5.0
+DEAF_S = 10.0
+
+#: After a goodbye, its end is waited for so long: it takes milliseconds, unless somebody stopped it.
+GOODBYE_S = 0.5
+
+#: The longest an interpreter takes until the process has left our family.
+START_S = 15.0
+
+
+def is_supported() -> bool:
+    """Whether this system can tell when a process is gone: Linux 5.3 or later, with an interpreter to be started."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return bool(sys.executable)
+
+
+class _Asking:
+    """When to ask the watchdog whether it is there, and how long it has owed an answer.
+
+    Counted in the time in which we did look: a worker that was stopped itself must not blame its watchdog.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._is_asked = False
+        self.waited_s = 0.0
+
+    def is_due(self, heard: bool, passed_s: float) -> bool:
+        """Another look was taken: was anything heard, and how much time has passed?"""
+        if heard:
+            self._is_asked, self.waited_s = False, 0.0
+        self.waited_s += passed_s if self._is_asked else 0.0
+        self._since_s += passed_s
+        if self._since_s < ASK_S:
+            return False
+        self._since_s = 0.0
+        self._is_asked = True
+        return True
+
+
+class Watchdog:
+    """One worker's watchdog. Works from ``start`` on; ``close`` says goodbye to it."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        ids: tuple[str, str, str],
+        properties: Mapping[str, object],
+        heartbeat_interval_ms: int,
+    ) -> None:
+        """Prepare one for the member with these ids (instance, client, group) on a coordination topic.
+
+        name: of the worker, for people. properties: of the producer (see properties.py).
+        Raises ConfigurationError where a watchdog can't work.
+        """
+        client = find_spec("confluent_kafka")
+        if not is_supported() or client is None or not client.submodule_search_locations:
+            raise ConfigurationError(
+                "watchdog=True needs Linux 5.3 or later (pidfd_open), and a Python interpreter that can be started "
+                f"(sys.executable is {sys.executable!r}); this system has not both. Nothing was sent. Leave it out: a "
+                "worker that dies is then replaced after 2 · HI"
+            )
+        self._name = name
+        self._ids = ids
+        folder = client.submodule_search_locations[0]
+        self._config = process.pack_config(
+            {"name": name, "topic": topic, "properties": dict(properties), "folder": folder}
+        )
+        self._deaf_s = DEAF_S + heartbeat_interval_ms / 1000
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
+        self._worlds: Mapping[int, World] = {}
+        self._numbers: dict[Key, int] = {}
+        #: Leases that we hold: CP and packed entry.
+        self._will: dict[Key, tuple[int, bytes]] = {}
+        #: What the watchdog was not told yet, in order.
+        self._untold: dict[Key, None] = {}
+        self._pipe: Pipe | None = None
+        #: The watchdog has no room for more.
+        self._is_full = False
+        self._ended = threading.Event()
+        #: Process id of the watchdog; None while there is none.
+        self.pid: int | None = None
+        #: Whether it has met the cluster, so that it can speak at once.
+        self.is_ready = False
+        self._thread = threading.Thread(target=self._run, name="kafka-marshal-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start it, in the background."""
+        self._thread.start()
+
+    # The will.
+
+    def watch(self, driver: Driver) -> None:
+        """Follow what this driver's replica applies from now on."""
+        with driver.condition:
+            self._worlds = driver.replica.worlds
+            driver.listeners.append(self._applied)
+
+    def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """A record was applied (a listener of the driver; its lock is held): what do we hold now?"""
+        message = outcome.message
+        if message is None or message[4] != self._ids[2]:
+            return
+        match outcome.type:
+            case "ClaimingPartition" | "ReleasingPartition":
+                keys = [(message[5], message[6])]
+            case "Heartbeat" if message[7] is None:  # a takeover (C7)
+                keys = [(message[5], message[6])]
+            case "ForgetGroup":
+                keys = [key for key, (its_cp, _) in self._will.items() if its_cp == cp]
+            case _:
+                return
+        with self._lock:
+            for key in keys:
+                self._look(cp, key)
+            self._tell()
+
+    def _look(self, cp: int, key: Key) -> None:
+        instance_id, client_id, group_id = self._ids
+        lease = self._worlds[cp].lease(group_id, *key)
+        if lease is None or not lease.is_held_by(instance_id, client_id, lease.epoch):
+            if self._will.pop(key, None) is not None:
+                self._untold[key] = None
+            return
+        release = encode(ReleasingPartition(*self._ids, *key, lease.epoch, None))
+        entry = process.pack_lease(self._number(key), cp, lease.heartbeat_interval_ms, release)
+        if self._will.get(key) != (cp, entry):
+            self._will[key] = (cp, entry)
+            self._untold[key] = None
+
+    def _number(self, key: Key) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _tell(self) -> None:
+        """Tell what is untold, as far as there is room; the lock is held."""
+        while self._untold and self._pipe is not None:
+            parts, size = [process.WILL], 0
+            for key in self._untold:
+                _, entry = self._will.get(key) or (0, process.pack_lease(self._number(key), 0, 0, b""))
+                size += len(entry)
+                if len(parts) > 1 and size > process.MAX_PACKET_BYTES:
+                    break
+                parts.append(entry)
+            told = list(islice(self._untold, len(parts) - 1))
+            if not self._send(self._pipe, b"".join(parts)):
+                return
+            for key in told:
+                del self._untold[key]
+
+    def _send(self, pipe: Pipe, packet: bytes) -> bool:
+        """False: it was not sent; the thread will see why, or try again."""
+        if not pipe.is_ours:
+            return False
+        try:
+            pipe.send(packet)
+        except NoRoomError:
+            self._is_full = True
+            return False
+        except OSError:
+            return False
+        self._is_full = False
+        return True
+
+    # The thread.
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._ended.is_set():
+            began = time.monotonic()
+            try:
+                why = self._keep_one()
+            except (OSError, subprocess.SubprocessError) as error:
+                why = f"it could not be started: {error}"
+            except Exception as error:  # noqa: BLE001 - logged with its traceback
+                text = "no watchdog any more: the thread that keeps it failed"
+                log(logging.ERROR, "watchdog_failed", text, error=error)
+                return
+            if self._ended.is_set():
+                return
+            pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONG_LIFE_S else min(2 * pause_s, LAST_PAUSE_S)
+            log(
+                logging.WARNING,
+                "watchdog_ended",
+                "the watchdog of %s has ended: %s. Another one is started in %.1f s; should this process die before, "
+                "its leases fall free after 2 heartbeat intervals",
+                self._name,
+                why,
+                pause_s,
+            )
+            self._ended.wait(pause_s)
+
+    def _keep_one(self) -> str:
+        """Start a watchdog, and look after it until it ends; why it did."""
+        pipe = Pipe()
+        try:
+            self._start_process(pipe)
+            with self._lock:
+                if self._ended.is_set():
+                    return "goodbye"  # it was told nothing, and ends with the connection
+                pipe.send(self._config)
+                self._pipe = pipe
+                self._is_full = False
+                self._untold = dict.fromkeys(self._will)
+                self._tell()
+            return self._look_after(pipe)
+        finally:
+            with self._lock:
+                self._pipe = None
+                self.is_ready = False
+                self.pid = None
+            pipe.close()
+
+    def _start_process(self, pipe: Pipe) -> None:
+        worker = os.pidfd_open(self._process_id)
+        try:
+            inherited = (pipe.theirs.fileno(), worker)
+            # -I, -S: nothing of the user's environment, no site-packages; the program names what it needs.
+            program = [sys.executable, "-I", "-S", process.__file__, f"--worker={self._process_id}"]
+            child = subprocess.Popen(
+                [*program, *map(str, inherited)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env=environment(),
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        finally:
+            pipe.theirs.close()
+            os.close(worker)
+        try:
+            status = child.wait(START_S)  # for our child; the watchdog is a child of that one
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise
+        if status != 0:
+            raise OSError(f"{sys.executable} ended with status {status}")
+
+    def _look_after(self, pipe: Pipe) -> str:
+        poller = select.poll()
+        asking = _Asking()
+        until = inf
+        while (began := time.monotonic()) < until:
+            if self._ended.is_set():
+                until = min(until, began + GOODBYE_S)
+            poller.register(pipe, select.POLLIN | (select.POLLOUT if self._is_full else 0))
+            poller.poll(LOOK_S * 1000)
+            with self._lock:
+                if not pipe.is_ours:
+                    return "this process closed the connection to it, which it did not open"
+                self._tell()
+            heard = self._hear(pipe)
+            if heard is None:
+                return "its process is gone"
+            if asking.is_due(heard, min(LOOK_S, time.monotonic() - began)):
+                with self._lock:
+                    self._send(pipe, process.ASK)
+            if asking.waited_s > self._deaf_s:
+                self._put_down()
+                return f"it answered nothing for {self._deaf_s:g} s and was killed"
+        return "goodbye"
+
+    def _hear(self, pipe: Pipe) -> bool | None:
+        """Whether it said something; None: it has ended."""
+        heard = False
+        while (packet := pipe.receive(process.READ_BYTES)) is not None:
+            if not packet:
+                return None
+            heard = True
+            message: dict[str, Any] = json.loads(packet)
+            self.pid = message.get("hello", self.pid)
+            self.is_ready = message.get("ready", self.is_ready)
+            if "trouble" in message:
+                text = "the watchdog of %s can't speak for it: %s"
+                log(logging.WARNING, "watchdog_trouble", text, self._name, message["trouble"])
+        return heard
+
+    def _put_down(self) -> None:
+        """Kill a watchdog that does not hear: should it wake later, it would speak though we said goodbye."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    # The end.
+
+    def close(self) -> None:
+        """Say goodbye: the watchdog ends without a word. Not in a forked child, where nothing is ours."""
+        if os.getpid() != self._process_id or self._ended.is_set():
+            return
+        with self._lock:
+            self._ended.set()
+            if self._pipe is not None and not self._send(self._pipe, process.GOODBYE):
+                self._put_down()
+        if self._thread.ident is not None:
+            self._thread.join(START_S)  # until it is gone

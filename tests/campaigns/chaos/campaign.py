@@ -1,0 +1,347 @@
+"""A campaign: workers, faults and messages for some minutes, then peace, then the account."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+
+from kafka_marshal.ports import LogEntry
+from kafka_marshal.testing.fail_points import POINTS
+from tests.campaigns.chaos.check import Findings, Life, Mode, Story, check, replay_in_cuts
+from tests.campaigns.chaos.fleet import Fleet, Place
+from tests.campaigns.chaos.history import LogHistory
+from tests.campaigns.chaos.log import Follower, read_topic, write_dump
+from tests.campaigns.chaos.testbed import COORDINATION, Ground, Writer
+from tests.campaigns.chaos.worker import GRANT, Job
+
+__all__ = ["Options", "Result", "run_campaign"]
+
+#: Topic → (partitions, group, mode). Those of "by hand" exist by name only.
+TOPICS: dict[str, tuple[int, str, Mode]] = {
+    "chaos-again": (6, "again", "at least once"),
+    "chaos-sink": (4, "sink", "sink"),
+    "chaos-once": (4, "once", "at most once"),
+}
+BY_HAND = ("chaos-by-hand", 4, "by hand")
+
+CPS = 3
+
+#: name, kind, topic: the fleet.
+FLEET = (
+    ("again-1", "iterate", "chaos-again"),
+    ("again-2", "iterate", "chaos-again"),
+    ("again-3", "batches", "chaos-again"),
+    ("sink-1", "sink", "chaos-sink"),
+    ("sink-2", "sink", "chaos-sink"),
+    ("once-1", "once", "chaos-once"),
+    ("once-2", "once", "chaos-once"),
+    ("once-3", "once ahead", "chaos-once"),
+    ("hand-1", "by hand", BY_HAND[0]),
+    ("hand-2", "by hand", BY_HAND[0]),
+)
+
+#: After the last fault everything has an owner within so many HI (and what workers need to start, which is no matter
+#: of HI), and what is not drained moves within so many: how much there is to do depends on the machine.
+OWNED_INTERVALS = 20
+STILL_INTERVALS = 60
+STARTING_S = 20.0
+#: Nobody waits for longer, whatever moves.
+DRAINED_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a campaign is like."""
+
+    minutes: float = 5.0
+    seed: int = 1
+    brokers: int = 1
+    heartbeat_interval_ms: int = 500
+    messages_a_second: float = 150.0
+    #: Mean seconds between: stops of workers, faults of the network, deaths of brokers (0: none).
+    stop_every_s: float = 2.0
+    network_every_s: float = 8.0
+    broker_every_s: float = 45.0
+    #: Names of places whose workers are never killed.
+    steady: tuple[str, ...] = ()
+    #: Also without faults: only what is steady, killed by nothing, and the faults above.
+    keep: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it."""
+
+    options: Options
+    findings: Findings
+    seconds: float
+    kills: int
+    points: dict[str, int]
+    stops: int
+    faults: dict[str, int]
+    started: int
+    ended_otherwise: dict[int, int]
+    written: int
+    records: int
+    owned_hi: float
+    drained_hi: float
+    folder: str = ""
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.findings.violations
+
+    @property
+    def unmet(self) -> list[str]:
+        """Fail points where nobody died."""
+        return [name for name in POINTS if not self.points.get(name)]
+
+    def tell(self) -> str:
+        """One line of figures."""
+        counts = self.findings.counts
+        at_points = sum(self.points.values())
+        return (
+            f"chaos: {self.kills} kills in {self.seconds / 60:.1f} min, {at_points} at "
+            f"{len(POINTS) - len(self.unmet)} of {len(POINTS)} fail points; {self.stops} stops, "
+            f"{sum(n for kind, n in self.faults.items() if kind != 'broker')} network faults, "
+            f"{self.faults.get('broker', 0)} broker restarts; {self.written} messages, {counts['repeats']} repeats, "
+            f"{counts['lost']} lost, {len(self.findings.violations)} violations; owned after {self.owned_hi:.1f} HI, "
+            f"drained after {self.drained_hi:.1f} HI; {self.records} records, seed {self.options.seed}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """For a file."""
+        return {
+            "line": self.tell(),
+            "options": asdict(self.options),
+            "kills": self.kills,
+            "points": {name: self.points.get(name, 0) for name in POINTS},
+            "stops": self.stops,
+            "faults": self.faults,
+            "workers_started": self.started,
+            "exit_statuses": self.ended_otherwise,
+            "counts": dict(sorted(self.findings.counts.items())),
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "violations": [str(each) for each in self.findings.violations],
+            "owned_hi": round(self.owned_hi, 1),
+            "drained_hi": round(self.drained_hi, 1),
+        }
+
+
+Look = Callable[[Fleet, float], object]
+
+
+class _Campaign:
+    def __init__(self, options: Options, folder: Path, look: Look | None, say: Callable[[str], object]) -> None:
+        self.options = options
+        self.folder = folder
+        self.look = look
+        self.say = say
+        self.chance = Random(options.seed)
+        self.hi_s = options.heartbeat_interval_ms / 1000
+        self.database = str(folder / "sink.db")
+
+    def run(self) -> Result:
+        """All of it."""
+        options = self.options
+        self._prepare_sink()
+        partitions = {topic: count for topic, (count, _, _) in TOPICS.items()}
+        with Ground(options.brokers, CPS, partitions, self.chance) as ground:
+            follower = Follower(ground.bootstrap, COORDINATION, CPS)
+            writer = Writer(ground.bootstrap, partitions, options.messages_a_second)
+            fleet = Fleet(self._places(ground.bootstrap), self.folder, self.chance)
+            began = time.monotonic()
+            try:
+                self._faults(ground, fleet, began)
+                ground.heal()
+                writer.close()
+                ends = {key: max(there, default=-1) for key, there in self._messages(ground.bootstrap).items()}
+                owned, drained = self._peace(fleet, follower, ends)
+                seconds = time.monotonic() - began
+                stubborn = fleet.ask_all(30.0, fleet.turn)
+            finally:
+                fleet.close()
+                follower.close()
+            result, log = self._account(ground, fleet, writer, seconds, owned, drained)
+            for name in stubborn:
+                result.findings.say("liveness", f"{name} did not end within 30 s of SIGTERM")
+            if options.keep or not result.ok:
+                write_dump(self.folder / "log.dump", log)
+            return result
+
+    def _prepare_sink(self) -> None:
+        connection = sqlite3.connect(self.database)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE handled (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT, partition INTEGER, "
+            '"offset" INTEGER, epoch INTEGER, number INTEGER)'
+        )
+        connection.commit()
+        connection.close()
+
+    def _places(self, bootstrap: str) -> list[Place]:
+        places = []
+        for name, kind, topic in FLEET:
+            count, group, _ = TOPICS.get(topic, (BY_HAND[1], BY_HAND[2], ""))
+            job = Job(
+                bootstrap,
+                COORDINATION,
+                group,
+                topic,
+                count,
+                kind,
+                name,
+                self.options.heartbeat_interval_ms,
+                "",
+                0,
+                database=self.database,
+            )
+            places.append(Place(name, job, steady=name in self.options.steady))
+        return places
+
+    def _faults(self, ground: Ground, fleet: Fleet, began: float) -> None:
+        """Until the minutes are over."""
+        options, chance = self.options, self.chance
+        every = {
+            "stop": options.stop_every_s,
+            "network": options.network_every_s,
+            "broker": options.broker_every_s,
+        }
+        due = {name: began + mean * chance.uniform(0.5, 1.5) for name, mean in every.items() if mean}
+        told = began
+        while (now := time.monotonic()) < began + options.minutes * 60:
+            fleet.turn()
+            for name in [name for name, at in due.items() if now >= at]:
+                if name == "stop":
+                    fleet.stop_one(self.hi_s * chance.uniform(2.2, 4.0))
+                elif not ground.fault(self.hi_s, brokers=name == "broker"):
+                    continue  # another is under way; this one's turn comes right after it
+                due[name] = now + every[name] * chance.uniform(0.5, 1.5)
+            if self.look is not None:
+                self.look(fleet, now - began)
+            if now > told + 10:
+                told = now
+                self.say(
+                    f"{now - began:.0f} s: {fleet.counts.kills} kills, {fleet.counts.stops} stops, {ground.counts}"
+                )
+            time.sleep(0.02)
+
+    def _peace(self, fleet: Fleet, follower: Follower, ends: dict[tuple[str, int], int]) -> tuple[float, float]:
+        """No more faults: (HI until everything is owned, HI until everything is done), infinite where never."""
+        fleet.settle()
+        began = time.monotonic()
+        owned = drained = float("inf")
+        patience = STARTING_S + STILL_INTERVALS * self.hi_s
+        moved = dict.fromkeys(ends, (-1, began))
+        while (now := time.monotonic()) < began + DRAINED_S and drained == float("inf"):
+            fleet.turn()
+            leases = follower.leases()
+            mine = {key: leases.get((TOPICS[key[0]][1], *key)) for key in ends}
+            passed = (now - began) / self.hi_s
+            if owned == float("inf") and all(x is not None and x[2] in ("fresh", "unknown") for x in mine.values()):
+                owned = passed
+            left = [key for key, x in mine.items() if x is None or x[1] < ends[key]]
+            for key in left:
+                stable = -1 if (lease := mine[key]) is None else lease[1]
+                if stable > moved[key][0]:
+                    moved[key] = stable, now
+            if owned < float("inf") and not left:
+                drained = passed
+            elif any(now > moved[key][1] + patience for key in left):
+                break
+            time.sleep(0.02)
+        return owned, drained
+
+    def _messages(self, bootstrap: str) -> dict[tuple[str, int], dict[int, int]]:
+        return {
+            (topic, partition): {offset: int(value or b"-1") for offset, _, value in entries}
+            for topic, (count, _, _) in TOPICS.items()
+            for partition, entries in read_topic(bootstrap, topic, range(count)).items()
+        }
+
+    def _account(
+        self, ground: Ground, fleet: Fleet, writer: Writer, seconds: float, owned: float, drained: float
+    ) -> tuple[Result, Mapping[int, list[LogEntry]]]:
+        lives = [Life.read(path, pid, path in fleet.killed) for path, pid in sorted(fleet.files.items())]
+        log = {cp: list(entries) for cp, entries in read_topic(ground.bootstrap, COORDINATION, range(CPS)).items()}
+        history = LogHistory(log, [(cp, at) for life in lives for cp, at, _ in life.digests])
+        modes: dict[tuple[str, str, int], Mode] = {
+            (group, topic, partition): mode
+            for topic, (count, group, mode) in TOPICS.items()
+            for partition in range(count)
+        }
+        name, count, group = BY_HAND
+        modes |= {(group, name, p): "at most once" if p % 2 else "at least once" for p in range(count)}
+        story = Story(
+            self.options.heartbeat_interval_ms,
+            modes,
+            lives,
+            history,
+            self._messages(ground.bootstrap),
+            writer.acknowledged,
+            fleet.stops,
+            self._rows(),
+            GRANT,
+            drained < float("inf"),
+            fleet.unexplained,
+        )
+        findings = check(story)
+        findings.violations.extend(replay_in_cuts(log, history, self.options.seed))
+        if owned > OWNED_INTERVALS + STARTING_S / self.hi_s:
+            findings.say("liveness", f"not everything was owned {owned:.0f} HI after the last fault")
+        if drained == float("inf"):
+            findings.say("liveness", f"something stood still for more than {STILL_INTERVALS} HI after the last fault")
+        result = Result(
+            self.options,
+            findings,
+            seconds,
+            fleet.counts.kills,
+            dict(sorted(fleet.counts.points.items())),
+            fleet.counts.stops,
+            dict(sorted(ground.counts.items())),
+            fleet.counts.started,
+            dict(sorted(fleet.counts.others.items())),
+            writer.written,
+            history.records,
+            owned,
+            drained,
+            outcomes=history.outcomes,
+        )
+        return result, log
+
+    def _rows(self) -> list[tuple[str, int, int, int, int]]:
+        connection = sqlite3.connect(self.database)
+        try:
+            query = 'SELECT topic, partition, "offset", epoch, number FROM handled ORDER BY id'
+            return list(connection.execute(query))
+        finally:
+            connection.close()
+
+
+def run_campaign(
+    options: Options, *, look: Look | None = None, say: Callable[[str], object] = lambda _: None
+) -> Result:
+    """Run it. look(fleet, seconds since the beginning): called often. say: told how it goes, every ten seconds.
+
+    Where a promise was broken, or with ``keep``, what was written down stays in ``Result.folder``.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-chaos-"))
+    keep = True
+    try:
+        result = _Campaign(options, folder, look, say).run()
+        keep = options.keep or not result.ok
+        result.folder = str(folder) if keep else ""
+        return result
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"what was written down: {folder}")

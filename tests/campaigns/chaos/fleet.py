@@ -1,0 +1,334 @@
+"""The workers of a campaign: places that are filled again whenever their worker has died, and how each of them dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.fail_points import points_of
+from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, Job
+
+__all__ = ["Fleet", "Place", "Stop"]
+
+#: How a new worker will end: by a fail point, by kill -9 at any moment, in peace by SIGTERM.
+DOOMED, KILLED, ASKED = 70, 20, 10
+
+#: A worker that has not come to its fail point by then (seconds) is killed wherever it is.
+PATIENCE_S = 5.0
+
+#: A step may be reached this many times before it is the last one.
+MOST_TIMES = 4
+
+#: So many workers sent to a fail point count as one that died there: a point that is hard to reach is tried more often
+#: than others, yet takes no more than its share from them if nobody ever reaches it.
+TRIES = 16
+
+#: Steps that make a lease fresh.
+BEATS = ("claim", "takeover", "beat", "idle beat")
+
+#: A worker's file: so many bytes at its end tell how it ended, and reach back to its last beat.
+LAST_BYTES = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A worker was stopped by SIGSTOP, from then to then (wall clock, ms)."""
+
+    pid: int
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class Place:
+    """A place in the fleet: one worker at a time."""
+
+    name: str
+    template: Job
+    #: Never killed: what a soak looks at.
+    steady: bool = False
+    pid: int = 0
+    job: Job | None = None
+    #: When (monotonic) it is filled again.
+    due: float = 0.0
+    #: When (monotonic) it is killed, or asked to end.
+    kill_at: float = float("inf")
+    ask_at: float = float("inf")
+    stopped_until: float = 0.0
+    stopped_since: float = 0.0
+    generation: int = 0
+    #: The next worker's: fail point ("": none), how it ends otherwise, and its name.
+    doom: str = ""
+    fate: int = DOOMED
+    client_id: str = ""
+    #: Signals that were sent to the worker.
+    sent: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to workers."""
+
+    started: int = 0
+    #: By kill -9, at fail points and anywhere.
+    kills: int = 0
+    #: Fail point → kills there.
+    points: Counter[str] = field(default_factory=Counter)
+    stops: int = 0
+    closed: int = 0
+    #: Exit status → times, of those that ended by themselves otherwise.
+    others: Counter[int] = field(default_factory=Counter)
+
+
+class Fleet:
+    """All places, and the zygote that fills them. ``turn`` is to be called often, by one thread."""
+
+    def __init__(self, places: list[Place], folder: Path, chance: Random) -> None:
+        self.places = places
+        self.counts = Counts()
+        self.stops: list[Stop] = []
+        #: Every file of lines there is, with the process that wrote it.
+        self.files: dict[Path, int] = {}
+        #: Those killed by -9: file.
+        self.killed: set[Path] = set()
+        #: Those that ended as neither they nor we meant to, in words.
+        self.unexplained: list[str] = []
+        #: No more faults: who is started now stays.
+        self.calm = False
+        self._ending = False
+        self._folder = folder
+        self._chance = chance
+        self._dooms = {x: _Dooms(x, chance) for x in sorted(set(KINDS.values()))}
+        self._lock = threading.Lock()
+        self._ended: dict[int, int] = {}
+        self._pids: dict[str, int] = {}
+        command = [sys.executable, "-m", "tests.campaigns.chaos.forkserver", str(folder / "workers.log")]
+        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._zygote.stdout is not None
+        for line in self._zygote.stdout:
+            event = json.loads(line)
+            with self._lock:
+                if "started" in event:
+                    self._pids[event["started"]] = event["pid"]
+                else:
+                    self._ended[event["exited"]] = event["status"]
+
+    def _ask(self, **request: object) -> None:
+        if self._zygote.poll() is not None:
+            raise LocalBrokerError("The process that starts workers has ended by itself; the campaign can't go on.")
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
+        self._zygote.stdin.flush()
+
+    def signal(self, place: Place, number: signal.Signals) -> None:
+        """Send a signal to the worker of a place."""
+        if place.pid:
+            place.sent.add(int(number))
+            self._ask(signal=int(number), pid=place.pid)
+
+    # Their lives.
+
+    def turn(self) -> None:
+        """Note who has ended, fill what is empty, do what is due."""
+        with self._lock:
+            ended, self._ended = self._ended, {}
+            pids, self._pids = self._pids, {}
+        now = time.monotonic()
+        for place in self.places:
+            if place.job is not None and place.job.client_id in pids:
+                place.pid = pids[place.job.client_id]
+                self.files[Path(place.job.out)] = place.pid
+            if place.pid in ended:
+                self._note_end(place, ended[place.pid], now)
+            if place.job is None and now >= place.due and not self._ending:
+                self._fill(place, now)
+            elif place.stopped_until:
+                if now >= place.stopped_until or self.calm:
+                    self._go_on(place)
+            elif place.pid and now >= place.kill_at:
+                place.kill_at = float("inf")
+                self.signal(place, signal.SIGKILL)
+            elif place.pid and now >= place.ask_at:
+                place.ask_at = float("inf")
+                self.signal(place, signal.SIGTERM)
+
+    def _note_end(self, place: Place, status: int, now: float) -> None:
+        assert place.job is not None
+        if place.stopped_until:
+            self._note_stop(place)
+        path = Path(place.job.out)
+        point, beaten_at = _last_words(path)
+        if status == -signal.SIGKILL:
+            self.counts.kills += 1
+            self.killed.add(path)
+            if point is not None:
+                self.counts.points[point] += 1
+        elif status == 0:
+            self.counts.closed += 1
+        else:
+            self.counts.others[status] += 1
+        sent = place.sent | ({int(signal.SIGKILL)} if point is not None else set())
+        if (why := unexplained(status, sent)) is not None:
+            self.unexplained.append(f"{path.stem}: {why}")
+        hi_ms = place.template.heartbeat_interval_ms
+        self._plan(place, now, status == -signal.SIGKILL and time.time() * 1000 - beaten_at < hi_ms / 2)
+        place.pid, place.job, place.stopped_until, place.sent = 0, None, 0.0, set()
+
+    def _plan(self, place: Place, now: float, leaves_fresh: bool) -> None:
+        """Who comes next, and when. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
+        chance = self._chance
+        place.doom = ""
+        place.fate = chance.randrange(DOOMED + KILLED + ASKED)
+        if place.steady or self.calm:
+            place.due = now
+            return
+        if place.fate < DOOMED:
+            place.doom = self._dooms[KINDS[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
+        # Some are back at once, and take over what is fresh yet (C7); some leave it to others.
+        delay = 0.0 if "takeover" in place.doom else chance.choice((0.0, 0.5, 2.5)) * chance.random()
+        place.due = now + delay * place.template.heartbeat_interval_ms / 1000
+        # Half keep their name; a new name is nobody's predecessor.
+        if "takeover" not in place.doom and chance.random() < 0.5:
+            place.client_id = f"{place.name}.{place.generation + 1}"
+
+    def _fill(self, place: Place, now: float) -> None:
+        place.generation += 1
+        chance = self._chance
+        job = replace(
+            place.template,
+            client_id=place.client_id or place.name,
+            out=str(self._folder / f"{place.name}-{place.generation:04}.jsonl"),
+            seed=chance.getrandbits(32),
+            handling_s=chance.choice((0.001, 0.003, 0.02)),
+        )
+        place.kill_at = place.ask_at = float("inf")
+        if not self.calm and not place.steady:
+            if place.doom:
+                stop_after_s = chance.uniform(0.5, 2.0) if "release" in place.doom else 0.0
+                # Of some steps a worker takes few.
+                times = (
+                    1
+                    if any(x in place.doom for x in ("takeover", "release", "assigned"))
+                    else chance.randint(1, MOST_TIMES)
+                )
+                linger_s = chance.choice((0.0, chance.random())) * job.heartbeat_interval_ms / 1000
+                job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s, linger_s=linger_s)
+                place.kill_at = now + PATIENCE_S
+            elif place.fate < DOOMED + KILLED:
+                place.kill_at = now + chance.uniform(0.1, 4.0)
+            else:
+                place.ask_at = now + chance.uniform(0.5, 5.0)
+        place.job = job
+        self.counts.started += 1
+        self._ask(spawn=asdict(job))
+
+    def alive(self) -> list[Place]:
+        """Places with a worker that runs."""
+        return [place for place in self.places if place.pid and not place.stopped_until]
+
+    def stop_one(self, seconds: float) -> None:
+        """SIGSTOP to somebody, for so long."""
+        candidates = self.alive()
+        if not candidates:
+            return
+        place = self._chance.choice(candidates)
+        self.signal(place, signal.SIGSTOP)
+        place.stopped_since = time.time() * 1000
+        place.stopped_until = time.monotonic() + seconds
+        self.counts.stops += 1
+
+    def _go_on(self, place: Place) -> None:
+        self.signal(place, signal.SIGCONT)
+        self._note_stop(place)
+
+    def _note_stop(self, place: Place) -> None:
+        self.stops.append(Stop(place.pid, place.stopped_since, time.time() * 1000))
+        place.stopped_until = 0.0
+
+    # The end.
+
+    def settle(self) -> None:
+        """No more faults: whoever is doomed is replaced by one who is not, the others stay."""
+        self.calm = True
+        for place in self.places:
+            if place.job is not None and place.job.doom:
+                place.kill_at = 0.0
+            else:
+                place.kill_at = place.ask_at = float("inf")
+
+    def ask_all(self, within_s: float, turn: Callable[[], object]) -> list[str]:
+        """SIGTERM to all; files of those that have not ended in time."""
+        self._ending = True
+        for place in self.places:
+            self.signal(place, signal.SIGTERM)
+        until = time.monotonic() + within_s
+        while any(place.pid for place in self.places) and time.monotonic() < until:
+            turn()
+            time.sleep(0.02)
+        return [Path(place.job.out).name for place in self.places if place.job is not None]
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.close()
+        self._zygote.wait(30)
+        self._listener.join(10)
+        self._zygote.stdout.close()
+
+
+class _Dooms:
+    """Says which fail point is next for workers of one kind: that which fewest have died at so far."""
+
+    def __init__(self, delivery: str, chance: Random) -> None:
+        self._points = points_of(delivery)
+        self._chance = chance
+        self._tried: Counter[str] = Counter()
+
+    def next(self, died: Mapping[str, int], *, takeovers: bool) -> str:
+        """died: at which point, how often; takeovers: whether there may be something to take over."""
+        points = [name for name in self._points if takeovers or "takeover" not in name]
+        self._chance.shuffle(points)  # among equals the seed decides
+        name = min(points, key=lambda x: died.get(x, 0) + self._tried[x] / TRIES)
+        self._tried[name] += 1
+        return name
+
+
+def unexplained(status: int, sent: Collection[int]) -> str | None:
+    """Why a worker should not have ended so; None: it may, by itself or by one of the signals that it was sent."""
+    if status in OWN_STATUSES or -status in sent:
+        return None
+    if status >= 0:
+        return f"worker ended with status {status}"
+    return f"worker died of signal {-status} ({signal.strsignal(-status)}), which nobody had sent"
+
+
+def _last_words(path: Path) -> tuple[str | None, float]:
+    """The fail point that a worker died at (None: killed anywhere else), and when it last beat (ms; 0: never)."""
+    point, beaten_at = None, 0.0
+    if path.exists():  # else it was killed before its first line
+        with path.open("rb") as file:
+            begin = max(0, path.stat().st_size - LAST_BYTES)
+            file.seek(begin)
+            # The last one is torn, or nothing; the first one, too, where the file begins before.
+            for line in file.read().split(b"\n")[bool(begin) : -1]:
+                match json.loads(line):
+                    case ["die", _, name]:
+                        point = name
+                    case ["sent", at, _, step, _] if step in BEATS:
+                        beaten_at = at
+    return point, beaten_at

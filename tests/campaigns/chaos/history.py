@@ -1,0 +1,162 @@
+"""What the coordination log says happened: who held what when, what was done by then, and what was granted.
+
+It is the rationalizer that says so; here it is only put in order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.ports import LogEntry
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    Outcome,
+    Record,
+    ReleasingPartition,
+    World,
+    codes,
+)
+from tests.campaigns.chaos.lines import digest_of
+
+__all__ = ["Grant", "LogHistory", "Tenure"]
+
+Key = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class Tenure:
+    """One epoch of a lease: who held it, from when to when (log time, ms)."""
+
+    key: Key
+    epoch: int
+    client_id: str
+    instance_id: str
+    since: int
+    #: What was done when it began.
+    stable: int
+    ranges: tuple[tuple[int, int], ...]
+    until: int | None = None
+    #: It ended by a release in its holder's name.
+    released: bool = False
+    #: Digests of the accepted beats of this epoch, in the log's order.
+    beats: list[str] = field(default_factory=list)
+
+    def was_done(self, offset: int) -> bool:
+        """Whether the log called this offset done when the tenure began."""
+        return offset <= self.stable or any(first <= offset <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """At most once: an accepted ClaimingMessages."""
+
+    key: Key
+    instance_id: str
+    epoch: int
+    first: int
+    last: int
+    at: int
+
+
+class LogHistory:
+    """A replay of the whole log, CP by CP, record by record."""
+
+    def __init__(self, log: Mapping[int, Iterable[LogEntry]], wanted: Iterable[tuple[int, int]] = ()) -> None:
+        """wanted: (CP, next offset)s whose digests are to be kept, as workers have told theirs."""
+        self.tenures: dict[Key, list[Tenure]] = {}
+        #: instance → its grants, in order of time.
+        self.grants: dict[str, list[Grant]] = {}
+        self.stable: dict[Key, int] = {}
+        #: (log time, stable), wherever it moved.
+        self.moves: dict[Key, list[tuple[int, int]]] = {}
+        #: What must never happen in any log: told by check.py.
+        self.broken: list[str] = []
+        self.digests: dict[tuple[int, int], str] = {}
+        self.worlds: dict[int, World] = {}
+        self.records = 0
+        self.outcomes: dict[str, int] = {}
+        places = set(wanted)
+        for cp, entries in sorted(log.items()):
+            world = self.worlds[cp] = World(cp, len(log))
+            for offset, stamp, value in entries:
+                outcome = world.apply(offset, stamp, value)
+                self.records += 1
+                self.outcomes[outcome.code] = self.outcomes.get(outcome.code, 0) + 1
+                if outcome.accepted and outcome.record is not None and value is not None:
+                    self._observe(world, outcome, outcome.record, value)
+                if (cp, world.next_offset) in places:
+                    self.digests[cp, world.next_offset] = world.digest()
+        for grants in self.grants.values():
+            grants.sort(key=lambda grant: grant.at)
+
+    def _observe(self, world: World, outcome: Outcome, record: Record, value: bytes) -> None:
+        for topic, partition in _touched(record, outcome):
+            lease = world.lease(record.group_id, topic, partition)
+            if lease is not None:
+                self._see(lease, outcome, record, value)
+
+    def _see(self, lease: Lease, outcome: Outcome, record: Record, value: bytes) -> None:
+        key = (lease.group_id, lease.topic, lease.partition)
+        before, now = self.stable.get(key, -1), lease.progress.stable
+        tenures = self.tenures.setdefault(key, [])
+        last = tenures[-1] if tenures else None
+        if now < before:
+            self.broken.append(f"{key}: progress went from {before} back to {now}")
+        if last is not None and lease.epoch < last.epoch:
+            self.broken.append(f"{key}: epoch {lease.epoch} after {last.epoch}")
+        if last is None or lease.epoch != last.epoch:
+            if last is not None and last.until is None:
+                last.until = outcome.log_time
+            tenures.append(
+                Tenure(
+                    key,
+                    lease.epoch,
+                    lease.client_id or "",
+                    lease.instance_id or "",
+                    outcome.log_time,
+                    before,
+                    tuple(split(lease.progress.ranges).ranges),
+                )
+            )
+        elif not lease.held and last.until is None:
+            last.until, last.released = outcome.log_time, True
+        tenure = tenures[-1]
+        if isinstance(record, Heartbeat | HeartbeatBatch) and record.instance_id == tenure.instance_id:
+            tenure.beats.append(digest_of(value))
+        if isinstance(record, ClaimingMessages):
+            grant = Grant(
+                key, record.instance_id, lease.epoch, before + 1, record.proposed_last_offset, outcome.log_time
+            )
+            self.grants.setdefault(record.instance_id, []).append(grant)
+        if now != before:
+            self.moves.setdefault(key, []).append((outcome.log_time, now))
+        self.stable[key] = now
+
+    def done_since(self, key: Key, offset: int) -> int | None:
+        """Since when (log time) everything up to this offset is done; None: it is not."""
+        moves = self.moves.get(key, ())
+        place = bisect_left(moves, offset, key=itemgetter(1))
+        return moves[place][0] if place < len(moves) else None
+
+    def tenure(self, key: Key, epoch: int) -> Tenure | None:
+        """The tenure of this epoch."""
+        return next((x for x in self.tenures.get(key, ()) if x.epoch == epoch), None)
+
+
+def _touched(record: Record, outcome: Outcome) -> list[tuple[str, int]]:
+    """The leases that an accepted record is about."""
+    if isinstance(record, HeartbeatBatch):
+        answers = zip(record.entries, outcome.entries or (), strict=True)
+        return [(entry.topic, entry.partition) for entry, code in answers if code in codes.ACCEPTED]
+    if isinstance(record, Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges):
+        return [(record.topic, record.partition)]
+    return []

@@ -1,0 +1,100 @@
+"""The coordination log beside its workers: read while it grows, and once more in the end, from the beginning."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.ports import LogEntry, TopicPartition
+from rationalizer import World
+from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
+
+__all__ = ["Follower", "read_topic", "write_dump"]
+
+LOOK_S = 0.2
+PATIENCE_S = 60.0
+
+
+class Follower:
+    """A replica in a thread of its own, for looking on. It keeps no more than the state."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self.worlds = {cp: World(cp, partitions) for cp in range(partitions)}
+        self.records = 0
+        self.failure: MarshalError | None = None
+        self._lock = threading.Lock()
+        self._cluster = KafkaCluster(bootstrap)
+        self._tail = self._cluster.tail(topic, dict.fromkeys(self.worlds, 0))
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                batch = self._tail.read(LOOK_S)
+                with self._lock:
+                    for cp, entries in batch.records.items():
+                        self.worlds[cp].apply_many(entries)
+                        self.records += len(entries)
+        except MarshalError as error:
+            self.failure = error
+
+    def leases(self) -> dict[tuple[str, str, int], tuple[str | None, int, str]]:
+        """(group, topic, partition) → (instance that holds it, stable, freshness)."""
+        with self._lock:
+            return {
+                (x.group_id, x.topic, x.partition): (x.instance_id, x.progress.stable, x.freshness(world.log_time))
+                for world in self.worlds.values()
+                for x in world.leases()
+            }
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join(10)
+        self._tail.close()
+        self._cluster.close()
+
+
+def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> Mapping[int, list[LogEntry]]:
+    """All of a topic, from the beginning to where its partitions end now."""
+    cluster = KafkaCluster(bootstrap)
+    try:
+        keys: list[TopicPartition] = [(topic, partition) for partition in partitions]
+        until = time.monotonic() + PATIENCE_S
+        marks: dict[TopicPartition, tuple[int, int]] = {}
+        while len(marks) < len(keys):  # a partition whose leader was just elected may be left out at first
+            marks = cluster.watermarks(keys, PATIENCE_S)
+            if time.monotonic() > until:
+                raise KafkaUnavailableError(f"{topic}: not all partitions have leaders within {PATIENCE_S:.0f} s")
+        found: dict[int, list[LogEntry]] = {partition: [] for _, partition in keys}
+        left = {partition: high for (_, partition), (low, high) in marks.items() if high > low}
+        tail = cluster.tail(topic, {partition: marks[topic, partition][0] for partition in left})
+        while left and time.monotonic() < until:
+            batch = tail.read(LOOK_S)
+            for partition, entries in batch.records.items():
+                found[partition].extend(entries)
+                if entries[-1][0] + 1 >= left.get(partition, 0):
+                    left.pop(partition, None)
+            for partition, end in batch.ends.items():
+                if end >= left.get(partition, 0):
+                    left.pop(partition, None)
+        tail.close()
+        if left:
+            raise KafkaUnavailableError(f"{topic}: not read to its end within {PATIENCE_S:.0f} s, {left} are missing")
+        return found
+    finally:
+        cluster.close()
+
+
+def write_dump(path: Path, log: Mapping[int, Iterable[LogEntry]]) -> None:
+    """A dump (D1), for ``kafka-marshal replay`` and ``audit``."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(header_line(DumpHeader("__marshal", len(log))) + "\n")
+        for cp, entries in sorted(log.items()):
+            file.writelines(record_line(DumpRecord(cp, *entry)) + "\n" for entry in entries)

@@ -1,0 +1,309 @@
+"""One worker of the campaign, as a user writes one, in a process of its own; it writes down what it does."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from kafka_marshal import Consumer, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
+from kafka_marshal.errors import (
+    ClaimTimeoutError,
+    ClientReplacedError,
+    KafkaUnavailableError,
+    StaleEpochError,
+)
+from kafka_marshal.ports import Message
+from kafka_marshal.sinks import SqliteSink
+from kafka_marshal.testing.fail_points import POINTS, Doom, dying
+from tests.campaigns.chaos.lines import Pen, digest_of
+
+__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "Job", "run"]
+
+#: What ``run`` returns: closed, no broker, replaced, a fault. The first three are what a campaign can bring about.
+CLOSED, UNAVAILABLE, REPLACED, FAULT = 0, 3, 4, 1
+OWN_STATUSES = (CLOSED, UNAVAILABLE, REPLACED)
+
+#: Messages of a batch at least once, and of a claim at most once.
+BATCH, GRANT = 20, 10
+
+#: Of so many messages the handling takes up to an HI, so that beats fall into it, and others wait behind it.
+LONG_SHARE = 0.02
+
+#: Kind → how it is delivered.
+KINDS = {
+    "iterate": "at least once",
+    "batches": "at least once",
+    "sink": "at least once",
+    "once": "at most once",
+    "once ahead": "at most once",
+    "by hand": "by hand",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one worker process is to do."""
+
+    bootstrap: str
+    coordination: str
+    group: str
+    topic: str
+    partitions: int
+    kind: str
+    client_id: str
+    heartbeat_interval_ms: int
+    #: Its file of lines.
+    out: str
+    seed: int
+    #: The fail point's name and which time it is reached; "": it lives.
+    doom: str = ""
+    times: int = 1
+    #: Seconds after which it closes in peace; 0: never.
+    stop_after_s: float = 0.0
+    #: How long it stands at a fail point of its own before it dies.
+    linger_s: float = 0.0
+    #: The longest that a message's handling takes, in seconds.
+    handling_s: float = 0.003
+    #: The fenced sink's file, for the kind "sink".
+    database: str = ""
+
+
+class _Worker:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.pen = Pen(Path(job.out))
+        self.chance = Random(job.seed)
+        step, moment = POINTS[job.doom] if job.doom else ("never", None)
+        self.doom = Doom(step, moment, job.times, lambda: self.pen.write("die", job.doom), job.linger_s)
+        self.epochs: dict[tuple[str, int], int] = {}
+        self.told = 0
+
+    def live(self) -> None:
+        """From its Marshal to its end."""
+        job = self.job
+        self.pen.write("born", job.group, job.client_id, job.kind, job.doom)
+
+        def sent(cp: int, step: str, value: bytes) -> None:
+            self.pen.write("sent", cp, step, digest_of(value))
+
+        with (
+            dying(job.bootstrap, self.doom, sent),
+            Marshal(
+                job.bootstrap,
+                group_id=job.group,
+                client_id=job.client_id,
+                topic=job.coordination,
+                heartbeat_interval_ms=job.heartbeat_interval_ms,
+            ) as marshal,
+        ):
+            self.pen.write("start", job.group, job.client_id, marshal.instance_id, job.kind, job.doom)
+            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+            if job.stop_after_s:
+                timer = threading.Timer(job.stop_after_s, marshal.stop)
+                timer.daemon = True
+                timer.start()
+            _WORK[job.kind](self, marshal)
+            self._tell_digests(marshal)
+
+    def _tell_digests(self, marshal: Marshal) -> None:
+        for alarm in marshal.alarms:
+            self.pen.write("error", type(alarm).__name__, str(alarm))
+        with marshal._driver.locked():
+            for cp, world in sorted(marshal._driver.replica.worlds.items()):
+                self.pen.write("digest", cp, world.next_offset, world.digest())
+
+    # One message.
+
+    def handle(self, topic: str, partition: int, offset: int, epoch: int, number: int) -> None:
+        """Handle one message: the line that says "end" is the work."""
+        self.doom.at("handed out")
+        self.pen.write("begin", topic, partition, offset, epoch, number)
+        took = self.chance.random() * self.job.handling_s
+        if self.chance.random() < LONG_SHARE:
+            took = self.chance.random() * self.job.heartbeat_interval_ms / 1000
+        time.sleep(took / 2)
+        self.doom.at("handling")
+        time.sleep(took / 2)
+        self.pen.write("end", topic, partition, offset)
+        self.doom.at("handled")
+
+    def handle_message(self, message: Message, epoch: int) -> None:
+        """The same for a message from Kafka."""
+        topic, partition, offset = _place(message)
+        self.handle(topic, partition, offset, epoch, int(message.value() or b"-1"))
+
+    def done(self, message: Message) -> None:
+        """The client knows that it is done."""
+        self.pen.write("done", *_place(message))
+        self.doom.at("done")
+
+    # Callbacks.
+
+    def assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """on_assign: before the first message of these partitions."""
+        for each in partitions:
+            self.epochs[each.topic, each.partition] = each.epoch
+        self.doom.at("assigned")
+
+    def lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """on_lost."""
+        for each in partitions:
+            self.pen.write("lost", each.topic, each.partition)
+        self.report(consumer)
+
+    def report(self, consumer: Consumer) -> None:
+        """At most once: what was granted and not handed out, as the client itself reports it."""
+        found = consumer.unprocessed
+        for each in found[self.told :]:
+            self.pen.write("reported", *each)
+        self.told = len(found)
+
+    def report_unanswered(self, consumer: Consumer) -> None:
+        """At its end, what it gave up claiming, and the log may have granted since or not: nobody can tell yet."""
+        for (topic, partition), _, first, last in consumer._engine.delivery._given_up:
+            self.pen.write("reported", topic, partition, first, last)
+
+    # Kinds of work.
+
+    def iterate(self, marshal: Marshal) -> None:
+        """At least once, message by message: done when the next one is asked for."""
+        before: Message | None = None
+        with marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer:
+            for message in consumer:
+                if before is not None:
+                    self.done(before)
+                self.handle_message(message, self._epoch(message))
+                before = message
+
+    def batches(self, marshal: Marshal) -> None:
+        """At least once, in batches."""
+        with marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer:
+            for batch in consumer.batches(max_messages=BATCH, timeout=0.05):
+                self.pen.write(
+                    "handed", batch.topic, batch.partition, batch.first_offset, batch.last_offset, batch.epoch
+                )
+                for message in batch:
+                    self.handle_message(message, batch.epoch)
+                batch.done()
+                for message in batch:
+                    self.pen.write("done", *_place(message))
+                self.doom.at("done")
+
+    def sink(self, marshal: Marshal) -> None:
+        """At least once into a fenced sink: each batch is one transaction with its offsets (C9)."""
+        with (
+            SqliteSink(self.job.database) as sink,
+            marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer,
+        ):
+            for batch in consumer.batches(max_messages=BATCH, timeout=0.05):
+                self.doom.at("handed out")
+                claim = (batch.topic, batch.partition, batch.epoch, batch.last_offset)
+                try:
+                    with sink.transaction(self.job.group, [claim]) as tx:
+                        last = tx.last_offset(batch.topic, batch.partition)
+                        rows = [(*_place(x), batch.epoch, int(x.value() or b"-1")) for x in batch]
+                        tx.executemany(
+                            "INSERT INTO handled VALUES (NULL, ?, ?, ?, ?, ?)", [x for x in rows if x[2] > last]
+                        )
+                        self.doom.at("handling")
+                        time.sleep(self.chance.random() * self.job.handling_s)
+                except StaleEpochError:
+                    self.pen.write("fenced", batch.topic, batch.partition, batch.epoch)
+                    continue  # somebody else's from here on
+                self.doom.at("handled")
+                batch.done()
+                self.doom.at("done")
+
+    def once(self, marshal: Marshal) -> None:
+        """At most once: by iteration, or, claiming ahead, in batches."""
+        ahead = self.job.kind == "once ahead"
+        with marshal.consumer(
+            [self.job.topic],
+            delivery="at-most-once",
+            batch_size=GRANT,
+            claim_ahead=ahead,
+            on_assign=self.assigned,
+            on_lost=self.lost,
+        ) as consumer:
+            if ahead:
+                for batch in consumer.batches(max_messages=GRANT):
+                    for message in batch:
+                        self.report(consumer)
+                        self.handle_message(message, batch.epoch)
+            else:
+                for message in consumer:
+                    self.report(consumer)
+                    self.handle_message(message, self._epoch(message))
+        self.report(consumer)
+        self.report_unanswered(consumer)
+
+    def by_hand(self, marshal: Marshal) -> None:
+        """Leases by hand: work that is no topic's, numbered by the offsets; half of the partitions at most once."""
+        while not marshal.stopping:
+            partition = self.chance.randrange(self.job.partitions)
+            try:
+                with marshal.claim(self.job.topic, partition, timeout=0.1) as lease:
+                    for _ in range(self.chance.randrange(1, 20)):
+                        self._some_by_hand(lease)
+            except (HeldError, LeaseLostError, ClaimTimeoutError):
+                continue
+
+    def _some_by_hand(self, lease: Lease) -> None:
+        done = lease.last_offset
+        first = 0 if done is None else done + 1
+        last = first + self.chance.randrange(3)
+        at_most_once = bool(lease.partition % 2)
+        if at_most_once:
+            try:
+                lease.grant(last)
+            except LeaseLostError:
+                self.pen.write("reported", lease.topic, lease.partition, first, last)
+                raise
+        for offset in range(first, last + 1):
+            if not at_most_once:  # what was granted is one's own for ever (C12)
+                lease.require()
+            self.handle(lease.topic, lease.partition, offset, lease.epoch, offset)
+        lease.heartbeat(last)
+
+    def _epoch(self, message: Message) -> int:
+        topic, partition, _ = _place(message)
+        return self.epochs.get((topic, partition), -1)
+
+
+_WORK: dict[str, Callable[[_Worker, Marshal], None]] = {
+    "iterate": _Worker.iterate,
+    "batches": _Worker.batches,
+    "sink": _Worker.sink,
+    "once": _Worker.once,
+    "once ahead": _Worker.once,
+    "by hand": _Worker.by_hand,
+}
+
+
+def _place(message: Message) -> tuple[str, int, int]:
+    return message.topic() or "", message.partition() or 0, message.offset() or 0
+
+
+def run(job: Job) -> int:
+    """The whole process; its exit status."""
+    worker = _Worker(job)
+    try:
+        worker.live()
+    except KafkaUnavailableError as error:
+        worker.pen.write("unavailable", str(error))
+        return UNAVAILABLE
+    except ClientReplacedError as error:
+        worker.pen.write("replaced", str(error))
+        return REPLACED
+    except Exception as error:
+        logging.exception("worker %s", job.client_id)
+        worker.pen.write("error", type(error).__name__, str(error))
+        return FAULT
+    worker.pen.write("closed")
+    return CLOSED

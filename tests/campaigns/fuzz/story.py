@@ -1,0 +1,248 @@
+"""One story: a hostile log, replayed in three ways that must agree, and what each record of it cost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from rationalizer import InvalidRecordError, RejectedValueError, World, codes, decode, encode
+from tests.campaigns.fuzz.author import Author
+from tests.campaigns.fuzz.stored import attack_dumps, attack_snapshots
+
+__all__ = ["BoundSeconds", "Finding", "Over", "Story", "bound_s", "run_story"]
+
+Entry = tuple[int, int, bytes | None]
+
+#: What a record may cost (B.2): so much up to 1 kB, and so much for each byte above, in seconds of the processor.
+BASE_S: Final = 1e-3
+BASE_BYTES: Final = 1_024
+BYTE_S: Final = 60e-9
+BoundSeconds = float
+
+#: A record that took longer than it may is replayed so often: what counts is the best, for the machine has other work.
+TRIES: Final = 7
+#: So many of the slow ones of a story are tried again.
+MOST_SLOW: Final = 20
+
+#: One record in so many is looked at more closely, before and after.
+CLOSER_EVERY: Final = 64
+#: Records that apply_many gets at a time, at most.
+LONGEST_CUT: Final = 700
+
+
+def bound_s(size: int) -> BoundSeconds:
+    """Seconds that a value of so many bytes may cost."""
+    return BASE_S + BYTE_S * max(0, size - BASE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A promise that was broken: in which story, at which record, and how."""
+
+    seed: int
+    #: Which record of the story, from 0.
+    index: int
+    what: str
+    #: The value, for a test.
+    value: bytes | None
+
+    def __str__(self) -> str:
+        shown = "no value" if self.value is None else self.value[:400].hex() + (" …" if len(self.value) > 400 else "")
+        return f"seed {self.seed}, record {self.index}: {self.what}\n  value: {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A record that took longer than bound_s also when tried again: how many times as long, at best."""
+
+    seed: int
+    index: int
+    size: int
+    ratio: float
+    #: The first bytes.
+    front: bytes
+
+
+@dataclass(slots=True)
+class Story:
+    """What a story, or many of them added up, have shown."""
+
+    inputs: int = 0
+    bytes: int = 0
+    #: Values above 1 kB.
+    large: int = 0
+    #: Snapshots and parts of them, and lines of dumps, given to their readers.
+    stored: int = 0
+    lines: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    #: Comparisons of digests.
+    compared: int = 0
+    #: Logs that ended at an Upgrade (E4).
+    stopped: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    #: Records that took longer than they may at first sight, and those that did so again.
+    slow: int = 0
+    over: list[Over] = field(default_factory=list)
+    #: The largest ratio of time to bound, at best of TRIES where it was above 1, up to 1 kB and above.
+    worst: tuple[float, float] = (0.0, 0.0)
+    #: Seconds of processor that applying took, each record by itself.
+    applying_s: float = 0.0
+
+    def add(self, other: Story) -> None:
+        """Take another's figures in."""
+        for name in ("inputs", "bytes", "large", "stored", "lines", "compared", "stopped", "slow", "applying_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.codes.update(other.codes)
+        self.findings += other.findings
+        self.over += other.over
+        self.worst = (max(self.worst[0], other.worst[0]), max(self.worst[1], other.worst[1]))
+
+
+def run_story(seed: int, inputs: int, large_every: int) -> Story:
+    """Write a log of so many hostile records and replay it: one by one, in cuts, and with restarts from snapshots."""
+    return _Run(seed, inputs, large_every).run()
+
+
+class _Run:
+    def __init__(self, seed: int, inputs: int, large_every: int) -> None:
+        self.seed = seed
+        self.inputs = inputs
+        self.chance = random.Random(~seed)
+        self.partitions = self.chance.choice((1, 1, 3, 8))
+        self.cp = self.chance.randrange(self.partitions)
+        self.author = Author(seed, self.cp, self.partitions, large_every=large_every)
+        self.records: list[Entry] = []
+        self.slow: list[int] = []
+        self.story = Story()
+
+    def found(self, what: str) -> None:
+        """Note what is wrong about the record that was written last."""
+        value = self.records[-1][2] if self.records else None
+        self.story.findings.append(Finding(self.seed, len(self.records) - 1, what, value))
+
+    def run(self) -> Story:
+        try:
+            world = self.one_by_one()
+            if not self.story.findings:
+                self.otherwise(world)
+                self.again()
+                made = attack_snapshots(world, self.partitions, self.chance)
+                lines = attack_dumps(self.records, self.cp, self.partitions, self.chance)
+                self.story.stored, self.story.lines = made, lines
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is: nothing in a record, a snapshot or a dump may raise anything but its own errors.
+            self.found(f"uncaught {type(error).__name__}: {error}")
+        return self.story
+
+    def one_by_one(self) -> World:
+        """Write the log and apply each record by itself, with the time that it takes."""
+        author, records, story, clock = self.author, self.records, self.story, time.thread_time
+        world = World(self.cp, self.partitions)
+        offset = -1
+        worst_small = worst_large = 0.0
+        for index in range(self.inputs):
+            value = author.next()
+            offset += author.step()
+            stamp = author.stamp()
+            records.append((offset, stamp, value))
+            size = 0 if value is None else len(value)
+            before = world.snapshot() if index % CLOSER_EVERY == 0 and size <= BASE_BYTES else None
+            began = clock()
+            outcome = world.apply(offset, stamp, value)
+            took = clock() - began
+            story.applying_s += took
+            story.bytes += size
+            ratio = took / bound_s(size)
+            if ratio > 1.0:
+                self.slow.append(index)
+            elif size <= BASE_BYTES:
+                worst_small = max(worst_small, ratio)
+            else:
+                worst_large = max(worst_large, ratio)
+            story.large += size > BASE_BYTES
+            if before is not None:
+                self.look_closer(before, world, offset, stamp, value)
+            if outcome.code == codes.UPGRADE_REQUIRED:
+                story.stopped += 1
+                break
+            author.hear(offset, outcome)
+        story.inputs = len(records)
+        story.worst = (worst_small, worst_large)
+        story.codes = Counter(world.accepted) + Counter(world.rejected)
+        return world
+
+    def look_closer(self, before: bytes, world: World, offset: int, stamp: int, value: bytes | None) -> None:
+        """A rejected record moves log time and nothing else (E3); one that can be read reads the same written anew."""
+        again = World.restore(before, self.partitions)
+        outcome = again.apply(offset, stamp, value)
+        if again.snapshot() != world.snapshot():
+            self.found("applied to a state that was restored, it gives another state")
+        if not outcome.accepted and outcome.code != codes.UPGRADE_REQUIRED:
+            untouched = World.restore(before, self.partitions)
+            untouched.next_offset = offset + 1
+            untouched.log_time = max(untouched.log_time, stamp)
+            if untouched.snapshot() != again.snapshot():
+                self.found(f"rejected as {outcome.code}, it changed the state")
+        try:
+            record = decode(value, world.level)
+        except (RejectedValueError, InvalidRecordError) as error:
+            if isinstance(error, InvalidRecordError) or outcome.accepted:
+                self.found(f"decode says {error}, apply {outcome.code}")
+            return
+        if outcome.code in (codes.MALFORMED, codes.UNKNOWN_TYPE, codes.UNSUPPORTED_VERSION):
+            self.found(f"decode reads {record!r}, apply says {outcome.code}")
+        if decode(encode(record)) != record:
+            self.found(f"{record!r} does not survive being written anew")
+
+    def otherwise(self, world: World) -> None:
+        """The same log in cuts, and in cuts with restarts: the same state, counts and stop."""
+        cut, restarted = World(self.cp, self.partitions), World(self.cp, self.partitions)
+        at = 0
+        while at < len(self.records):
+            end = min(len(self.records), at + 1 + self.chance.randrange(LONGEST_CUT))
+            cut.apply_many(self.records[at:end])
+            restarted.apply_many(iter(self.records[at:end]))
+            at = end
+            self.compare("cuts and restarts", cut.digest(), restarted.digest())
+            if restarted.required_level is None:
+                restarted = World.restore(restarted.snapshot(), self.partitions)
+        self.compare("one by one and in cuts", world.digest(), cut.digest())
+        self.compare("one by one and with restarts", world.digest(), restarted.digest())
+        self.compare("counts", (world.accepted, world.rejected), (cut.accepted, cut.rejected))
+        levels = {each.required_level for each in (world, cut, restarted)}
+        if len(levels) > 1:
+            self.found(f"not all stop before the same Upgrade: {levels}")
+
+    def compare(self, what: str, left: object, right: object) -> None:
+        self.story.compared += 1
+        if left != right:
+            self.found(f"{what} differ: {left}, {right}")
+
+    # What takes long.
+
+    def again(self) -> None:
+        """Try the slow ones again, each on the state that it met."""
+        self.story.slow = len(self.slow)
+        world, at = World(self.cp, self.partitions), 0
+        for index in self.slow[:MOST_SLOW]:
+            world.apply_many(self.records[at:index])
+            at = index
+            self.try_again(world.snapshot(), index)
+
+    def try_again(self, before: bytes, index: int) -> None:
+        offset, stamp, value = self.records[index]
+        size = 0 if value is None else len(value)
+        best = float("inf")
+        for _ in range(TRIES):
+            world = World.restore(before, self.partitions)
+            began = time.thread_time()
+            world.apply(offset, stamp, value)
+            best = min(best, time.thread_time() - began)
+        ratio = best / bound_s(size)
+        small, large = self.story.worst
+        self.story.worst = (max(small, ratio), large) if size <= BASE_BYTES else (small, max(large, ratio))
+        if ratio > 1.0:
+            self.story.over.append(Over(self.seed, index, size, ratio, (value or b"")[:32]))

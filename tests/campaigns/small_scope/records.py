@@ -1,0 +1,470 @@
+"""Small scope, all of it: every order of records and expiries of three clients and two partitions, to some depth.
+
+``python -m tests.campaigns.small_scope --depth 8``. Three workers (one of which has been restarted, and its
+earlier instance may still write) and an admin append any record that they could, with any epoch they ever had, in any
+order, and log time moves by one HI or beyond staleness between any two of them: that is what delay, loss and
+repetition can make of a log. Every state that comes of it is visited once, and every record tried on it; states that
+differ only in which partition is which, in the size of epochs, or in ages beyond staleness are one.
+
+The code that is explored is the rationalizer's own. Each state is restored from its snapshot before the next record,
+so that S1 and S3 are tried, too, and each Heartbeat is also replayed by the short cut. What must hold of each step is
+written down here once more, apart from that code. With ``--engine`` it is the members' own logic that is explored
+(:mod:`tests.campaigns.small_scope.engine`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+
+from kafka_marshal.testing.origin import keep_figures
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    Outcome,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    World,
+    codes,
+    encode,
+)
+
+__all__ = ["BrokenError", "Explored", "explore", "main"]
+
+GROUP, TOPIC = "g", "t"
+HI = 100
+PARTITIONS = (0, 1)
+#: (client, instance): three workers, the second of which has a predecessor, and an admin.
+WORKERS = (("a", "a1"), ("b", "b1"), ("b", "b2"), ("c", "c1"))
+ADMIN = ("z", "z1")
+#: Progress is followed up to here; beyond it nothing new can happen.
+LAST_OFFSET = 2
+START = 1_000_000
+#: States that a process is given at a time.
+CHUNK = 500
+
+
+class BrokenError(AssertionError):
+    """A step that must not be. Its notes tell the records that lead there."""
+
+
+@dataclass(slots=True)
+class Explored:
+    """What was met."""
+
+    depth: int = 0
+    #: States visited, which differ in more than which partition is which; and with those that do not.
+    states: int = 1
+    all_states: int = 1
+    #: Records applied.
+    steps: int = 0
+    #: States first met at each depth.
+    by_depth: list[int] = field(default_factory=lambda: [1])
+    #: (record, outcome) → how often.
+    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Every state there is was met: the next depth has no new one.
+    is_all: bool = False
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Transitions of the protocol's table that were not met."""
+        return sorted(_transitions() - set(self.transitions))
+
+    def tell(self) -> str:
+        """For people."""
+        lines = [f"depth {depth}: {states:>10,} new states" for depth, states in enumerate(self.by_depth)]
+        lines += [f"{name:18} {code:26} {times:>10,}" for (name, code), times in sorted(self.transitions.items())]
+        missing = ", ".join(f"{name} {code}" for name, code in self.missing())
+        whole = "all there are" if self.is_all else f"to depth {self.depth}"
+        lines.append(
+            f"{self.states:,} states visited one by one ({whole}; the partitions may change places, which makes "
+            f"{self.all_states:,} of them), {self.steps:,} records applied, "
+            f"{len(_transitions() - set(self.missing()))} of {len(_transitions())} transitions"
+            + (f"; not met: {missing}" if missing else "")
+        )
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, object]:
+        """The same, for a file."""
+        return {
+            "depth": self.depth,
+            "states": self.states,
+            "states_with_partitions_told_apart": self.all_states,
+            "new_states_by_depth": self.by_depth,
+            "records_applied": self.steps,
+            "transitions": {f"{name} {code}": times for (name, code), times in sorted(self.transitions.items())},
+            "not_met": [f"{name} {code}" for name, code in self.missing()],
+        }
+
+
+#: What three clients with well-formed records of level 1 can't show.
+_ELSEWHERE = frozenset(
+    [
+        codes.MALFORMED,
+        codes.UNSUPPORTED_VERSION,
+        codes.UNKNOWN_TYPE,
+        codes.WRONG_PARTITION,
+        codes.MAX_INDIVIDUAL_COMMIT_REACHED,
+    ]
+)
+_NAMES = (
+    "Heartbeat",
+    "ClaimingPartition",
+    "ReleasingPartition",
+    "ClaimingMessages",
+    "CommitRanges",
+    "HeartbeatBatch",
+    "ReleaseGroup",
+    "ForgetGroup",
+    "Tick",
+)
+
+
+def _transitions() -> set[tuple[str, str]]:
+    """The protocol's table of outcomes, as (record, outcome)."""
+    found: set[tuple[str, str]] = set()
+    for row in codes.TABLE:
+        names = _NAMES if row.records == "any" else [name.strip() for name in row.records.split(",")]
+        if row.code not in _ELSEWHERE:
+            found.update((name, row.code) for name in names)
+    return found
+
+
+#: By (instance, partition), the last two epochs that it had.
+_Epochs = dict[tuple[str, int], tuple[int, ...]]
+
+#: One state: a CP's snapshot, the epochs, and which choices lead there: of each step, its place in `_records`.
+_State = tuple[bytes, tuple[tuple[tuple[str, int], tuple[int, ...]], ...], bytes]
+
+
+@dataclass(slots=True)
+class _Part:
+    """What comes of some states of one depth: new states, each with its key and for how many it stands."""
+
+    found: list[tuple[bytes, int, _State | None]] = field(default_factory=list)
+    steps: int = 0
+    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def explore(depth: int, most: int | None = None, jobs: int = 1) -> Explored:
+    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken.
+
+    What is found, and in which order, does not depend on the number of processes (jobs).
+    """
+    explored = Explored()
+    frontier: list[_State] = [(World(0, 1).snapshot(), (), b"")]
+    seen = {_key(*_canonical(World(0, 1), _numbered({})))}
+    while frontier and explored.depth < depth and (most is None or explored.states < most):
+        explored.depth += 1
+        following: list[_State] = []
+        new = 0
+        for part in _expanded(frontier, seen, explored.depth < depth, jobs):
+            explored.steps += part.steps
+            explored.transitions.update(part.transitions)
+            for key, stands_for, state in part.found:
+                if key not in seen:
+                    seen.add(key)
+                    new += 1
+                    explored.all_states += stands_for
+                    if state is not None:
+                        following.append(state)
+            if most is not None and explored.states + new >= most:
+                break
+        explored.by_depth.append(new)
+        explored.states += new
+        frontier = following
+    explored.is_all = explored.by_depth[-1] == 0
+    return explored
+
+
+def _expanded(frontier: list[_State], seen: set[bytes], goes_on: bool, jobs: int) -> Iterator[_Part]:
+    """What comes of each of these states, in their order; goes_on: it is to be gone on from."""
+    chunks = (frontier[at : at + CHUNK] for at in range(0, len(frontier), CHUNK))
+    if jobs == 1 or len(frontier) <= CHUNK:
+        yield from (_expand(chunk, seen, goes_on) for chunk in chunks)
+        return
+    global _seen
+    _seen = seen  # forked processes have it for nothing, as it is before this depth
+    gc.freeze()
+    try:
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            yield from pool.imap(_expand_seen, ((chunk, goes_on) for chunk in chunks))
+    finally:
+        gc.unfreeze()
+        _seen = frozenset()
+
+
+_seen: Collection[bytes] = frozenset()
+
+
+def _expand_seen(work: tuple[list[_State], bool]) -> _Part:
+    return _expand(work[0], _seen, work[1])
+
+
+def _expand(states: list[_State], seen: Collection[bytes], goes_on: bool) -> _Part:
+    part = _Part()
+    here: set[bytes] = set()
+    for state in states:
+        for key, stands_for, after in _steps(state, part):
+            if key not in seen and key not in here:
+                here.add(key)
+                part.found.append((key, stands_for, after if goes_on else None))
+    return part
+
+
+def _steps(state: _State, part: _Part) -> Iterator[tuple[bytes, int, _State]]:
+    snapshot, held, path = state
+    epochs = dict(held)
+    before = World.restore(snapshot, 1)
+    numbered = _numbered(epochs)
+    offset = before.next_offset
+    for choice, (record, waits_ms) in enumerate(_records(before, epochs)):
+        entry = (offset, max(START, before.log_time + waits_ms), encode(record))
+        world = World.restore(snapshot, 1)
+        try:
+            outcome = world.apply(*entry)
+            _check(before, world, record, outcome, offset)
+            after = world.snapshot()
+            if isinstance(record, Heartbeat):
+                _check_short_cut(snapshot, entry, after, record)
+        except Exception as error:
+            error.add_note(_trail(path + bytes([choice])))
+            raise
+        part.steps += 1
+        _count(record, outcome, part.transitions)
+        known, known_numbered, known_held = epochs, numbered, held
+        if outcome.accepted and outcome.epoch == offset and hasattr(record, "partition"):
+            place = (record.instance_id, record.partition)
+            known = {**epochs, place: (*epochs.get(place, ()), offset)[-2:]}
+            known_numbered, known_held = _numbered(known), tuple(sorted(known.items()))
+        rows, pause = _canonical(world, known_numbered)
+        yield _key(rows, pause), 1 if rows[0] == rows[1] else 2, (after, known_held, path + bytes([choice]))
+
+
+def _trail(path: bytes) -> str:
+    """The records that these choices are, with what became of them, one a line."""
+    world = World(0, 1)
+    epochs: _Epochs = {}
+    lines = []
+    for choice in path:
+        record, waits_ms = next(islice(_records(world, epochs), choice, None))
+        offset = world.next_offset
+        outcome = world.apply(offset, max(START, world.log_time + waits_ms), encode(record))
+        lines.append(f"  offset {offset}, {outcome.log_time - START:>4} ms: {record}: {outcome.code}")
+        if outcome.accepted and outcome.epoch == offset and hasattr(record, "partition"):
+            place = (record.instance_id, record.partition)
+            epochs = {**epochs, place: (*epochs.get(place, ()), offset)[-2:]}
+    return "\n".join(lines)
+
+
+def _count(record: Record, outcome: Outcome, transitions: Counter[tuple[str, str]]) -> None:
+    transitions[type(record).__name__, outcome.code] += 1
+    for code in outcome.entries or ():
+        transitions["batch entry", code] += 1
+
+
+def _records(world: World, epochs: _Epochs) -> Iterator[tuple[Record, int]]:
+    """What can come next, each with the log time that passes before it."""
+    admin = (ADMIN[1], ADMIN[0], GROUP)
+    for waits_ms in (HI, 2 * HI + 1):
+        yield Tick(*admin), waits_ms
+    for client, instance in WORKERS:
+        ids = (instance, client, GROUP)
+        for partition in PARTITIONS:
+            yield ClaimingPartition(*ids, TOPIC, partition, HI), 0
+            if instance == "b2" and not epochs.get((instance, partition)):
+                yield Heartbeat(*ids, TOPIC, partition, None, None), 0
+            for epoch in epochs.get((instance, partition), ()):
+                yield from ((record, 0) for record in _of_holder(ids, partition, epoch, world))
+        if len(PARTITIONS) == sum(bool(epochs.get((instance, p))) for p in PARTITIONS):
+            entries = tuple(BeatEntry(TOPIC, p, epochs[instance, p][-1], 0) for p in PARTITIONS)
+            yield HeartbeatBatch(*ids, entries), 0
+    yield from ((record, 0) for record in _of_admin(admin, world, epochs))
+
+
+def _of_holder(ids: tuple[str, str, str], partition: int, epoch: int, world: World) -> Iterator[Record]:
+    lease = world.lease(GROUP, TOPIC, partition)
+    stable = -1 if lease is None else lease.progress.stable
+    yield Heartbeat(*ids, TOPIC, partition, epoch, min(stable + 1, LAST_OFFSET))
+    if stable >= 0:
+        yield Heartbeat(*ids, TOPIC, partition, epoch, stable - 1)
+    yield ReleasingPartition(*ids, TOPIC, partition, epoch, None if stable < 0 else stable - 1)
+    yield CommitRanges(*ids, TOPIC, partition, epoch, ((LAST_OFFSET, LAST_OFFSET),))
+    yield ClaimingMessages(*ids, TOPIC, partition, epoch, 1)
+
+
+def _of_admin(ids: tuple[str, str, str], world: World, epochs: _Epochs) -> Iterator[Record]:
+    yield ReleaseGroup(*ids, max(START, world.log_time) + 5 * HI)
+    yield ReleaseGroup(*ids, 0)
+    yield ReleaseGroup("y1", "y", GROUP, max(START, world.log_time) + 5 * HI)  # another admin
+    yield ForgetGroup(*ids)
+    yield ForgetGroup("a1", "a", GROUP)
+    for partition in PARTITIONS:
+        yield ClaimingPartition(*ids, TOPIC, partition, HI)
+        for epoch in epochs.get((ids[0], partition), ())[-1:]:
+            yield ReleasingPartition(*ids, TOPIC, partition, epoch, 0)
+            yield Heartbeat(*ids, TOPIC, partition, epoch, 0)
+            yield HeartbeatBatch(*ids, (BeatEntry(TOPIC, partition, epoch, 1),))
+
+
+# What must hold, written down once more.
+
+
+def _check(before: World, after: World, record: Record, outcome: Outcome, offset: int) -> None:
+    log_time = after.log_time
+    if log_time < before.log_time:
+        raise BrokenError(f"log time went back (T1): {record}")
+    pause = before.pause(GROUP)
+    paused_by = pause.client_id if pause is not None and log_time < pause.expires else None
+    others = paused_by is not None and record.client_id != paused_by
+    may = isinstance(record, ReleasingPartition | CommitRanges | Tick)
+    if others and not may and outcome.code != codes.PAUSED:
+        raise BrokenError(f"the group is paused by {paused_by} (C10), and {record} was {outcome.code}")
+    if not isinstance(record, ForgetGroup) or not outcome.accepted:
+        for partition in PARTITIONS:
+            was, now = before.lease(GROUP, TOPIC, partition), after.lease(GROUP, TOPIC, partition)
+            if was is not None or now is not None:
+                _check_lease(was, now, record, outcome, offset, log_time, record.client_id == paused_by)
+    elif any(lease.held and log_time - lease.last_beat <= 2 * HI for lease in before.leases()):
+        raise BrokenError(f"a group at work was forgotten (C16): {record}")
+
+
+def _check_lease(
+    was: Lease | None, now: Lease | None, record: Record, outcome: Outcome, offset: int, log_time: int, pausing: bool
+) -> None:
+    if now is None:
+        raise BrokenError(f"a lease is gone (C8): {record}")
+    held = was is not None and was.held
+    is_old = was is not None and log_time - was.last_beat > 2 * HI
+    epoch, stable, granted = (-1, -1, -1) if was is None else (was.epoch, was.progress.stable, was.progress.granted)
+    if now.epoch != epoch or (now.instance_id != (was.instance_id if was is not None else None) and now.held):
+        if now.epoch != offset or now.epoch <= epoch or now.last_beat != log_time:
+            raise BrokenError(f"a new holder has no new epoch, or no beat (C3, C9): {record}")
+        fresh = was is not None and log_time - was.last_beat < HI
+        took_over = (
+            isinstance(record, Heartbeat)
+            and record.epoch is None
+            and fresh
+            and record.client_id == (was.client_id if was is not None else None)
+        )
+        if not took_over and not (isinstance(record, ClaimingPartition) and (not held or is_old)):
+            raise BrokenError(f"a lease went to another, and was neither free nor stale (C3, C7): {record}")
+        if now.instance_id != record.instance_id:
+            raise BrokenError(f"a lease went to somebody who did not ask (C3): {record}")
+    is_refused = isinstance(record, ClaimingPartition) and outcome.code == codes.HELD
+    if is_refused and getattr(record, "partition", None) == now.partition and (not held or is_old):
+        raise BrokenError(f"a free or stale lease was refused (C3): {record}")
+    if now.progress.stable < stable and not pausing:
+        raise BrokenError(f"progress went back (C5): {record}")
+    if now.progress.granted < granted and not pausing:
+        raise BrokenError(f"what was granted is not any more (C12): {record}")
+    if now.progress.granted > granted:
+        ours = _is_holder(was, record)
+        if not isinstance(record, ClaimingMessages) or not ours or is_old or now.progress.granted <= stable:
+            raise BrokenError(f"messages were granted that must not be (C12): {record}")
+    moved = was is None or now.last_beat != was.last_beat
+    if moved and not isinstance(record, Heartbeat | HeartbeatBatch | ClaimingPartition):
+        raise BrokenError(f"the last beat moved (C6): {record}")
+    if isinstance(record, Heartbeat) and record.epoch is not None and record.partition == now.partition:
+        ours = _is_holder(was, record)
+        if outcome.accepted != (ours and outcome.code != codes.PAUSED):
+            raise BrokenError(f"a beat counts from the holder, with its epoch, and from nobody else (C5): {record}")
+
+
+def _check_short_cut(snapshot: bytes, entry: tuple[int, int, bytes], after: bytes, record: Record) -> None:
+    world = World.restore(snapshot, 1)
+    world.apply_many([entry])
+    if world.snapshot() != after:
+        raise BrokenError(f"the replay's short cut leads elsewhere (S1): {record}")
+
+
+def _is_holder(lease: Lease | None, record: Record) -> bool:
+    """Whether a record comes from the holder, with its epoch."""
+    if lease is None or lease.client_id is None:
+        return False
+    sender = (record.client_id, record.instance_id, getattr(record, "epoch", None))
+    return sender == (lease.client_id, lease.instance_id, lease.epoch)
+
+
+# States that are one.
+
+
+def _key(rows: list[str], pause: str) -> bytes:
+    """Sixteen bytes that stand for a state."""
+    return blake2b(f"{rows} {pause}".encode(), digest_size=16).digest()
+
+
+#: Of each partition: its epochs' places among all that are known, and who had which, by those places.
+_Numbered = list[tuple[dict[int, int], list[list[int]]]]
+
+
+def _numbered(epochs: _Epochs) -> _Numbered:
+    found: _Numbered = []
+    for partition in PARTITIONS:
+        held = [epochs.get((instance, partition), ()) for _, instance in (*WORKERS, ADMIN)]
+        places = {epoch: place for place, epoch in enumerate(sorted({epoch for of in held for epoch in of}))}
+        found.append((places, [[places[epoch] for epoch in of] for of in held]))
+    return found
+
+
+def _canonical(world: World, numbered: _Numbered) -> tuple[list[str], str]:
+    """A state without what makes no difference: offsets, beyond their order, and ages beyond staleness."""
+    log_time = world.log_time
+    rows = []
+    for partition, (places, held) in zip(PARTITIONS, numbered, strict=True):
+        lease = world.lease(GROUP, TOPIC, partition)
+        if lease is None:
+            rows.append(f"{held}")
+            continue
+        progress = lease.progress
+        rows.append(
+            f"{lease.instance_id} {places.get(lease.epoch, -1)} {min(log_time - lease.last_beat, 2 * HI + 1)} "
+            f"{progress.stable} {progress.granted} {progress.ranges} {held}"
+        )
+    rows.sort()  # the partitions may change places
+    pause = world.pause(GROUP)
+    return rows, "" if pause is None else f"{pause.client_id} {pause.expires - log_time}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 where a rule is broken or a transition was not met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.small_scope", description=__doc__)
+    parser.add_argument("--depth", type=int, help="records and expiries in a row (8); with --engine: moves (6 to 8)")
+    parser.add_argument("--most", type=int, help="stop at so many states")
+    parser.add_argument("--engine", action="store_true", help="explore real members, not the rationalizer alone")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, each search to its part")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    try:
+        if options.engine:
+            from tests.campaigns.small_scope.engine.report import tell
+
+            return tell(options.depth, options.most, options.jobs, options.json)
+        explored = explore(8 if options.depth is None else options.depth, options.most, options.jobs)
+    except BrokenError as error:
+        sys.stdout.write("\n".join((str(error), *getattr(error, "__notes__", ()))) + "\n")
+        return 1
+    seconds = time.monotonic() - began
+    sys.stdout.write(f"{explored.tell()}, {seconds:.0f} s\n")
+    if options.json is not None:
+        figures = {**explored.figures(), "processes": options.jobs, "seconds": round(seconds, 1)}
+        keep_figures(options.json, "rationalizer", figures)
+    return int(bool(explored.missing()))
