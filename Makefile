@@ -84,7 +84,7 @@ chaos: setup ## faults on real brokers for MINUTES: workers killed at every step
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m tests.campaigns.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FILE 'OLD LINE' 'NEW'"
+mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests

@@ -32,8 +32,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--try",
         dest="own",
         nargs=3,
-        metavar=("FILE", "OLD", "NEW"),
-        help="a bug of your own: the file from the top of the repository, the line without its indentation, and "
+        metavar=("FUNCTION", "OLD", "NEW"),
+        help="a bug of your own: the function it stands in (or Class.function), the line without its indentation, and "
         "what stands there instead",
     )
     parser.add_argument("--draw", type=int, metavar="N", help="N lines of rules and engine, by chance (--seed)")
@@ -44,8 +44,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _chosen(options: argparse.Namespace) -> list[Mutation]:
     if options.own:
-        file, old, new = options.own
-        return [Mutation("your own", file, old, new, "?")]
+        at, old, new = options.own
+        return [Mutation("your own", at, old, new, "?")]
     if options.draw:
         return draw(ROOT, options.draw, options.seed)
     parts = [part.strip() for part in options.only.split(",") if part.strip()]

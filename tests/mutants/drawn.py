@@ -37,10 +37,10 @@ _SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {
 
 def draw(root: Path, count: int, seed: int) -> list[Mutation]:
     """So many, always the same ones for a seed and a commit."""
-    files = [path for folder in FOLDERS for path in sorted((root / folder).glob("*.py")) if path.name != LEFT_OUT]
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py")) if path.name != LEFT_OUT]
     found = [mutation for path in files for mutation in _of_file(root, path)]
     Random(seed).shuffle(found)
-    return list(islice((mutation for mutation in found if _is_program(root, mutation)), count))
+    return list(islice((mutation for mutation in found if _is_program(mutation)), count))
 
 
 def _of_file(root: Path, path: Path) -> Iterator[Mutation]:
@@ -49,24 +49,21 @@ def _of_file(root: Path, path: Path) -> Iterator[Mutation]:
     for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
         if function.name == "__init__":
             continue  # what is left out there is missed at once
-        within = lines[function.lineno - 1].strip()
         for node in ast.walk(function):
             if isinstance(node, (ast.expr, ast.stmt)) and node.lineno == node.end_lineno:
-                yield from (_planted(file, lines, node, new, within) for new in _changes(node, lines))
+                yield from (_planted(file, lines, node, new, function.name) for new in _changes(node, lines))
 
 
-def _planted(file: str, lines: list[str], node: ast.expr | ast.stmt, new: str, within: str) -> Mutation:
+def _planted(file: str, lines: list[str], node: ast.expr | ast.stmt, new: str, at: str) -> Mutation:
     line = lines[node.lineno - 1]
     raw = line.encode()  # columns are bytes
     changed = (raw[: node.col_offset] + new.encode() + raw[node.end_col_offset :]).decode()
-    same = sum(other.strip() == line.strip() for other in lines)
-    name = f"{file.rpartition('/')[2]} {node.lineno}"
-    return Mutation(name, file, line.strip(), changed.strip(), "?", within if same > 1 else "")
+    return Mutation(f"{file.rpartition('/')[2]} {node.lineno}", at, line.strip(), changed.strip(), "?")
 
 
-def _is_program(root: Path, mutation: Mutation) -> bool:
+def _is_program(mutation: Mutation) -> bool:
     try:
-        ast.parse(mutated(mutation, (root / mutation.file).read_text(encoding="utf-8")))
+        ast.parse(mutated(mutation))
     except (SyntaxError, StaleMutationError):
         return False
     return mutation.old != mutation.new

@@ -6,12 +6,6 @@ from tests.mutants.mutation import Mutation
 
 __all__ = ["FAULTS"]
 
-_SHELL = "marshal/kafka_marshal/"
-_CONSUMER = _SHELL + "client/consumer.py"
-_FETCHING = _SHELL + "client/fetching.py"
-_SERVING = _SHELL + "client/serving.py"
-_DRIVER = _SHELL + "node/driver.py"
-_MARSHAL = _SHELL + "client/marshal.py"
 
 _ONE_LINE = "  # fmt: skip  # noqa: E702 - one line: nothing may come in between"
 _POLL = f"out[0] = 1; return message{_ONE_LINE}"
@@ -23,133 +17,160 @@ _BATCH_GRANTED = f"out[0] = ALL; yield batch{_ONE_LINE}"
 FAULTS: tuple[Mutation, ...] = (
     # A read that fails when messages are taken already.
     Mutation(
-        "a read under way is not marked", _FETCHING, "self._is_torn = True", "self._is_torn = False", "P6", "def _pump"
+        "a read under way is not marked",
+        "_pump",
+        "self._is_torn = True",
+        "self._is_torn = False",
+        "P6",
     ),
-    Mutation("a torn read is not seen", _FETCHING, "if self._is_torn:", "if False:", "P6"),
-    Mutation("a torn read is not read again", _FETCHING, "self._fetch_anew(key)", "pass", "P6", within="def _go_back"),
+    Mutation("a torn read is not seen", "_pump", "if self._is_torn:", "if False:", "P6"),
+    Mutation(
+        "a torn read is not read again",
+        "_go_back",
+        "self._fetch_anew(key)",
+        "pass",
+        "P6",
+    ),
     # What has left the library, and what has not.
-    Mutation("poll: what leaves is not marked", _CONSUMER, _POLL, "return message", "C13"),
+    Mutation("poll: what leaves is not marked", "poll", _POLL, "return message", "C13"),
     Mutation(
         "poll: a message is marked before it leaves",
-        _CONSUMER,
+        "poll",
         "hand.taken.append(Taken([message], out, now))",
         "hand.taken.append(Taken([message], out, now)); out[0] = 1",
         "C13",
     ),
-    Mutation("consume: what leaves is not marked", _CONSUMER, _CONSUME, "return ours", "C13"),
+    Mutation("consume: what leaves is not marked", "consume", _CONSUME, "return ours", "C13"),
     Mutation(
         "consume: messages are marked before they leave",
-        _CONSUMER,
+        "consume",
         "now, out, ours = self._driver.now_ms(), [0], []",
         "now, out, ours = self._driver.now_ms(), [ALL], []",
         "C13",
     ),
-    Mutation("iterate: what is granted and leaves is not marked", _CONSUMER, _ITERATE_GRANTED, "yield message", "C13"),
+    Mutation(
+        "iterate: what is granted and leaves is not marked",
+        "_iterate_granted",
+        _ITERATE_GRANTED,
+        "yield message",
+        "C13",
+    ),
     Mutation(
         "iterate: what is granted is marked before it leaves",
-        _CONSUMER,
+        "_iterate_granted",
         "messages, out = [], [0]",
         "messages, out = [], [ALL]",
         "C13",
     ),
-    Mutation("batches: what is granted and leaves is not marked", _CONSUMER, _BATCH_GRANTED, "yield batch", "C13"),
+    Mutation(
+        "batches: what is granted and leaves is not marked", "_batches_granted", _BATCH_GRANTED, "yield batch", "C13"
+    ),
     Mutation(
         "batches: what is granted is marked before it leaves",
-        _CONSUMER,
+        "_batches_granted",
         "hand.taken.append(Taken(messages, out, now))",
         "hand.taken.append(Taken(messages, out, now)); out[0] = ALL",
         "C13",
     ),
-    Mutation("batches: what leaves is not marked", _CONSUMER, _BATCH, "yield batch", "C14"),
+    Mutation("batches: what leaves is not marked", "_batches", _BATCH, "yield batch", "C14"),
     Mutation(
         "what was in doubt after an interrupt is not",
-        _CONSUMER,
+        "poll",
         "self._in_doubt = True  # first: another interrupt may come at once",
         "pass",
         "C14",
-        within="def poll",
     ),
     Mutation(
         "close does not withhold what is about to leave",
-        _SHELL + "engine/work/delivery.py",
+        "decide",
         "run.withhold(withheld)",
         "pass",
         "C13",
     ),
     Mutation(
-        "poll hands out what close has reported", _CONSUMER, "if self._closed:", "if False:", "C13", within="def poll"
+        "poll hands out what close has reported",
+        "Consumer.poll",
+        "if self._closed:",
+        "if False:",
+        "C13",
     ),
     # Answers that did not reach the caller.
     Mutation(
         "what reached nobody is not undone",
-        _SERVING,
+        "undo_lost",
         "lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]",
         "lost = []",
         "C14",
     ),
     Mutation(
         "a run that a loop has left is not undone",
-        _CONSUMER,
+        "_iterate",
         "answer = self._ask(self._serve_run, undo=self._undo)",
         "answer = self._ask(self._serve_run)",
         "C14",
     ),
     Mutation(
         "a batch that reached nobody is not undone",
-        _CONSUMER,
+        "_batches",
         "answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)",
         "answer = self._ask(self._serve_batch, max_messages, timeout)",
         "C14",
     ),
     Mutation(
         "a consumer that reached nobody goes on",
-        _MARSHAL,
+        "_made",
         "answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))",
         "answer = self._driver.servants.ask(made)",
         "C17",
     ),
     Mutation(
         "a lease that reached nobody is kept",
-        _MARSHAL,
+        "claim",
         "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)",
         "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout)",
         "C17",
     ),
     Mutation(
         "a call that was interrupted is waited for",
-        _SERVING,
+        "is_gone",
         "return self.receipt.left or self.answer() is None",
         "return False",
         "C14",
     ),
     Mutation(
         "there is a line between a claim and its block",
-        _SHELL + "client/one_process.py",
+        "WithBlock",
         "__enter__ = property(weakref.ref)  # a reference that is called returns what it refers to",
         "__enter__ = lambda self: self",
         "C17",
     ),
-    Mutation("an error keeps its caller's frame", _SERVING, "del found, error", "pass", "C14"),
-    Mutation("an error keeps the frame of the job", _SERVING, "del error  # as in Answer.wait", "pass", "C14"),
+    Mutation("an error keeps its caller's frame", "wait", "del found, error", "pass", "C14"),
+    Mutation("an error keeps the frame of the job", "_carry_out", "del error  # as in Answer.wait", "pass", "C14"),
     # Threads that share a consumer.
     Mutation(
         "what another thread's hand has left is forgotten",
-        _FETCHING,
+        "_take_run",
         "if shared and self._hand is not None and self._hand.has_left:",
         "if False:",
         "C14",
     ),
     Mutation(
         "what another thread has claimed is taken for refused",
-        _FETCHING,
+        "_await_grant",
         "if assignment.grant is grant:",
         "if True:",
         "C13",
     ),
-    Mutation("two threads read at a time", _FETCHING, "with self._reading:", "if True:", "P6", within="def _pump"),
+    Mutation(
+        "two threads read at a time",
+        "_pump",
+        "with self._reading:",
+        "if True:",
+        "P6",
+    ),
     Mutation(
         "a user's thread runs the engine itself",
-        _DRIVER,
+        "call",
         "return self.servants.ask(lambda _: function(*args)).wait()",
         "return function(*args)",
         "C14",
@@ -157,84 +178,83 @@ FAULTS: tuple[Mutation, ...] = (
     # The user's functions.
     Mutation(
         "SystemExit out of a callback is not guarded",
-        _SHELL + "guard.py",
+        "__call__",
         "except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of ours",
         "except Exception as error:",
         "",
     ),
     Mutation(
         "SystemExit out of a policy is not guarded",
-        _SHELL + "engine/claims/placement.py",
+        "_answer",
         "except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases",
         "except Exception as error:",
         "",
     ),
     Mutation(
         "callbacks of librdkafka are not guarded",
-        _SHELL + "adapters/kafka/callbacks.py",
+        "guarded",
         'return _Token(value) if name == "oauth_cb" else Guard(name, value)',
         'return _Token(value) if name == "oauth_cb" else value',
         "",
     ),
     Mutation(
         "what a consumer's callback raised is told nobody",
-        _DRIVER,
+        "_call",
         "except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours",
         "except () as error:",
         "",
     ),
     Mutation(
         "a callback that raises has never returned",
-        _DRIVER,
+        "Driver._call",
         "finally:",
         "else:",
         "C17",
-        within="def _call(",
     ),
     # close(), from anywhere.
     Mutation(
         "close in a callback waits for close elsewhere",
-        _MARSHAL,
+        "_end",
         "if self._closed and calling.get() is not None:",
         "if False:",
         "",
     ),
     Mutation(
         "Consumer.close waits for the callback that calls it",
-        _SHELL + "client/base.py",
+        "close",
         "lambda: self._end(in_callback),",
         "lambda: self._end(False),",
         "",
     ),
     Mutation(
         "Marshal.close waits for the callback that calls it",
-        _MARSHAL,
+        "_end",
         "lambda: self._carry_out_end(release, in_callback),",
         "lambda: self._carry_out_end(release, False),",
         "",
     ),
     # Ends, what is dropped, memory.
-    Mutation("where a reader has got to is not noted", _FETCHING, "assignment.reached(end)", "pass", "P6"),
+    Mutation("where a reader has got to is not noted", "_note", "assignment.reached(end)", "pass", "P6"),
     Mutation(
         "what a reader has passed at the end is not done",
-        _SHELL + "engine/work/assignment.py",
+        "reached",
         "self.tracker.pass_over(self._covered_to, end - 1)",
         "pass",
         "P6",
     ),
     Mutation(
         "what was dropped never comes again",
-        _DRIVER,
+        "_periodic",
         "port._reclaim(now - self.engine.settings.heartbeat_interval_ms)",
         "pass",
         "C14",
     ),
     Mutation(
         "what fetched messages take is not looked at",
-        _FETCHING,
+        "_room",
         "return self._half() - waiting",
         "return BURST",
         "",
     ),
-    Mutation("messages are never measured", _FETCHING, "self._measure(messages)", "pass", ""),
+    Mutation("messages are never measured", "_pump", "self._measure(messages)", "pass", ""),
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-__all__ = ["Mutation", "StaleMutationError", "apply", "mutated"]
+__all__ = ["ROOT", "Mutation", "StaleMutationError", "apply", "mutated"]
 
-_NEXT = re.compile(r"\s*(async )?(def|class) ")
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("rationalizer", "marshal/kafka_marshal")
+CORE = ("rationalizer/", "marshal/kafka_marshal/engine/")
 
 
 class StaleMutationError(AssertionError):
@@ -17,44 +21,78 @@ class StaleMutationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A line that is replaced by another one, which breaks a rule of PROTOCOL.md."""
+    """A line that is replaced by another one, which breaks a rule of PROTOCOL.md.
+
+    Anchored by function: in which file and class that stands is looked up, so that it may move.
+    """
 
     name: str
-    #: From the top of the repository.
-    file: str
+    #: The function (or class) in which the line stands, ``poll`` or ``Consumer.poll``; of a constant, its name.
+    at: str
     #: The whole line, without its indentation, and what stands there instead.
     old: str
     new: str
     #: Of PROTOCOL.md.
     rule: str
-    #: Where the line stands several times: how the line of the function (or class) begins in which it is meant.
-    within: str = ""
+
+    @property
+    def file(self) -> str:
+        """From the top of the repository."""
+        return self._place()[0]
 
     @property
     def is_in_core(self) -> bool:
         """In the rules or the engine."""
-        return self.file.startswith(("rationalizer/", "marshal/kafka_marshal/engine/"))
+        return self.file.startswith(CORE)
+
+    def _place(self) -> tuple[str, int]:
+        return _found(self, [(file, text) for file, text in _product().items()])
 
 
-def mutated(mutation: Mutation, text: str) -> str:
-    """A file's text with the mutation in it. Raises StaleMutationError unless its line is there exactly once."""
-    lines = text.splitlines(keepends=True)
-    begin, end = 0, len(lines)
-    if mutation.within:
-        starts = [place for place, line in enumerate(lines) if line.strip().startswith(mutation.within)]
-        if len(starts) != 1:
-            raise StaleMutationError(
-                f"{mutation.name}: {mutation.file} has {len(starts)} lines {mutation.within!r}, not one"
-            )
-        begin = starts[0]
-        end = next((place for place in range(begin + 1, end) if _NEXT.match(lines[place])), end)
-    found = [place for place in range(begin, end) if lines[place].strip() == mutation.old]
+@cache
+def _product() -> dict[str, str]:
+    paths = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+
+
+@cache
+def _spans(text: str) -> tuple[tuple[str, int, int], ...]:
+    """Qualified name, first and last line of each function, class and constant, counted from 0."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                begin = min([child.lineno, *(each.lineno for each in child.decorator_list)])
+                yield f"{prefix}.{child.name}", begin - 1, child.end_lineno or begin
+                name = f"{prefix}.{child.name}"
+            elif isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, ast.Module):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                yield f".{ast.unparse(targets[0])}", child.lineno - 1, child.end_lineno or child.lineno
+            yield from visit(child, name)
+
+    return tuple(visit(ast.parse(text), ""))
+
+
+def _found(mutation: Mutation, texts: list[tuple[str, str]]) -> tuple[str, int]:
+    """The file, and the line there, counted from 0."""
+    found: set[tuple[str, int]] = set()
+    for file, text in texts:
+        if mutation.old not in text:
+            continue
+        lines = [line.strip() for line in text.splitlines()]
+        for name, begin, end in _spans(text):
+            if name.endswith(f".{mutation.at}"):
+                found |= {(file, place) for place in range(begin, end) if lines[place] == mutation.old}
     if len(found) != 1:
-        where = f" within {mutation.within!r}" if mutation.within else ""
-        raise StaleMutationError(
-            f"{mutation.name}: {mutation.file}{where} has {len(found)} lines {mutation.old!r}, not one"
-        )
-    place = found[0]
+        raise StaleMutationError(f"{mutation.name}: {len(found)} lines {mutation.old!r} at {mutation.at!r}, not one")
+    return found.pop()
+
+
+def mutated(mutation: Mutation, text: str | None = None) -> str:
+    """A file's text with the mutation in it: the product's, or this one. Raises StaleMutationError."""
+    file, place = mutation._place() if text is None else _found(mutation, [("", text)])
+    lines = (_product()[file] if text is None else text).splitlines(keepends=True)
     indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
     lines[place] = f"{indent}{mutation.new}\n"
     return "".join(lines)
@@ -62,5 +100,4 @@ def mutated(mutation: Mutation, text: str) -> str:
 
 def apply(mutation: Mutation, tree: Path) -> None:
     """Plant it in a copy of the repository."""
-    path = tree / mutation.file
-    path.write_text(mutated(mutation, path.read_text(encoding="utf-8")), encoding="utf-8")
+    (tree / mutation.file).write_text(mutated(mutation), encoding="utf-8")

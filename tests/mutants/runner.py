@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.faults import FAULTS
-from tests.mutants.mutation import Mutation, apply
+from tests.mutants.mutation import ROOT, Mutation, apply
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
-ROOT = Path(__file__).parents[2]
 
 #: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/faults", "tests/mutants", "tests/rationalizer")

@@ -22,7 +22,7 @@ SHORT = ("--depth", "4", "--logs", "10", "--judged", "1", "--stories", "4", "--s
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_each_still_applies_and_compiles_to_something_else(mutation: Mutation) -> None:
     text = (ROOT / mutation.file).read_text(encoding="utf-8")
-    changed = mutated(mutation, text)
+    changed = mutated(mutation)
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
     compile(changed, mutation.file, "exec")
 
@@ -31,20 +31,20 @@ def test_there_are_enough_of_them_and_no_two_alike() -> None:
     assert len(MUTATIONS) >= 40
     assert sum(mutation.is_in_core for mutation in MUTATIONS) >= 30
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
-    assert len({(x.file, x.within, x.old, x.new) for x in MUTATIONS}) == len(MUTATIONS)
+    assert len({(x.at, x.old, x.new) for x in MUTATIONS}) == len(MUTATIONS)
 
 
 def test_a_line_that_is_not_there_once_is_refused() -> None:
-    text = "def a():\n    return 1\n\n\ndef b():\n    return 1\n"
-    line = Mutation("x", "f.py", "return 1", "return 2", "C1")
-    with pytest.raises(StaleMutationError, match="has 2 lines"):
-        mutated(line, text)
-    with pytest.raises(StaleMutationError, match="has 0 lines"):
-        mutated(Mutation("x", "f.py", "return 3", "return 2", "C1"), text)
-    with pytest.raises(StaleMutationError, match="has 0 lines 'def c'"):
-        mutated(Mutation("x", "f.py", "return 1", "return 2", "C1", within="def c"), text)
-    within = Mutation("x", "f.py", "return 1", "return 2", "C1", within="def b")
-    assert mutated(within, text) == text.replace("def b():\n    return 1", "def b():\n    return 2")
+    methods = "".join(f"    def {name}(self):\n        return 1\n\n" for name in "ab")
+    text = f"def a():\n    return 1\n\n\nclass K:\n{methods}"
+    with pytest.raises(StaleMutationError, match="2 lines 'return 1' at 'a'"):
+        mutated(Mutation("x", "a", "return 1", "return 2", "C1"), text)
+    with pytest.raises(StaleMutationError, match="0 lines 'return 3' at 'b'"):
+        mutated(Mutation("x", "b", "return 3", "return 2", "C1"), text)
+    with pytest.raises(StaleMutationError, match="0 lines"):
+        mutated(Mutation("x", "c", "return 1", "return 2", "C1"), text)
+    at = Mutation("x", "K.a", "return 1", "return 2", "C1")
+    assert mutated(at, text) == text.replace("def a(self):\n        return 1", "def a(self):\n        return 2")
 
 
 def test_the_list_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,9 +75,7 @@ def test_the_fixed_ten_are_caught_and_the_product_passes() -> None:
 @pytest.mark.slow
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
-    nonsense = Mutation(
-        "nonsense", "rationalizer/leases/lease.py", "if self.client_id is None:", "if self.client_id is", "C1"
-    )
+    nonsense = Mutation("nonsense", "Lease.freshness", "if self.client_id is None:", "if self.client_id is", "C1")
     rows = list(
         run_all(
             [nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0", "--faults", "0"), budget_s=30
