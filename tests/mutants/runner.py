@@ -21,7 +21,7 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 
 
 #: What a copy needs: the product, and what runs against it.
-TREES = ("marshal", "rationalizer", "tests/faults", "tests/mutants", "tests/rationalizer")
+TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"
