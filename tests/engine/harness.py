@@ -312,7 +312,7 @@ class Member:
                 if not self.hold_lookups:
                     self.answer_lookups()
             case Call():
-                self.callbacks.extend((effect.callback, x.key) for x in effect.assignments)
+                self.callbacks.extend((effect.callback, x.key) for x in effect.pieces)
                 self.held_calls.append(effect)
                 if not self.hold_callbacks:
                     self.return_callbacks(settle=False)
@@ -345,19 +345,18 @@ class Member:
     def answer_lookups(self) -> None:
         lookups, self.held_lookups = self.held_lookups, []
         for lookup in lookups:
-            log = self.net.data[lookup.assignment.key]
+            log = self.net.data[lookup.key]
             start = log.start
             if lookup.start == "latest":
                 start = log.end
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
-            lookup.assignment.consumer.located(lookup.assignment, log.start, log.end, start, self.clock())
+            self.engine.located(lookup, log.start, log.end, start, self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
-            for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, self.clock())
+            self.engine.called(call, self.clock())
         if settle:
             self.settle()
 

@@ -229,7 +229,7 @@ def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> 
 def test_q38_who_did_not_see_a_topic_grow_asks_how_old_the_group_is() -> None:
     """Members that were there would have got the new partitions at once: they came after the first claims (P9)."""
     oldest, late = _starts_after_the_topic_grew(2, 4)
-    claims = {lookup.assignment.key: dict(lookup.claims_before) for lookup in late.held_lookups}
+    claims = {lookup.key: dict(lookup.claims_before) for lookup in late.held_lookups}
     assert claims.keys() == {("t", 2), ("t", 3)}
     assert claims["t", 2] == claims["t", 3] == oldest
 

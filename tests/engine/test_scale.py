@@ -107,8 +107,7 @@ class Hall:
                     self._log.append((effect.cp, offset, encode(effect.record)))
                     engine.acked(effect.token, offset, self.now)
                 elif isinstance(effect, Call):
-                    for assignment in effect.assignments:
-                        assignment.consumer.called(assignment, effect.callback, self.now)
+                    engine.called(effect, self.now)
         seat.due = engine.deadline(self.now)
 
     def is_even(self) -> bool:

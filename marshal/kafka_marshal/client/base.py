@@ -26,9 +26,8 @@ from kafka_marshal.client.closing import (
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.serving import EndedError
-from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.effects import Call, Key
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
@@ -242,14 +241,14 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """The log end as of the last look, None if there was none."""
         raise NotImplementedError
 
-    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, call: Call) -> None:
         """Run the user's callback."""
-        function = self._callbacks.get(callback)
+        function = self._callbacks.get(call.callback)
         if function is not None:
             calling.set(self)
             before = is_ours.set(False)
             try:
-                function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+                function(self, [TopicPartition(*x.key, x.position, x.token) for x in call.pieces])  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)

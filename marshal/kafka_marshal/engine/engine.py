@@ -4,8 +4,8 @@ The caller's duties, in this order:
 
 1. Apply log records to the worlds. When the replica has caught up (C15), call :meth:`Engine.caught_up` once.
 2. From then on, after *each* record applied, call :meth:`Engine.applied` with its outcome.
-3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`ConsumerEngine.located`), metadata
-   (:meth:`metadata`) and returned callbacks (:meth:`ConsumerEngine.called`) as they come, in any order.
+3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`located`), metadata (:meth:`metadata`)
+   and returned callbacks (:meth:`called`) as they come, in any order.
 4. After any of these, and not later than :meth:`deadline`, call :meth:`step`, then carry out :meth:`take_effects`
    in order.
 5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
@@ -22,7 +22,7 @@ from random import Random
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState, Outbox
 from kafka_marshal.engine.claims.manual import HandIn, ManualLease
 from kafka_marshal.engine.claims.peers import Observer
-from kafka_marshal.engine.effects import Effect, Key, Warn
+from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Warn
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
@@ -134,6 +134,22 @@ class Engine:
         """The broker answered an append: its offset, or None where it failed or did not tell."""
         for lease in self.book.acked(token, offset):
             self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)
+
+    def is_asked(self, asked: LookUp) -> bool:
+        """Whether the answer to a look-up is wanted still; any thread may ask, without the lock."""
+        consumer = self.consumers.get(asked.consumer)
+        return consumer is not None and consumer.is_asked(asked.key, asked.token)
+
+    def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
+        """The leader told a log's start and end, and the start offset asked for."""
+        if (consumer := self.consumers.get(asked.consumer)) is not None:
+            consumer.located(asked.key, asked.token, low, high, start, now)
+
+    def called(self, call: Call, now: float) -> None:
+        """A callback of the user has returned (or raised)."""
+        if (consumer := self.consumers.get(call.consumer)) is not None:
+            for piece in call.pieces:
+                consumer.called(piece, now)
 
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
         """What topics the cluster has now."""

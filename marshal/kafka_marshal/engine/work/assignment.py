@@ -22,7 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.claims.leases import OwnLease
-from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.effects import Key, Piece
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.tracker import Run, Tracker, offset_of
 from kafka_marshal.ports import Message
@@ -268,6 +268,11 @@ class Assignment:
     def epoch(self) -> int:
         """The lease's epoch (C9)."""
         return self.lease.epoch
+
+    @property
+    def piece(self) -> Piece:
+        """As effects name it."""
+        return Piece(self.key, self.epoch, self.position)
 
     @property
     def position(self) -> int:

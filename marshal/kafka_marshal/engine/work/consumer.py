@@ -6,7 +6,7 @@ out is :mod:`kafka_marshal.engine.work.delivery`; whom to claim from is a policy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from kafka_marshal.engine.claims.leases import LeaseState, Loss, Outbox
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.claims.prior import Past
-from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import Call, Callback, LookUp, Piece, Start, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.policies import Policy, Wishes
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Stage
@@ -42,6 +42,9 @@ UNWANTED = "the policy of this member lets it go"
 
 #: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
 EVICTED_INTERVALS = 3
+
+
+_NONE: Mapping[int, int] = {}
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -155,7 +158,7 @@ class ConsumerEngine:
         if callback in self.settings.callbacks:
             assignment.callbacks_running += 1
             self.callbacks_running += 1
-            self._engine.outbox.add(Call(self.number, callback, (assignment,)))
+            self._engine.outbox.add(Call(self.number, callback, (assignment.piece,)))
 
     # Claiming and its answers.
 
@@ -203,7 +206,7 @@ class ConsumerEngine:
         elif assignment.is_new and self._past is not None:
             self._enter(assignment, Stage.LOCATING)
             claims_before = self._past.claims_before(assignment.key)
-            self._engine.outbox.add(LookUp(assignment, self.settings.start, claims_before))
+            self.look_up(assignment, self.settings.start, claims_before)
         elif not self.closing:
             self._assign(assignment)
         if self.closing:
@@ -215,10 +218,27 @@ class ConsumerEngine:
             if self.marks.is_made_anew(assignment.key) is not None:
                 self._locate(assignment, now)
 
-    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+    def look_up(
+        self, assignment: Assignment, start: Start = "earliest", claims_before: Mapping[int, int] = _NONE
+    ) -> None:
+        """Ask the leader where the partition's log starts and ends."""
+        self._engine.outbox.add(LookUp(self.number, assignment.key, assignment.epoch, start, claims_before))
+
+    def is_asked(self, key: Key, token: int) -> bool:
+        """Whether the answer to a look-up is wanted still."""
+        return self._of(key, token) is not None
+
+    def _of(self, key: Key, token: int) -> Assignment | None:
+        assignment = self.assignments.get(key)
+        return assignment if assignment is not None and assignment.epoch == token and not assignment.over else None
+
+    def located(self, key: Key, token: int, low: int, high: int, start: int, now: float) -> None:
         """The leader told the partition's log start and end, and the start offset asked for."""
+        assignment = self._of(key, token)
+        if assignment is None:
+            return
         self.stuck.answered(assignment, high)
-        if assignment.over or assignment.stage is not Stage.LOCATING or not assignment.lease.held:
+        if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
             return
         position = assignment.fetch_next
         if assignment.first_claim:
@@ -267,10 +287,13 @@ class ConsumerEngine:
             self._call(Callback.ASSIGN, assignment)
         self._enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
 
-    def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
+    def called(self, piece: Piece, now: float) -> None:
         """A callback of the user has returned (or raised)."""
-        assignment.callbacks_running -= 1
         self.callbacks_running -= 1
+        assignment = self._of(piece.key, piece.token)
+        if assignment is None:
+            return
+        assignment.callbacks_running -= 1
         if assignment.stage is Stage.ASSIGNING and not assignment.callbacks_running:
             assignment.stage = Stage.ACTIVE
         elif assignment.stage is Stage.REVOKING:
@@ -293,7 +316,7 @@ class ConsumerEngine:
     def _look_up_if_due(self, assignment: Assignment, now: float) -> None:
         if assignment.look_up_at is not None and now >= assignment.look_up_at:
             assignment.looked_up, assignment.look_up_at = (assignment.fetch_next, now), None
-            self._engine.outbox.add(LookUp(assignment, "earliest"))
+            self.look_up(assignment)
 
     def topic_recreated(self, topic: str, now: float) -> None:
         """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""

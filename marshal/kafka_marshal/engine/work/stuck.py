@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafka_marshal.engine.effects import Key, LookUp, StartFetch, Warn
+from kafka_marshal.engine.effects import Key, StartFetch, Warn
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 from kafka_marshal.ports import TopicInfo
@@ -212,7 +212,7 @@ class StuckPartitions:
             return
         if is_read and not assignment.user_paused and now >= assignment.asked_at + SILENT_AFTER_MS:
             assignment.asked_at, self._asked = now, assignment
-            self._consumer.outbox.add(LookUp(assignment, "earliest"))
+            self._consumer.look_up(assignment)
 
     def answered(self, assignment: Assignment, end: int) -> None:
         """The leader says where the log ends."""

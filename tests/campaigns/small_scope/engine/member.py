@@ -12,7 +12,7 @@ import copyreg
 import io
 import pickle
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
@@ -26,7 +26,7 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Heartbeat, Outcome, World, encode
@@ -154,7 +154,7 @@ class _Live:
     #: What a user's thread has taken and not got done.
     hands: list[MemoryMessage] = field(default_factory=list)
     #: Callbacks that run, in their order.
-    calls: list[tuple[Callback, Assignment]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     sent: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
@@ -332,10 +332,10 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
             messages: list[Message] = [MESSAGES[partition, at] for at in range(offset, LENGTH)]
             if messages:
                 live.consumer.delivery.fetched((TOPIC, partition), messages)
-        case LookUp(assignment=assignment, start=start):
-            live.consumer.located(assignment, 0, LENGTH, LENGTH - 1 if start == "latest" else 0, now)
-        case Call(callback=callback, assignments=assignments):
-            live.calls.extend((callback, assignment) for assignment in assignments)
+        case LookUp(start=start):
+            live.engine.located(effect, 0, LENGTH, LENGTH - 1 if start == "latest" else 0, now)
+        case Call(callback=callback):
+            live.calls.extend(replace(effect, pieces=(piece,)) for piece in effect.pieces)
             reached[f"Call {callback}"] += 1
             return
         case Note(event="lost", reason=message) | Warn(message=message):
@@ -398,8 +398,7 @@ def read(member: Member, entries: tuple[Entry, ...], answers: tuple[tuple[int, i
 def called(member: Member, now: int) -> Moved:
     """The callback that runs returns."""
     live = _thaw(member)
-    callback, assignment = live.calls.pop(0)
-    live.consumer.called(assignment, callback, now)
+    live.engine.called(live.calls.pop(0), now)
     _settle(live, now)
     return _moved(live, now)
 
