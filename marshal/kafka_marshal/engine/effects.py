@@ -13,7 +13,20 @@ from typing import NamedTuple
 
 from rationalizer import Record
 
-__all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "Note", "Piece", "StartFetch", "StopFetch", "Warn"]
+__all__ = [
+    "Append",
+    "Call",
+    "Callback",
+    "Effect",
+    "Key",
+    "LookUp",
+    "Note",
+    "Outbox",
+    "Piece",
+    "StartFetch",
+    "StopFetch",
+    "Warn",
+]
 
 Key = tuple[str, int]
 Start = str | datetime
@@ -109,3 +122,26 @@ class Note:
 
 
 Effect = Append | StartFetch | StopFetch | LookUp | Call | Note | Warn
+
+
+class Outbox:
+    """Collects effects, and numbers the records to append."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self._next_token = 0
+
+    def append(self, cp: int, record: Record) -> int:
+        """Have a record appended; returns the token under which its acknowledgement comes back."""
+        self._next_token += 1
+        self.effects.append(Append(cp, record, self._next_token))
+        return self._next_token
+
+    def add(self, effect: Effect) -> None:
+        """Have something done."""
+        self.effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        """What was collected since the last call."""
+        taken, self.effects = self.effects, []
+        return taken

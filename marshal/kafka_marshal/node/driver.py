@@ -377,8 +377,8 @@ class Driver:
             for key, assignment in consumer.assignments.items():
                 end = self.ports[number]._log_end(key)
                 if end is not None and not assignment.over:
-                    consumer.placement.measure(assignment, end, now)
-            consumer.stuck.look(now, self.ports[number]._drained_at)
+                    consumer.log_ends(key, end, now)
+            consumer.positions.stuck.look(now, self.ports[number]._drained_at)
 
     def fail(self, error: Exception) -> None:
         """End for good: every lease is over."""

@@ -24,10 +24,10 @@ from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Stage
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Heartbeat, Outcome, World, encode
 
@@ -301,12 +301,12 @@ def _freeze(live: _Live, now: int) -> Member:
         ),
         in_hand=tuple((message.partition(), message.offset()) for message in live.hands),
         has_more=bool(
-            delivery.granted is not None
-            or delivery.proposed is not None
-            or any(assignment.buffered for assignment in consumer.assignments.values())
+            delivery.grants.granted is not None
+            or delivery.grants.proposed is not None
+            or any(assignment.buffer.size for assignment in consumer.assignments.values())
         ),
         calls=len(live.calls),
-        reported=tuple((partition, first, last) for _, partition, first, last in delivery.unprocessed),
+        reported=tuple((partition, first, last) for _, partition, first, last in delivery.grants.unprocessed),
     )
     return member
 
@@ -436,20 +436,20 @@ def _handed_out(live: _Live, message: MemoryMessage, epoch: int, now: int) -> Mo
 def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
     """As `Consumer.poll` goes about it: hand out what is granted, collect what was answered, or claim."""
     delivery = live.consumer.delivery
-    run = delivery.granted
-    if run is None and delivery.proposed is not None:
-        asked = delivery.proposed
+    run = delivery.grants.granted
+    if run is None and delivery.grants.proposed is not None:
+        asked = delivery.grants.proposed
         if not asked.over and asked.grant is not None and asked.grant.accepted is None:
             return None  # the thread waits for the log's answer
-        run = delivery.collect(asked, now)
-    elif run is None and delivery.propose(now) is None:
+        run = delivery.grants.collect(asked, now)
+    elif run is None and delivery.grants.propose(now) is None:
         return None
     if run is not None:
-        if delivery.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
-            (message,) = delivery.next_granted(run, 1, now)
+        if delivery.grants.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
+            (message,) = delivery.grants.next_granted(run, 1, now)
             message = MESSAGES[message.partition() or 0, message.offset() or 0]
             return _handed_out(live, message, run.assignment.epoch, now)
-        delivery.finish_granted(now)
+        delivery.grants.finish_granted(now)
     _carry_out(live, now)
     return _moved(live, now)
 
