@@ -206,6 +206,16 @@ class ConsumerEngine:
         """The ids of topics may be known now (P12)."""
         self.positions.topics_told(list(self._pending.values()), now)
 
+    def reached(self, key: Key, end: int, now: float) -> None:
+        """The reader has passed everything below end (P6)."""
+        if (assignment := self.assignments.get(key)) is not None:
+            assignment.reached(end)
+
+    def done_run(self, key: Key, first: int, now: float) -> None:
+        """The run that begins at first is done."""
+        if (assignment := self.assignments.get(key)) is not None and first in assignment.tracker.runs:
+            self.delivery.done_run(assignment.tracker.runs[first], now)
+
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         """The reader has heard where a partition's log ends."""
         if (assignment := self.assignments.get(key)) is not None:
