@@ -144,7 +144,9 @@ class Engine:
                 consumer.topic_recreated(topic, now)
             for topic in sorted(gone):
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
-                for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
+            there = set(consumer.subscription.partitions) if gone or recreated else set[Key]()
+            for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
+                if assignment.key not in there:  # recreated with fewer partitions, too: who claims it later compares (P12)
                     self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
             consumer.stuck.leaders(topics, now)
