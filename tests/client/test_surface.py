@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
 import time
@@ -301,6 +302,53 @@ def test_iterating_without_auto_done_ends_too(marshal: Marshal) -> None:
     consumer.close()
     user.end()
     assert list(consumer) == []
+
+
+# -- in a forked child --------------------------------------------------------------------------------------------
+
+
+def forked(call: Callable[[], object]) -> str:
+    """The error that the call raises in a forked child; "": none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        raised = ""
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - the parent gets it
+            raised = type(error).__name__
+        finally:
+            os.write(writing, raised.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        return told.read()
+
+
+@pytest.mark.parametrize("way", ["poll", "consume", "iterate", "batches", "take"])
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_forked_child_gets_nothing_of_what_the_parent_has_fetched(delivery: Any, way: str) -> None:
+    with member(memory_cluster(1, 20)) as marshal:
+        if way == "take":
+            ranges = marshal.ranges([TOPIC], delivery=delivery)
+            assert ranges.take(5)
+            assert forked(lambda: ranges.take(5)) == "ForkedError"
+            assert ranges.take(5)
+            return
+        consumer = marshal.consumer([TOPIC], delivery=delivery)
+        loop: Iterator[Any] = iter(consumer) if way == "iterate" else consumer.batches(5)
+        ways: dict[str, Callable[[], Any]] = {
+            "poll": lambda: consumer.poll(5),
+            "consume": lambda: consumer.consume(5, 5),
+            "iterate": lambda: next(loop),
+            "batches": lambda: next(loop),
+        }
+        assert ways[way]()
+        lease = marshal.claim("by-hand", 0)
+        assert forked(ways[way]) == forked(lease.require) == forked(consumer.assignment) == "ForkedError"
+        assert ways[way]()
+        lease.require()
 
 
 # -- messages that are never done ---------------------------------------------------------------------------------
