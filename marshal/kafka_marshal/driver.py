@@ -412,7 +412,7 @@ class Driver:
             port._drain()
 
     def mark_forked(self) -> None:
-        """In a forked child: what the parent had fetched is the parent's to hand out, and its leases hold only there."""
+        """In a forked child: what the parent had fetched, and its leases, are the parent's alone."""
         self.forked = True
         for lease in self.engine.book.leases.values():
             lease.valid_until = 0.0

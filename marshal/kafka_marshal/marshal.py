@@ -22,7 +22,7 @@ from kafka_marshal.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.config import MOST_START_S, START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
 from kafka_marshal.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.consumer_options import (
     DEFAULT_BYTES_IN_FLIGHT,
@@ -30,6 +30,7 @@ from kafka_marshal.consumer_options import (
     Delivery,
     Start,
     WhenStuck,
+    check_log_name,
     checked_callbacks,
     checked_topics,
 )
@@ -133,6 +134,8 @@ class Marshal(OneProcess, WithBlock):
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        if not hasattr(cluster, "runtime"):
+            raise arguments.wrong("cluster", "a Cluster of kafka_marshal.adapters", cluster)
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
@@ -146,8 +149,8 @@ class Marshal(OneProcess, WithBlock):
         self.client_id = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.topic = arguments.text("topic", topic)
-        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+        self.topic = check_log_name(topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
         self.instance_id = cluster.runtime.new_instance_id()

@@ -471,7 +471,7 @@ def test_p11_a_topic_made_anew_under_its_holders_loses_their_positions() -> None
 def test_p11_partitions_that_the_new_topic_lacks_are_let_go_and_lost_where_they_come_back(
     at_most_once: bool, counted_first: bool
 ) -> None:
-    """Recreated with fewer partitions, then grown: the new offsets below the old position are not skipped in silence."""
+    """Recreated with fewer, then grown: the new offsets below the old position are not skipped in silence."""
     net = Net(cps=1)
     net.topic("t", 2, end=10, tid="id-1")
     member = net.member("a")

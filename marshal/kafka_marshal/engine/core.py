@@ -146,7 +146,7 @@ class Engine:
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
             there = set(consumer.subscription.partitions) if gone or recreated else set[Key]()
             for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
-                if assignment.key not in there:  # recreated with fewer partitions, too: who claims it later compares (P12)
+                if assignment.key not in there:  # recreated with fewer partitions, too; the next holder compares (P12)
                     self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
             consumer.stuck.leaders(topics, now)
