@@ -29,7 +29,7 @@ from rationalizer.limits import MAX_COMMIT_RANGES, MAX_OFFSET
 if TYPE_CHECKING:
     from kafka_marshal.engine.core import Engine
 
-__all__ = ["ConsumerEngine", "ConsumerSettings", "Loss"]
+__all__ = ["HUNG", "ConsumerEngine", "ConsumerSettings", "Loss"]
 
 Key = tuple[str, int]
 
@@ -39,6 +39,9 @@ PAUSED = "the group is paused"
 #: Why it is let go where we may want it back at once (Wishes.surplus), and where not.
 SURPLUS = "others are waiting and this member holds more than its share"
 UNWANTED = "the policy of this member lets it go"
+
+#: All is released: the user's threads have not come back.
+HUNG = "no handler of this member has come back within handler_timeout"
 
 #: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
 EVICTED_INTERVALS = 3
@@ -93,6 +96,8 @@ class ConsumerEngine:
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
         self.callbacks_running = 0
         self.closing = False
+        #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
+        self.let_go_why = ""
         self._close_at = 0.0
         self._engine = engine
         #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
@@ -487,7 +492,8 @@ class ConsumerEngine:
                     self._step_one(assignment, now)
         if self.closing:
             return
-        if why := self._lets_all_go(now):
+        self.let_go_why = why = self._lets_all_go(now)
+        if why:
             for assignment in list(self.assignments.values()):
                 self.revoke(assignment, why, now)
             return
@@ -503,7 +509,7 @@ class ConsumerEngine:
         if self._engine.draining:
             return "an operator asked this member to hand over (kafka-marshal drain)"
         if timeout is not None and self.delivery.is_hung(now, timeout):  # until a thread of the user's comes back
-            return "no handler of this member has come back within handler_timeout"
+            return HUNG
         return ""
 
     def _step_one(self, assignment: Assignment, now: float) -> None:
