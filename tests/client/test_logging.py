@@ -233,8 +233,9 @@ def test_in_an_outage_a_worker_says_so_and_ends_in_time(broker: LocalBroker, wor
     broker.resume()
     wait_until(lambda: worker.events()[-1] == "claimed", what="claims after the outage")
     assert "kafka_back" in worker.events()
+    told = worker.events().count("lost")  # in one line, or in several: parts of the log end at their own times
     broker.pause()
-    wait_until(lambda: worker.events().count("lost") == 2, what="the second outage told")
+    wait_until(lambda: worker.events().count("lost") > told, what="the second outage told")
     worker.ends_within(8.0)
     broker.resume()
 
