@@ -419,12 +419,14 @@ class Consumer(FetchingConsumer):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
-            if not self._engine.seek((topic, partition), offset):
-                raise ConfigurationError(
-                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "
-                    "consumer, or the "
-                    "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
-                )
+            if self._engine.seek((topic, partition), offset):
+                return
+        position = {x[:2]: x.offset for x in self._assignment()}.get((topic, partition), -1)
+        if offset < position:
+            why = f"its position is {position} already. To go back, reposition the group: kafka-marshal release-group"
+        else:
+            why = "it is not assigned to this consumer now, or about to be released: see assignment()"
+        raise ConfigurationError(f"{topic} [{partition}]: can't seek to {offset}: {why}. Nothing was changed")
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:

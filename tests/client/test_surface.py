@@ -260,6 +260,19 @@ def test_a_partition_that_does_not_exist_is_refused_with_what_exists(marshal: Ma
             assert "it reads t" in said(name, 0, lambda name=name: consumer.seek(name, 0, 99))  # type: ignore[misc]
 
 
+def test_seek_says_why_not(cluster: MemoryCluster) -> None:
+    with member(cluster) as a, member(cluster, "b") as b:
+        consumer = a.consumer([TOPIC], policy=MaxClaims(1))
+        wait_until(lambda: len(consumer.assignment()) == 1)
+        [held] = consumer.assignment()
+        consumer.seek(TOPIC, held.partition, 3)
+        assert "its position is 3 already" in said("2", 2, lambda: consumer.seek(TOPIC, held.partition, 2))
+        assert "not assigned to this consumer" in said("5", 5, lambda: consumer.seek(TOPIC, 1 - held.partition, 5))
+        other = b.consumer([TOPIC])
+        wait_until(lambda: len(other.assignment()) == 1)
+        assert "not assigned to this consumer" in said("3", 3, lambda: other.seek(TOPIC, held.partition, 3))
+
+
 def test_ranges_with_wrong_arguments(marshal: Marshal) -> None:
     ranges = marshal.ranges([TOPIC])
     calls: list[tuple[str, Callable[[Any], object], tuple[object, ...]]] = [
