@@ -16,6 +16,7 @@ import pytest
 
 from kafka_marshal import Admin
 from kafka_marshal.engine.effects import Note
+from kafka_marshal.engine.leases import Loss
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.events import GATHER_MS, QUIET_MS, Events, spans
 from kafka_marshal.logs import Event
@@ -75,6 +76,16 @@ def test_a_loss_is_told_at_once_with_its_reason(events: Events, caplog: pytest.L
     assert line.levelname == "WARNING"
     assert "lost flights [1-3]: the topic was deleted. What is in hand is not committed" in line.getMessage()
     assert getattr(line, "reason", None) == "the topic was deleted"
+
+
+@pytest.mark.parametrize("why", Loss)
+def test_a_loss_promises_no_next_holder_where_there_is_none(
+    events: Events, caplog: pytest.LogCaptureFixture, why: Loss
+) -> None:
+    events.note(Note("lost", ("flights", 1), why), 5.0)
+    events.look(5.0)
+    events.tell()
+    assert ("next holder" in caplog.text) is (why not in (Loss.POSITION, Loss.TOPIC_GONE))
 
 
 def test_what_came_and_went_is_told_in_that_order(events: Events, caplog: pytest.LogCaptureFixture) -> None:
