@@ -398,7 +398,7 @@ class Member:
 
     def done_run(self, run: Run) -> None:
         number, key = run.assignment.consumer.number, run.assignment.key
-        if run.assignment is self.engine.consumers[number].assignments.get(key):
+        if run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over:
             self.engine.take(inputs.DoneRun(number, key, run.first), self.clock())
         else:
             self.delivery_of(run).done_run(run, self.clock())

@@ -186,7 +186,9 @@ class Engine:
                 consumer.positions.topic_recreated(topic, now)
             for topic in sorted(gone):
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
-                for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
+            there = set(consumer.subscription.partitions) if gone or recreated else set[Key]()
+            for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
+                if assignment.key not in there:  # recreated with fewer partitions, too; the next holder compares (P12)
                     consumer.source.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
             consumer.positions.stuck.leaders(topics, now)
