@@ -281,6 +281,9 @@ def test_a_topic_that_is_gone_has_no_lag(kafka: Command, append: Append) -> None
     (row,) = kafka("status", "--group", "g").rows
     assert row["lag"] == "-"
     assert kafka("lag").rows[0]["log end"] == "-"
+    for command in ("status", "lag", "check"):
+        assert "deleted-topic 0" in kafka(command).out
+        assert "there is no such topic" in kafka(command).out
 
 
 # -- log, who ------------------------------------------------------------------------------------------------

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from time import monotonic
 
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
     LogCutError,
+    MarshalError,
     TopicChangedError,
     TopicMissingError,
 )
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, SNAPSHOTS_SUFFIX, snapshots_topic
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
@@ -43,8 +45,22 @@ def connected(options: Options) -> Iterator[Cluster]:
         cluster = KafkaCluster(servers, properties)
         try:
             yield cluster
+        except TopicMissingError as error:
+            name_the_topic(error, cluster, options)
+            raise
         finally:
             cluster.close()
+
+
+def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options) -> None:
+    """Add the topic that may be meant: a second coordination topic beside the first would share out the work twice."""
+    try:
+        topics = cluster.topics(options.timeout)
+    except MarshalError:
+        return
+    hint = near(options.topic, [name for name in topics if not name.endswith(SNAPSHOTS_SUFFIX)])
+    if hint:
+        error.add_note(f"There is a topic of a similar name{hint}")
 
 
 def marker_count(value: bytes | None) -> int | None:
