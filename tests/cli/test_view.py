@@ -209,10 +209,8 @@ def test_what_retention_took_unread_is_told() -> None:
     assert row(log_start=10, log_end=100, stable=9).deleted == 0
     assert row(log_start=50, log_end=100).deleted == 0, "where it will begin is not known"
     assert kinds(held(log_start=95, idle_ms=0)) == ["deleted"]
-    assert deleted_notes([GroupRow("g", [held(log_start=95)]), GroupRow("h", [held()])]) == [
-        "g: t 0: 5 offsets were deleted (retention) before the group had done them. They are lost, and not in its lag; "
-        "it goes on where the log begins now"
-    ]
+    (note,) = deleted_notes([GroupRow("g", [held(log_start=95)]), GroupRow("h", [held()])])
+    assert note.startswith("g: t 0: 5 offsets were deleted (retention) before the group had done them. They are lost")
 
 
 def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long() -> None:
@@ -222,7 +220,7 @@ def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long()
     )
     assert GroupRow("g", [short]).is_behind_longer
     for exact in ({"idle_at_least": False}, {"waiting_ms": 50_000}):  # it moved then; its message came then
-        found = GroupRow("g", [replace(short, **exact)])  # type: ignore[arg-type]
+        found = GroupRow("g", [replace(short, **exact)])
         assert not found.is_behind_longer
         assert "over" not in problems_of(found)[0].text
 

@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicMissingError,
 )
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, SNAPSHOTS_SUFFIX, snapshots_topic
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
@@ -58,7 +58,7 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
         topics = cluster.topics(options.timeout)
     except MarshalError:
         return
-    hint = near(options.topic, [name for name in topics if not name.endswith(SNAPSHOTS_SUFFIX)])
+    hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
     if hint:
         error.add_note(f"There is a topic of a similar name{hint}")
 
