@@ -464,7 +464,8 @@ def test_groups_that_are_dead_for_a_day_fold_into_one_line(
 ) -> None:
     epoch = append(ClaimingPartition(*A[:2], "nightly", "t", 0, 100_000))
     append(ReleasingPartition(*A[:2], "nightly", "t", 0, epoch, 9))
-    append(ClaimingPartition(*B[:2], "daily", data, 0, 100_000))
+    for number in range(3):
+        append(ClaimingPartition(*B[:2], "daily", data, number, 100_000))
     monkeypatch.setattr("kafka_marshal.cli.rows._DAY_MS", -1)
     assert [row["group"] for row in kafka("status").table] == ["daily", "nightly"], "programs get all"
     monkeypatch.setattr("kafka_marshal.cli.status.is_terminal", lambda: True)
