@@ -8,8 +8,11 @@ import pytest
 
 from kafka_marshal.cli.heard import Heard, Run
 from kafka_marshal.cli.names import near
+from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.problems import problems_of
+from kafka_marshal.cli.reading import name_the_topic
 from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow
+from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
 from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, ReleasingPartition, World, encode
 
 A = ("host/17/1.0/x", "a", "g")
@@ -123,3 +126,32 @@ def test_a_name_like_several_others_is_no_reason_to_guess() -> None:
     assert near("w-9", [f"w-{n}" for n in range(8)]).endswith("'w-3' or …?")
     assert near("zz", ["delays"]) == ""
     assert near("zz", []) == ""
+
+
+class Topics:
+    """A cluster that has these topics; None: it does not answer."""
+
+    def __init__(self, *names: str | None) -> None:
+        self._names = names
+
+    def topics(self, timeout_s: float) -> dict[str, None]:
+        if None in self._names:
+            raise KafkaUnavailableError("no answer")
+        return {str(name): None for name in self._names}
+
+
+@pytest.mark.parametrize(
+    ("topics", "notes"),
+    [
+        (("__marshal", "__marshal_snapshots"), ["There is a topic of a similar name; did you mean '__marshal'?"]),
+        (("flights",), []),
+        ((None,), []),
+    ],
+)
+def test_a_mistyped_coordination_topic_comes_with_the_one_that_may_be_meant(
+    topics: tuple[str | None, ...], notes: list[str]
+) -> None:
+    """What `init` would make beside it would share out the same work once more."""
+    error = TopicMissingError("no such topic")
+    name_the_topic(error, Topics(*topics), Options(topic="__marshal_snapshot"))  # type: ignore[arg-type]
+    assert getattr(error, "__notes__", []) == notes

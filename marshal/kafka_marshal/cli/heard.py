@@ -69,8 +69,7 @@ class Heard:
             run.last_at, run.released = max(run.last_at, outcome.log_time), True
             return
         lease = self._worlds[cp].lease(record.group_id, record.topic, record.partition)
-        is_held = lease is not None and (lease.client_id, lease.epoch) == (record.client_id, record.epoch)
-        if is_held and lease is not None and run.instance == lease.instance_id != record.instance_id:
+        if lease is not None and (lease.client_id, lease.epoch) == (record.client_id, record.epoch):
             run.asked_at = outcome.log_time
 
     def _run(self, group: str, client: str, instance: str, at: int) -> Run:
