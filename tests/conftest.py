@@ -41,13 +41,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
-    With pytest-xdist (make test: -n 3 --dist loadgroup) all that touches Kafka, or measures, runs in one process,
-    one test after another as ever; another one takes those that share a Spark session meanwhile, with a broker of its
-    own, and then those that start Spark themselves. What only computes goes to whichever process is free, so that all
-    end together.
+    With pytest-xdist (make test: -n 3 --dist loadgroup) one process takes all that share a Spark session, or a cluster
+    of three brokers; what touches Kafka stays together by file, with a broker for each process. What only computes goes
+    to whichever process is free, so that all end together.
     """
     if hasattr(config, "workerinput"):
         for item in items:
@@ -64,9 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _group_of(item: pytest.Item) -> str:
-    if "spark" in getattr(item, "fixturenames", ()):
-        return "spark"
-    return "drivers" if item.path.parent.name == "pipeline" or "spark" in item.path.name else "kafka"
+    fixtures = getattr(item, "fixturenames", ())
+    shared = next((name for name in ("spark", "kafka_cluster3") if name in fixtures), None)
+    return shared or item.path.stem
 
 
 def _only_computes(item: pytest.Item) -> bool:

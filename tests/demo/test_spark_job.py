@@ -145,6 +145,7 @@ def test_kill_9_of_the_demo_leaves_no_jvm(demo: Demo, kafka_bootstrap: str) -> N
     assert ask(run.folder / "delays.sqlite", "PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.campaign  # with plain workers: test_job.py
 def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_bootstrap: str, small_disk: Path) -> None:
     run = spark_run(demo, bootstrap=kafka_bootstrap, directory=str(small_disk), seed=1)
     assert run.ends(150) == 1

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
-from kafka_marshal.engine.claims.leases import OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.plane import Ownership
 from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
-from kafka_marshal.engine.work.stuck import UNREADABLE, Why
-from kafka_marshal.engine.work.tracker import Run
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 
@@ -312,7 +313,7 @@ class Member:
                 if not self.hold_lookups:
                     self.answer_lookups()
             case Call():
-                self.callbacks.extend((effect.callback, x.key) for x in effect.assignments)
+                self.callbacks.extend((effect.callback, x.key) for x in effect.pieces)
                 self.held_calls.append(effect)
                 if not self.hold_callbacks:
                     self.return_callbacks(settle=False)
@@ -345,19 +346,18 @@ class Member:
     def answer_lookups(self) -> None:
         lookups, self.held_lookups = self.held_lookups, []
         for lookup in lookups:
-            log = self.net.data[lookup.assignment.key]
+            log = self.net.data[lookup.key]
             start = log.start
             if lookup.start == "latest":
                 start = log.end
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
-            lookup.assignment.consumer.located(lookup.assignment, log.start, log.end, start, self.clock())
+            self.engine.located(lookup, log.start, log.end, start, self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
-            for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, self.clock())
+            self.engine.called(call, self.clock())
         if settle:
             self.settle()
 
@@ -390,12 +390,15 @@ class Member:
                 consumer.delivery.done(message, self.clock())  # type: ignore[arg-type]
         self.settle()
 
+    def delivery_of(self, run: Run) -> Delivery:
+        return self.engine.consumers[run.assignment.consumer.number].delivery
+
     def done_run(self, run: Run) -> None:
-        run.assignment.consumer.delivery.done_run(run, self.clock())
+        self.delivery_of(run).done_run(run, self.clock())
         self.settle()
 
     def leave_run(self, run: Run) -> None:
-        run.assignment.consumer.delivery.leave_run(run, self.clock())
+        self.delivery_of(run).leave_run(run, self.clock())
         self.settle()
 
     def work(self, max_messages: int = 5) -> list[FakeMessage]:
@@ -415,25 +418,25 @@ class Member:
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             delivery = consumer.delivery
-            if delivery.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
+            if delivery.grants.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
                 if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
                     continue
                 del self.waiting[consumer.number]
-                granted = delivery.collect(waiting, self.clock())
+                granted = delivery.grants.collect(waiting, self.clock())
                 self.settle()
                 if self.claims_ahead and granted is not None:
                     self.propose(consumer)
-            delivery.take_up(self.clock())
-            run = delivery.granted
+            delivery.grants.take_up(self.clock())
+            run = delivery.grants.granted
             if run is None:
                 self.propose(consumer)
             elif self.is_proven(run.assignment.lease):
-                part = delivery.next_granted(run, limit, self.clock())
+                part = delivery.grants.next_granted(run, limit, self.clock())
                 got.extend(part)  # type: ignore[arg-type]
-                if delivery.granted_next == len(run.messages):
-                    delivery.finish_granted(self.clock())
+                if delivery.grants.granted_next == len(run.messages):
+                    delivery.grants.finish_granted(self.clock())
             else:
-                delivery.finish_granted(self.clock())
+                delivery.grants.finish_granted(self.clock())
             self.settle()
         self.handled.extend(got)
         return got
@@ -442,11 +445,11 @@ class Member:
         """At most once: claim the next batch; from here on the user waits for the answer."""
         if not consumer.closing:
             self.fetch(fetch)
-            if (waiting := consumer.delivery.propose(self.clock())) is not None:
+            if (waiting := consumer.delivery.grants.propose(self.clock())) is not None:
                 self.waiting[consumer.number] = waiting
         self.settle()
 
-    def is_proven(self, lease: OwnLease) -> bool:
+    def is_proven(self, lease: Ownership) -> bool:
         """As the shell asks before it hands out a granted message."""
         return self.clock() < lease.proven_until
 
@@ -463,7 +466,7 @@ class Member:
     def held(self) -> list[Key]:
         return sorted(key for key, lease in self.engine.book.leases.items() if lease.held)
 
-    def lease(self, key: Key) -> OwnLease:
+    def lease(self, key: Key) -> HeldLease:
         return self.engine.book.leases[key]
 
     def assignment(self, key: Key) -> Assignment:

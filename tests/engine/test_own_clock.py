@@ -411,7 +411,7 @@ def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_messag
             net.write(Heartbeat("a-newer", "a", "g", *T0, None, None), lease.cp)
             net.tick()
         case "handed back":
-            member.engine.book.release(lease, None, member.clock())
+            member.engine.book.release(member.engine.book.leases[T0], None, member.clock())
         case "closed":
             member.close()
         case "clock":

@@ -191,7 +191,7 @@ def test_c10_at_most_once_a_grant_under_way_is_answered_and_handed_out() -> None
         a.work_granted()
         net.tick()
     assert [m.at for m in a.handled] == list(range(30))
-    assert a.consumers[0].delivery.unprocessed == []
+    assert a.consumers[0].delivery.grants.unprocessed == []
 
 
 # -- E4 -----------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what a reader has passed at the end is not done",
         "reached",
-        "self.tracker.pass_over(self._covered_to, end - 1)",
+        "tracker.pass_over(self._covered_to, end - 1)",
         "pass",
         "P6",
     ),

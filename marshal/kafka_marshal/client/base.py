@@ -26,10 +26,10 @@ from kafka_marshal.client.closing import (
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.serving import EndedError
-from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.effects import Call, Key
+from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.logs import log
@@ -198,23 +198,23 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _unprocessed(self) -> list[tuple[str, int, int, int]]:
         with self._driver.locked(step=False):
-            self._engine.delivery.decide()
-            return list(self._engine.delivery.unprocessed)
+            self._engine.delivery.grants.decide()
+            return list(self._engine.delivery.grants.unprocessed)
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
         """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
-        return [(*key, first, last) for key, first, last in self._engine.gaps]
+        return [(*key, first, last) for key, first, last in self._engine.positions.gaps]
 
     @property
     def stuck(self) -> list[Stuck]:
         """Partitions that stand still though there is something to read, each with why and the way past it."""
-        return self._engine.stuck.found
+        return self._engine.positions.stuck.found
 
     @property
     def lost_positions(self) -> list[Stuck]:
         """Those of them whose position is lost (P11): no member works on them until it is set."""
-        return self._engine.stuck.lost
+        return self._engine.positions.stuck.lost
 
     # What the driver asks of it (ConsumerPort).
 
@@ -242,14 +242,14 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """The log end as of the last look, None if there was none."""
         raise NotImplementedError
 
-    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, call: Call) -> None:
         """Run the user's callback."""
-        function = self._callbacks.get(callback)
+        function = self._callbacks.get(call.callback)
         if function is not None:
             calling.set(self)
             before = is_ours.set(False)
             try:
-                function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+                function(self, [TopicPartition(*x.key, x.position, x.token) for x in call.pieces])  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)
@@ -311,7 +311,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def _identify(self) -> None:
         """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
         with self._driver.locked():
-            names = self._engine.marks.lacking()
+            names = self._engine.positions.marks.lacking()
         if names:
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
@@ -320,18 +320,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
                 log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
-                self._engine.marks.learn(infos)
+                self._engine.positions.marks.learn(infos)
 
     def _abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
-            self._engine.delivery.abandon(self._driver.now_ms())
+            self._engine.delivery.grants.abandon(self._driver.now_ms())
             self._engine.closing = True
 
     def _await_answers(self) -> None:
         """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
         with self._driver.condition:
-            self._driver.wait_for(lambda: not self._engine.delivery.awaited, CLOSE_TIMEOUT_S)
+            self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
 
     def _free(self) -> None:
         """Give up what the driver holds for it."""
@@ -344,7 +344,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver.topics.remove(self._engine.number)
         with self._driver.condition:
             self._drain()
-            self._engine.delivery.decide(final=True)
+            self._engine.delivery.grants.decide(final=True)
             self._driver.engine.remove_consumer(self._engine)
             self._driver.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.engine.work.tracker import Run
+from kafka_marshal.engine.work.assignment import Run
 
 if TYPE_CHECKING:
     from kafka_marshal.client.consumer import Consumer

@@ -148,9 +148,8 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit
     dropped = driver.callbacks.drop(consumers)
     now = driver.now_ms()
     with driver.locked():
-        for call in dropped:
-            for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, now)
+        for dropped_call in dropped:
+            driver.engine.called(dropped_call.call, now)
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 

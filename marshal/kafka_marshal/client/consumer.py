@@ -18,7 +18,8 @@ from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer, PartitionsCallback
 from kafka_marshal.client.serving import LOOK_S, Answer, EndedError, LateError
-from kafka_marshal.engine.work.tracker import ALL, Run, Taken
+from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S

@@ -15,9 +15,9 @@ from kafka_marshal.client.base import Membership, TopicPartition
 from kafka_marshal.client.gc_pause import collector_resting
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
-from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work import tracker
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.tracker import Run
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
@@ -122,7 +122,7 @@ class FetchingConsumer(Membership["Consumer"]):
         while self._inbox:
             said = self._inbox.popleft()
             now = self._driver.now_ms()
-            if isinstance(said, Run):
+            if isinstance(said, tracker.Run):
                 self._delivery.done_run(said, now)
             else:
                 self._delivery.done(cast("Message", said), now)
@@ -150,7 +150,7 @@ class FetchingConsumer(Membership["Consumer"]):
         """Something that was taken from a run may not have left the library: it is the next again (lock held)."""
         self._in_doubt = False
         if self._options.at_most_once:
-            self._delivery.decide()
+            self._delivery.grants.decide()
             return
         if self._hand is not None:
             self._hand_size = max(LEAST_HAND, min(2 * self._hand.handed_out, HAND_SIZE))
@@ -258,26 +258,26 @@ class FetchingConsumer(Membership["Consumer"]):
                     return None
                 if self._in_doubt:
                     self._regather()
-                run = self._delivery.granted
+                run = self._delivery.grants.granted
                 if run is not None:
-                    if self._delivery.has_granted() and self._is_proven(run):
+                    if self._delivery.grants.has_granted() and self._is_proven(run):
                         return run
-                    self._delivery.finish_granted(self._driver.now_ms())
+                    self._delivery.grants.finish_granted(self._driver.now_ms())
                     self._spent = list(run.messages)
                 now = self._driver.now_ms()
                 if any(run.assignment.lease.is_ending(now) for run in collected):
                     return None
-                self._delivery.take_up(now)
-                if self._delivery.granted is not None:
+                self._delivery.grants.take_up(now)
+                if self._delivery.grants.granted is not None:
                     continue
-                waiting = self._delivery.proposed
+                waiting = self._delivery.grants.proposed
                 room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
             if waiting is None and self._fill(room):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
-                if self._delivery.is_handing_out and not self._options.claim_ahead:
+                if self._delivery.grants.is_handing_out and not self._options.claim_ahead:
                     continue  # another thread was faster
-                waiting = self._delivery.propose(self._driver.now_ms())
+                waiting = self._delivery.grants.propose(self._driver.now_ms())
             if waiting is not None:
                 self._await_grant(waiting)
                 if self._options.claim_ahead:
@@ -314,18 +314,18 @@ class FetchingConsumer(Membership["Consumer"]):
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
             if assignment.grant is grant:
-                self._delivery.collect(assignment, self._driver.now_ms())
+                self._delivery.grants.collect(assignment, self._driver.now_ms())
 
     def _claim_ahead(self) -> None:
         """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""
         size = self._options.batch_size
         while True:
             with self._driver.locked(step=False):
-                if self._delivery.granted is None:
+                if self._delivery.grants.granted is None:
                     return
                 room = size - self._delivery.fullest(self._driver.now_ms())
                 if room <= 0:
-                    self._delivery.propose(self._driver.now_ms())
+                    self._delivery.grants.propose(self._driver.now_ms())
                     return
             if not self._fill(room):
                 return
@@ -369,7 +369,7 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._driver.locked(step=False):
             assignments = self._engine.assignments
             if room <= 0:
-                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffered]
+                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffer.size]
                 if full and self._delivery.is_full:
                     self._engine.warn(
                         f"max_bytes_in_flight ({self._options.max_bytes_in_flight} bytes) is reached: nothing more is "
@@ -381,9 +381,9 @@ class FetchingConsumer(Membership["Consumer"]):
             ready = [
                 key
                 for key in self._held_up
-                if (x := assignments.get(key)) is not None and (not x.buffered or room >= self._half() / 2)
+                if (x := assignments.get(key)) is not None and (not x.buffer.size or room >= self._half() / 2)
             ]
-            self._change({key: assignments[key].fetch_next for key in ready})
+            self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
 
     def _pump(self, timeout_s: float) -> int:
@@ -395,7 +395,7 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._reading:
             if self._closed:
                 return 0
-            if self._engine.stuck.is_reader_deaf:
+            if self._engine.positions.stuck.is_reader_deaf:
                 self._renew()
             if self._is_torn:
                 self._go_back()
@@ -456,10 +456,10 @@ class FetchingConsumer(Membership["Consumer"]):
         new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
         with self._driver.locked(step=False):
             old, self._reader = self._reader, new
-            self._engine.stuck.is_reader_deaf = False
+            self._engine.positions.stuck.is_reader_deaf = False
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
             self._fetched = {}
-            self._change({key: x.fetch_next for key, x in found.items()})
+            self._change({key: x.buffer.fetch_next for key, x in found.items()})
             self._reader.pause([key for key, x in found.items() if x.user_paused])
         self._driver.post(old.close)
 
@@ -476,18 +476,18 @@ class FetchingConsumer(Membership["Consumer"]):
         """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
-            self._fetch({key: assignment.fetch_next})
+            self._fetch({key: assignment.buffer.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
         now = self._driver.now_ms()
         if fault.kind is FaultKind.TOO_LARGE:
-            self._engine.stuck.too_large(fault.message, now)
+            self._engine.positions.stuck.too_large(fault.message, now)
         elif fault.topic is None or fault.partition is None:
             self._engine.warn(f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
             self._engine.out_of_range((fault.topic, fault.partition), now)
         else:
-            self._engine.stuck.failed((fault.topic, fault.partition), fault.message, now)
+            self._engine.positions.stuck.failed((fault.topic, fault.partition), fault.message, now)
 
     # What the driver asks of it (ConsumerPort).
 

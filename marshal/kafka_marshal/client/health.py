@@ -77,7 +77,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         closed=closed,
         failure=failure,
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values())),
-        stuck=tuple(one for consumer in list(driver.engine.consumers.values()) for one in consumer.stuck.found),
+        stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.work.consumer import ConsumerSettings
-from kafka_marshal.engine.work.stuck import UNREADABLE, Why
+from kafka_marshal.engine.settings import ConsumerSettings, Why
+from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
 from kafka_marshal.node.coordination_topic import snapshots_topic

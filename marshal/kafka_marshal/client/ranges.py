@@ -196,7 +196,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
                 for run in granted:
                     self._delivery.never_handed_out(run, self._driver.now_ms())
                 for run in waiting:
-                    self._delivery.give_up(run.assignment, self._driver.now_ms())
+                    self._delivery.grants.give_up(run.assignment, self._driver.now_ms())
             raise
         return granted
 

@@ -4,8 +4,8 @@ The caller's duties, in this order:
 
 1. Apply log records to the worlds. When the replica has caught up (C15), call :meth:`Engine.caught_up` once.
 2. From then on, after *each* record applied, call :meth:`Engine.applied` with its outcome.
-3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`ConsumerEngine.located`), metadata
-   (:meth:`metadata`) and returned callbacks (:meth:`ConsumerEngine.called`) as they come, in any order.
+3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`located`), metadata (:meth:`metadata`)
+   and returned callbacks (:meth:`called`) as they come, in any order.
 4. After any of these, and not later than :meth:`deadline`, call :meth:`step`, then carry out :meth:`take_effects`
    in order.
 5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
@@ -19,14 +19,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
-from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState, Outbox
-from kafka_marshal.engine.claims.manual import HandIn, ManualLease
+from kafka_marshal.engine.claims.client import ClaimsClient
+from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Observer
-from kafka_marshal.engine.effects import Effect, Key, Warn
-from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, EngineSettings
+from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox, Warn
+from kafka_marshal.engine.plane import HandIn, Loss
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import REPORTING, Assignment
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings, Loss
+from kafka_marshal.engine.work.assignment import REPORTING
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import ClientReplacedError
 from kafka_marshal.ports import TopicInfo
@@ -59,6 +61,8 @@ class Engine:
         self.observer = Observer(settings, worlds)
         self.book = LeaseBook(settings, self.outbox, rng)
         self.consumers: dict[int, ConsumerEngine] = {}
+        #: What says which partitions each of them works on.
+        self.claims: dict[int, ClaimsClient] = {}
         self.manual: dict[Key, ManualLease] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
@@ -76,20 +80,27 @@ class Engine:
     @property
     def ids(self) -> tuple[str, str, str]:
         """What every record of ours begins with."""
-        return self.settings.instance_id, self.settings.client_id, self.settings.group_id
+        return self.settings.ids
 
     # Setting up.
 
     def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
         """A new consumer; it begins to claim once metadata was given."""
         self._consumer_count += 1
-        consumer = ConsumerEngine(self._consumer_count, self, subscription, settings)
-        self.consumers[consumer.number] = consumer
+        number = self._consumer_count
+        source = ClaimsClient(self.settings, settings, self.book, self.observer, self.outbox, self._lets_all_go)
+        consumer = ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.want_ids)
+        source.attach(consumer)
+        self.consumers[number], self.claims[number] = consumer, source
         return consumer
+
+    def _lets_all_go(self) -> str:
+        return "an operator asked this member to hand over (kafka-marshal drain)" if self.draining else ""
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
         """A consumer has ended."""
         self.consumers.pop(consumer.number, None)
+        self.claims.pop(consumer.number, None)
 
     def claim(self, key: Key) -> ManualLease:
         """Want a lease by hand; ``step`` sends the claim."""
@@ -135,29 +146,45 @@ class Engine:
         for lease in self.book.acked(token, offset):
             self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)
 
+    def is_asked(self, asked: LookUp) -> bool:
+        """Whether the answer to a look-up is wanted still; any thread may ask, without the lock."""
+        consumer = self.consumers.get(asked.consumer)
+        return consumer is not None and consumer.is_asked(asked.key, asked.token)
+
+    def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
+        """The leader told a log's start and end, and the start offset asked for."""
+        if (consumer := self.consumers.get(asked.consumer)) is not None:
+            consumer.located(asked.key, asked.token, low, high, start, now)
+
+    def called(self, call: Call, now: float) -> None:
+        """A callback of the user has returned (or raised)."""
+        if (consumer := self.consumers.get(call.consumer)) is not None:
+            for piece in call.pieces:
+                consumer.called(piece, now)
+
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
         """What topics the cluster has now."""
         for consumer in self.consumers.values():
             before = consumer.subscription.partitions
             gone, recreated = consumer.subscription.update(topics)
             for topic in sorted(recreated):
-                consumer.topic_recreated(topic, now)
+                consumer.positions.topic_recreated(topic, now)
             for topic in sorted(gone):
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
                 for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
-                    self.book.lose(assignment.lease, Loss.TOPIC_GONE, now)
+                    consumer.source.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
-            consumer.stuck.leaders(topics, now)
+            consumer.positions.stuck.leaders(topics, now)
             if consumer.subscription.partitions != before:
-                consumer.placement.dirty = True
+                consumer.source.look_again()
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
         self.observer.log_time_moved(cp, now)
         self._moved.add(cp)
         if self._timeless.pop(cp, None) is not None or outcome.type == Tick.__name__:
-            for consumer in self.consumers.values():
-                consumer.placement.log_time_moved(cp, now)
+            for source in self.claims.values():
+                source.placement.log_time_moved(cp, now)
         message = outcome.message
         if message is None or message[4] != self.settings.group_id:
             return
@@ -199,16 +226,16 @@ class Engine:
     def _unblock(self, keys: Collection[Key]) -> None:
         """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
         for consumer in self.consumers.values():
-            consumer.unblock(keys)
+            consumer.positions.unblock(keys)
         self._look_again()
 
     def _look_again(self, key: Key | None = None) -> None:
         """Somebody else did something to a lease (None: to any), or wants something."""
-        for consumer in self.consumers.values():
+        for source in self.claims.values():
             if key is None:
-                consumer.placement.dirty = True
+                source.look_again()
             else:
-                consumer.placement.changed(key)
+                source.changed(key)
 
     def _verify(self, key: Key, now: float) -> None:
         """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""
@@ -343,10 +370,10 @@ class Engine:
         if own and is_held and lease is not None:  # ours was not sent: an operator took it away (C18)
             self.book.lose(lease, Loss.EVICTED, now)
             return
-        if own and lease is not None and lease.epoch == record.epoch and isinstance(lease.owner, ManualLease):
+        if own and lease is not None and lease.epoch == record.epoch:
             pause = self._worlds[lease.cp].pause(self.settings.group_id)
             pausing = pause is not None and pause.client_id == self.settings.client_id
-            lease.owner.release_applied(HandIn(record.last_offset, outcome.code, pausing))
+            lease.owner.handed_in(HandIn(record.last_offset, outcome.code, pausing))
 
     def _drain(self, record: ReleasingPartition, now: float) -> None:
         """An operator asks us to hand over everything, and to claim nothing more (C19)."""
@@ -370,15 +397,9 @@ class Engine:
         lease = self.book.leases.get(key)
         if lease is None or lease.epoch != record.epoch:
             for consumer in self.consumers.values():
-                consumer.delivery.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
+                consumer.delivery.grants.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
             return
-        owner = lease.owner
-        if isinstance(owner, Assignment):
-            owner.consumer.delivery.grant_applied(
-                owner, record.proposed_last_offset, outcome.accepted, outcome.code, now
-            )
-        elif isinstance(owner, ManualLease):
-            owner.grant_applied(record.proposed_last_offset, outcome.accepted, outcome.code)
+        lease.owner.answered(record.proposed_last_offset, outcome.accepted, outcome.code, now)
 
     def _forgotten(self, cp: int, now: float) -> None:
         self._unblock(self.observer.forgotten(cp))
@@ -428,7 +449,7 @@ class Engine:
 
     def _commit_ranges(self, now: float) -> None:
         for consumer in self.consumers.values():
-            consumer.marks.send(now)
+            consumer.positions.marks.send(now)
             for assignment in consumer.assignments.values():
                 if not assignment.tracker.has_news:
                     continue

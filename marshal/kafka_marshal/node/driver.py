@@ -15,10 +15,21 @@ from math import inf
 from typing import TypeVar
 
 from kafka_marshal.client.serving import EndedError, Servants
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, Key, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import (
+    Append,
+    Call,
+    Callback,
+    Effect,
+    Key,
+    LookUp,
+    Note,
+    Piece,
+    StartFetch,
+    StopFetch,
+    Warn,
+)
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.errors import (
     AuthorizationError,
     ClosedError,
@@ -366,8 +377,8 @@ class Driver:
             for key, assignment in consumer.assignments.items():
                 end = self.ports[number]._log_end(key)
                 if end is not None and not assignment.over:
-                    consumer.placement.measure(assignment, end, now)
-            consumer.stuck.look(now, self.ports[number]._drained_at)
+                    consumer.log_ends(key, end, now)
+            consumer.positions.stuck.look(now, self.ports[number]._drained_at)
 
     def fail(self, error: Exception) -> None:
         """End for good: every lease is over."""
@@ -455,7 +466,7 @@ class Driver:
     def _carry_out(self, effects: list[Effect]) -> None:
         # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
-        calls: list[tuple[int, Callback, list[Assignment]]] = []
+        calls: list[tuple[int, Callback, list[Piece]]] = []
         self._beats_sent = self._unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
         for effect in effects:
             match effect:
@@ -467,12 +478,12 @@ class Driver:
                     fetching.setdefault(number, {})[key] = offset
                 case StopFetch(consumer=number, key=key):
                     fetching.setdefault(number, {})[key] = None
-                case LookUp(assignment=assignment):
-                    self._lookups.submit(self._look_up, assignment, effect)
-                case Call(consumer=number, callback=callback, assignments=assignments):
+                case LookUp():
+                    self._lookups.submit(self._look_up, effect)
+                case Call(consumer=number, callback=callback, pieces=pieces):
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))
-                    calls[-1][2].extend(assignments)
+                    calls[-1][2].extend(pieces)
                 case Note():
                     self.events.note(effect, self.now_ms())
                 case Warn(message=message, is_error=is_error):
@@ -481,7 +492,7 @@ class Driver:
             if (port := self.ports.get(number)) is not None:
                 port._fetch(changes)
         for number, callback, called in calls:
-            self.callbacks.submit(self._call, self.ports.get(number), callback, tuple(called))
+            self.callbacks.submit(self._call, self.ports.get(number), Call(number, callback, tuple(called)))
 
     def _acked(self, token: int, ack: Ack) -> None:
         self.failures.hear(ack.error, now := self.now_ms())
@@ -503,16 +514,16 @@ class Driver:
 
     # On the look-up and callback threads.
 
-    def _look_up(self, assignment: Assignment, wanted: LookUp) -> None:
-        key = assignment.key
-        while not self._ended and not assignment.over:
+    def _look_up(self, wanted: LookUp) -> None:
+        key = wanted.key
+        while not self._ended and self.engine.is_asked(wanted):
             try:
                 marks = self.cluster.watermarks([key], LOOKUP_TIMEOUT_S)
                 if key in marks:
                     log_time = max(world.log_time for world in self.replica.worlds.values())
                     first = first_offset(self.cluster, self._topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with self.locked():
-                        assignment.consumer.located(assignment, *marks[key], first, self.now_ms())
+                        self.engine.located(wanted, *marks[key], first, self.now_ms())
                     return
                 self.told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
             except MarshalError as error:
@@ -521,16 +532,15 @@ class Driver:
             with self.condition:
                 self.condition.wait(0.2)
 
-    def _call(self, port: ConsumerPort | None, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, port: ConsumerPort | None, call: Call) -> None:
         try:
             if port is not None:
-                port._call(callback, assignments)
+                port._call(call)
         except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours
-            report(str(callback), error)
+            report(str(call.callback), error)
         finally:
             with self.condition:
-                for assignment in assignments:
-                    assignment.consumer.called(assignment, callback, self.now_ms())
+                self.engine.called(call, self.now_ms())
                 self.settle()
 
     # The end.

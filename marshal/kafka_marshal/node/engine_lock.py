@@ -7,9 +7,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.effects import Call, Key
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.work.assignment import Assignment
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
@@ -26,7 +25,7 @@ class ConsumerPort(Protocol):
     def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Fetch these from an offset on, or (None) no more."""
 
-    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, call: Call) -> None:
         """Run the user's callback; runs on the callback thread."""
 
     #: When a read last took all that had come (own clock, ms); 0: nothing is read.
