@@ -60,7 +60,12 @@ class SourceOptions:
         given = {name.lower(): value for name, value in options.items()}
         config = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
         if "bootstrap.servers" in config:
-            given.setdefault("bootstrap_servers", config.pop("bootstrap.servers"))
+            servers = config.pop("bootstrap.servers")
+            if given.setdefault("bootstrap_servers", servers) != servers:
+                raise ConfigurationError(
+                    f"bootstrap_servers is {given['bootstrap_servers']!r}, but kafka.bootstrap.servers is {servers!r}: "
+                    "records would come from the first only. Nothing was claimed; leave one out"
+                )
         unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
         if unknown:
             raise ConfigurationError(
