@@ -152,6 +152,12 @@ def test_a_misspelt_property_of_the_consumer_is_refused_and_one_of_a_plugins_is_
     check_properties({"kafka.fetch.max.bytez": "1"}, [])
 
 
+@pytest.mark.parametrize("topics", ["^(", "__marshal", ",", "a b"])
+def test_the_source_refuses_topics_that_cannot_be_read_before_a_query_starts(topics: str) -> None:
+    with pytest.raises(ConfigurationError, match="topics"):
+        SourceOptions.parse({"bootstrap_servers": "a:1", "group_id": "g", "topics": topics})
+
+
 def test_the_source_is_told_of_one_cluster_only() -> None:
     needed = {"group_id": "g", "topics": "t", "kafka.bootstrap.servers": "a:1"}
     assert SourceOptions.parse(needed).bootstrap_servers == "a:1"

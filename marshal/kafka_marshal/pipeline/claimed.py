@@ -45,11 +45,17 @@ from kafka_marshal.errors import (
     PositionLostError,
     RangeGoneError,
     StaleEpochError,
-    TopicAbsentError,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
-from kafka_marshal.pipeline.reading import check_options, check_properties, java_properties, read_ranges, without_done
+from kafka_marshal.pipeline.reading import (
+    check_options,
+    check_properties,
+    java_properties,
+    read_ranges,
+    refuse_missing,
+    without_done,
+)
 from kafka_marshal.pipeline.session import check_session, kafka_options
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
@@ -228,12 +234,11 @@ class ClaimedBatches:
         except BaseException:
             self._close_gate()
             raise
-        if missing := self._consumer.missing_topics():
+        try:
+            refuse_missing(self._consumer.missing_topics())
+        except BaseException:
             self.close()
-            raise TopicAbsentError(
-                f"the topic {missing[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
-                "was claimed. Create it first, or mend its name"
-            )
+            raise
 
     # Working.
 

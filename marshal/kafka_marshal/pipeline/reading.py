@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from kafka_marshal import arguments
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, TopicAbsentError
 
-__all__ = ["check_options", "check_properties", "java_properties", "read_ranges"]
+__all__ = ["check_options", "check_properties", "java_properties", "read_ranges", "refuse_missing"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -133,6 +133,15 @@ def check_properties(options: Mapping[str, str], known: Collection[str]) -> None
                     f"Kafka's Java consumer has no property {name!r}{hint} It would ignore this one. Nothing was "
                     "claimed; correct the option's name (kafka.…)"
                 )
+
+
+def refuse_missing(topics: Sequence[str]) -> None:
+    """Raise TopicAbsentError where one of the topics that were named does not exist."""
+    if topics:
+        raise TopicAbsentError(
+            f"the topic {topics[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
+            "was claimed. Create it first, or mend its name"
+        )
 
 
 def read_ranges(spark: SparkSession, ranges: Sequence[OffsetRange], options: Mapping[str, str]) -> DataFrame:

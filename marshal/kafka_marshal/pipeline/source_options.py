@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.arguments import near
-from kafka_marshal.client.options import Start
+from kafka_marshal.client.options import Start, checked_topics
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import check_ids, new_client_id
@@ -92,6 +92,7 @@ class SourceOptions:
         )
         check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
         settings.check(dict(made.config))
+        checked_topics(made.topics, made.coordination_topic)
         made.start_position()
         if made.policy not in _POLICIES:
             raise ConfigurationError(
