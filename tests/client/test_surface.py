@@ -102,6 +102,8 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("positions", x, lambda x: Admin("h:1").plan("g", x)) for x in ([1], None, "x")),
     *(("keep", x, lambda x: Admin("h:1").prune(keep=x)) for x in ("3", True)),
     ("client_id", 5, lambda x: Admin("h:1").resume("g", x)),
+    *(("timeout", x, lambda x: Admin("h:1", timeout=x)) for x in ("5", 0, 1e308)),
+    *(("topic", x, lambda x: Admin("h:1", topic=x)) for x in ("a b", "..", "__marshal_snapshots")),
     *(("spark", x, lambda x: ClaimedBatches(x, NONE, ["t"])) for x in (None, 5)),
     *(("marshal", x, lambda x: ClaimedBatches(SPARK, x, ["t"])) for x in (None, "h:1")),
     ("options", 5, lambda x: ClaimedBatches(SPARK, NONE, ["t"], options=x)),
@@ -133,7 +135,7 @@ class IsAsync:
 NO_CALLBACKS: tuple[object, ...] = (5, "x", object(), is_async, partial(is_async, 1), IsAsync(), yields, lambda: None)
 
 OF_A_CONSUMER: list[tuple[str, object]] = [
-    *(("topics", x) for x in ("t", None, 5, [], [5], [""], ["__marshal"], ["__marshal_snapshots"], ["^("])),
+    *(("topics", x) for x in ("t", None, 5, {"t": [0]}, [], [5], [""], ["__marshal"], ["__marshal_snapshots"], ["^("])),
     *(("delivery", x) for x in ("at_most_once", "At-Least-Once", None, 5)),
     *(("policy", x) for x in (object(), Balanced, Policy(), type("Empty", (Policy,), {})())),
     *(("start", x) for x in ("earlier", 5, None, datetime(2020, 1, 1))),  # noqa: DTZ001
