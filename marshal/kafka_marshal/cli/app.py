@@ -17,9 +17,10 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import shell_complete
 
-from kafka_marshal.cli import failures, lacks_extra
+from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
+from kafka_marshal.extras import lacks_cli
 
 __all__ = ["COMMANDS", "PROGRAM", "root", "run"]
 
@@ -143,7 +144,7 @@ def _invoke(args: list[str], options: Options) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
-        if isinstance(error, ModuleNotFoundError) and lacks_extra(error):
+        if isinstance(error, ModuleNotFoundError) and lacks_cli(error):
             raise
         return _failed(error, options)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -37,9 +37,6 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.marshal import Marshal
 
 __all__ = ["Membership", "TopicPartition", "calling"]
 
@@ -66,12 +63,22 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
+class Host(Protocol):
+    """The Marshal of a consumer, as the consumer sees it."""
+
+    #: Not empty: loops end.
+    stop_signal: list[bool]
+
+    @property
+    def group_id(self) -> str: ...
+
+
 class Membership(OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         topics: Sequence[str],
         settings: ConsumerSettings,
@@ -120,7 +127,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
-        if self._closed or self._marshal.stopping:
+        if self._closed or self._marshal.stop_signal:
             return True
         self._driver.check()
         if self._engine.errors:
@@ -173,7 +180,9 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def __repr__(self) -> str:
         topics = ", ".join(sorted(self._engine.subscription.topics))
-        state = "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stopping else "open"
+        state = (
+            "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stop_signal else "open"
+        )
         return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
 
     def assignment(self) -> list[TopicPartition]:

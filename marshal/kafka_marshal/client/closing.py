@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from kafka_marshal.client.health import examine
 from kafka_marshal.client.serving import EndedError, LateError
@@ -17,9 +17,6 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.pulse import say
 from kafka_marshal.runtime import Runtime, is_ours
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.base import Membership
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -45,6 +42,16 @@ EXIT_TIMEOUT_S = 1.0
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
 calling: ContextVar[object] = ContextVar("calling", default=None)
+
+
+class Member(Protocol):
+    """A consumer, as far as its end goes."""
+
+    @property
+    def _callbacks_running(self) -> int: ...
+
+    @property
+    def _is_released(self) -> bool: ...
 
 
 class Limit:
@@ -111,7 +118,7 @@ def cut_off(driver: Driver) -> None:
 
 def end_all(
     driver: Driver,
-    consumers: Sequence[Membership[Any]],
+    consumers: Sequence[Member],
     limit: Limit,
     in_callback: bool,
     manual: Sequence[ManualLease] = (),
@@ -132,7 +139,7 @@ def end_all(
         log(logging.WARNING, "close_late", "%s", left)
 
 
-def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit: Limit, for_good: bool) -> str:
+def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, for_good: bool) -> str:
     """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
 
     def is_running() -> bool:

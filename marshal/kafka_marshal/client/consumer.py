@@ -16,7 +16,7 @@ from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.fetching import FetchingConsumer, PartitionsCallback
+from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
@@ -43,7 +43,10 @@ T = TypeVar("T")
 _Found = list[tuple[Run, list[ports.Message]]]
 
 
-class Consumer(FetchingConsumer):
+PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
+
+
+class Consumer(FetchingConsumer["Consumer"]):
     """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
 
     Any thread may call anything. Several may ask for messages: each message goes to one of them, and those of a
@@ -254,7 +257,7 @@ class Consumer(FetchingConsumer):
                 run = self._waited(answer)
                 if run is None:
                     return
-                batch = Batch(self, run, list(run.messages))
+                batch = Batch(self._batch_done, run, list(run.messages))
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -274,7 +277,7 @@ class Consumer(FetchingConsumer):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self, hand, list(messages))
+                    batch = Batch(self._batch_done, hand, list(messages))
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from kafka_marshal.client.base import Membership, TopicPartition
+from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.gc_pause import collector_resting
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
@@ -23,11 +23,7 @@ from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 
-if TYPE_CHECKING:
-    from kafka_marshal.client.consumer import Consumer
-    from kafka_marshal.client.marshal import Marshal
-
-__all__ = ["FetchingConsumer", "PartitionsCallback"]
+__all__ = ["FetchingConsumer"]
 
 Key = tuple[str, int]
 
@@ -59,18 +55,16 @@ SLICE_S = 0.2
 HAND_SIZE = 10_000
 LEAST_HAND = 64
 
-PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
-
-class FetchingConsumer(Membership["Consumer"]):
+class FetchingConsumer(Membership[S]):
     """The part of a consumer that runs on threads of our own."""
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
-        callbacks: Mapping[str, PartitionsCallback | None],
+        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
         config: Mapping[str, object],
     ) -> None:
         self._options = options

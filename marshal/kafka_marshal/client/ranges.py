@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import Membership, TopicPartition
+from kafka_marshal.client.base import Host, Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.serving import LOOK_S, EndedError, LateError
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.marshal import Marshal
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
@@ -45,7 +41,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
         callbacks: Mapping[str, RangesCallback | None],
