@@ -330,12 +330,12 @@ def test_c7_a_restart_during_a_pause_waits_for_its_end() -> None:
 def test_c7_a_lease_by_hand_is_taken_over_too() -> None:
     net = Net(cps=1)
     first = net.member("a")
-    first.engine.claim(T0)
+    first.engine.leases.claim(T0)
     first.settle()
     net.run(30)
     first.kill()
     second = net.member("a")
-    manual = second.engine.claim(T0)
+    manual = second.engine.leases.claim(T0)
     second.settle()
     net.run(30)
     assert manual.is_proven
@@ -347,7 +347,7 @@ def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() ->
     net.run(50)
     old.kill()
     new = net.member("a")
-    manual = new.engine.claim(T0)
+    manual = new.engine.leases.claim(T0)
     consumer = new.consumer("t")
     net.run(3 * HI)
     assert manual.is_proven
@@ -381,7 +381,7 @@ def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
-    manual = member.engine.claim(T0)
+    manual = member.engine.leases.claim(T0)
     member.settle()
     manual.release(None, net.now)  # gave up before the log answered
     net.run(20)

@@ -252,7 +252,7 @@ def test_cycles_hold_lag_speed_and_growth_per_second() -> None:
     member = net.member("a", hi=2_000)
     consumer = member.consumer("t")
     net.run(50)
-    placement = member.engine.claims[consumer.number].placement
+    placement = member.engine.leases.sources[consumer.number].placement
     assignment = consumer.assignments["t", 0]
     consumer.log_ends(assignment.key, 1_000, net.now)
     assignment.tracker.done.through(99)
@@ -493,7 +493,7 @@ def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() ->
     net = Net(cps=1)
     net.topic("t", 6)
     member, other = net.member("a"), net.member("b")
-    member.engine.claims[member.consumer("t").number].placement.__class__ = Looks
+    member.engine.leases.sources[member.consumer("t").number].placement.__class__ = Looks
     other.consumer("t")
     net.run(3 * HI)
     assert len(member.held()) == len(other.held()) == 3

@@ -234,7 +234,9 @@ FAULTS: tuple[Mutation, ...] = (
         "",
     ),
     # Ends, what is dropped, memory.
-    Mutation("where a reader has got to is not noted", "_note", "assignment.reached(end)", "pass", "P6"),
+    Mutation(
+        "where a reader has got to is not noted", "_note", "engine.take(Reached(number, key, end), now)", "pass", "P6"
+    ),
     Mutation(
         "what a reader has passed at the end is not done",
         "reached",

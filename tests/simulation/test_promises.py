@@ -13,7 +13,7 @@ from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
 from kafka_marshal.testing.simulation.network import SimulatedTail
@@ -81,7 +81,7 @@ def nobody_claims(patch: pytest.MonkeyPatch) -> None:
 
 
 def grants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Delivery, "_report", lambda self, key, first, last: None)
+    patch.setattr(Grants, "report", lambda self, key, first, last: None)
 
 
 def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:

@@ -379,7 +379,7 @@ class Marshal(OneProcess, WithBlock):
                 )
             if engine.is_taken(key):
                 raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-            manual = engine.claim(key)
+            manual = engine.leases.claim(key)
         with self._driver.condition:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.
             answer_s = 2 * self.heartbeat_interval_ms / 1000
