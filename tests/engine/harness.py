@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
+from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
@@ -18,11 +19,12 @@ from kafka_marshal.engine.plane import Ownership
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.stuck import UNREADABLE
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 
 HI = 1_000
@@ -234,7 +236,7 @@ class Member:
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
-        self.engine.caught_up(self.clock())
+        self.engine.take(inputs.CaughtUp(), self.clock())
         self.settle()
 
     def clock(self) -> float:
@@ -260,7 +262,7 @@ class Member:
 
     def look_at_topics(self) -> None:
         if not self.paused:
-            self.engine.metadata(self.net.topics(), self.clock())
+            self.engine.take(inputs.Topics(self.net.topics()), self.clock())
             self.settle()
 
     # The caller's duties.
@@ -288,12 +290,12 @@ class Member:
             offset = world.next_offset
             outcome = world.apply(offset, *log[offset])
             if live:
-                self.engine.applied(cp, offset, outcome, self.clock())
+                self.engine.take(inputs.Applied(cp, offset, outcome), self.clock())
         return news
 
     def settle(self) -> None:
         now = self.clock()
-        self.engine.step(now)
+        self.engine.take(inputs.Step(), now)
         while effects := self.engine.take_effects():
             for effect in effects:
                 self.carry_out(effect)
@@ -323,24 +325,24 @@ class Member:
     def send(self, append: Append) -> None:
         """Hand a record to the broker."""
         if self.drop_appends or self.drop_if(append.record):
-            self.engine.acked(append.token, None, self.clock())
+            self.engine.take(inputs.Acked(append.token, None), self.clock())
             return
         offset = self.net.append(append.cp, encode(append.record))
         if self.duplicate:
             self.net.append(append.cp, encode(append.record))
         match self.acks:
             case "now":
-                self.engine.acked(append.token, offset, self.clock())
+                self.engine.take(inputs.Acked(append.token, offset), self.clock())
             case "late":
                 self.late_acks.append((append.token, offset))
             case "blank":
-                self.engine.acked(append.token, None, self.clock())
+                self.engine.take(inputs.Acked(append.token, None), self.clock())
 
     def deliver_acks(self) -> None:
         """The broker's late answers arrive."""
         acks, self.late_acks = self.late_acks, []
         for token, offset in acks:
-            self.engine.acked(token, offset, self.clock())
+            self.engine.take(inputs.Acked(token, offset), self.clock())
         self.settle()
 
     def answer_lookups(self) -> None:
@@ -352,12 +354,12 @@ class Member:
                 start = log.end
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
-            self.engine.located(lookup, log.start, log.end, start, self.clock())
+            self.engine.take(inputs.Located(lookup, log.start, log.end, start), self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
-            self.engine.called(call, self.clock())
+            self.engine.take(inputs.Called(call), self.clock())
         if settle:
             self.settle()
 
@@ -366,20 +368,21 @@ class Member:
     def fetch(self, limit: int = 5) -> None:
         """Deliver up to limit messages of each fetched partition to the engine."""
         for key, (number, position) in list(self.fetching.items()):
-            consumer, log = self.engine.consumers[number], self.net.data[key]
+            log = self.net.data[key]
             if position < log.start or position > log.end:
                 del self.fetching[key]
-                consumer.out_of_range(key, self.clock())
+                self.engine.take(inputs.OutOfRange(number, key), self.clock())
                 self.settle()
             elif offsets := log.offsets(position, limit):
                 self.fetching[key] = (number, offsets[-1] + 1)
-                consumer.delivery.fetched(key, [FakeMessage(key, offset) for offset in offsets])
+                messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
+                self.engine.take(inputs.Fetched(number, key, messages), self.clock())
 
     def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
         """At least once: take the next messages in hand."""
         for consumer in self.consumers:
-            run = consumer.delivery.next_run(max_messages, iterating, self.clock())
-            if run is not None:
+            run = self.engine.take(inputs.HandOut(consumer.number, max_messages, iterating), self.clock())
+            if isinstance(run, tracker.Run):
                 return run
         return None
 
@@ -387,14 +390,18 @@ class Member:
         """done(message) of the user."""
         for consumer in self.consumers:
             if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
-                consumer.delivery.done(message, self.clock())  # type: ignore[arg-type]
+                self.engine.take(inputs.Done(consumer.number, message), self.clock())  # type: ignore[arg-type]
         self.settle()
 
     def delivery_of(self, run: Run) -> Delivery:
         return self.engine.consumers[run.assignment.consumer.number].delivery
 
     def done_run(self, run: Run) -> None:
-        self.delivery_of(run).done_run(run, self.clock())
+        number, key = run.assignment.consumer.number, run.assignment.key
+        if run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over:
+            self.engine.take(inputs.DoneRun(number, key, run.first), self.clock())
+        else:
+            self.delivery_of(run).done_run(run, self.clock())
         self.settle()
 
     def leave_run(self, run: Run) -> None:

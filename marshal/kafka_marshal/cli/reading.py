@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from time import monotonic
 
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
 from kafka_marshal.errors import (
     AuthorizationError,
     KafkaUnavailableError,
     LogCutError,
+    MarshalError,
     TopicChangedError,
     TopicMissingError,
 )
@@ -43,8 +45,22 @@ def connected(options: Options) -> Iterator[Cluster]:
         cluster = KafkaCluster(servers, properties)
         try:
             yield cluster
+        except TopicMissingError as error:
+            name_the_topic(error, cluster, options)
+            raise
         finally:
             cluster.close()
+
+
+def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options) -> None:
+    """Add the topic that may be meant: a second coordination topic beside the first would share out the work twice."""
+    try:
+        topics = cluster.topics(options.timeout)
+    except MarshalError:
+        return
+    hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
+    if hint:
+        error.add_note(f"There is a topic of a similar name{hint}")
 
 
 def marker_count(value: bytes | None) -> int | None:

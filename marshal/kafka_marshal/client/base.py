@@ -95,6 +95,10 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         for topic in sorted(subscription.names - known):
             text = "topic %s does not exist (yet); this consumer waits for it"
             log(logging.WARNING, "topic_missing", text, topic, topic=topic)
+        for pattern in subscription.patterns:
+            if not any(pattern.match(topic) for topic in known):
+                text = "no topic matches %s (yet); this consumer waits for one. (Internal topics never do.)"
+                log(logging.WARNING, "topic_missing", text, pattern.pattern, topic=pattern.pattern)
 
     def _enter(
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
@@ -213,7 +217,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     @property
     def lost_positions(self) -> list[Stuck]:
-        """Those of them whose position is lost (P11): no member works on them until it is set."""
+        """Those of ``stuck`` whose position is lost (P11): no member works on them until it is set."""
         return self._engine.positions.stuck.lost
 
     # What the driver asks of it (ConsumerPort).
@@ -249,7 +253,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             calling.set(self)
             before = is_ours.set(False)
             try:
-                function(self, [TopicPartition(*x.key, x.position, x.token) for x in call.pieces])  # type: ignore[arg-type]
+                partitions = [TopicPartition(*x.key, x.position, x.token) for x in call.pieces]
+                arguments.a_result(str(call.callback), function(self, partitions))  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)

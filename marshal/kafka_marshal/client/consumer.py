@@ -329,13 +329,14 @@ class Consumer(FetchingConsumer):
     def done(self, message: ports.Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
-        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``. Raises
-        ConfigurationError for what this consumer has not handed out.
+        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``, as what
+        is not in hand is. Raises ConfigurationError for what is of a partition that this consumer never had.
         """
         try:
             is_known = (message.topic(), message.partition()) in self._ever_fetched
-        except AttributeError:
-            raise arguments.wrong("message", "one that this consumer has handed out", message) from None
+        except (AttributeError, TypeError):
+            wanted = "one that this consumer has handed out (of a batch, call batch.done())"
+            raise arguments.wrong("message", wanted, message) from None
         if not is_known:
             raise ConfigurationError(
                 f"{message.topic()} [{message.partition()}]: this consumer has never had this partition, so it has not "
@@ -406,6 +407,8 @@ class Consumer(FetchingConsumer):
         self._driver.call(self._carry_out_seek, topic, partition, offset, arguments.a_flag("force", force))
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
+        with self._driver.locked(step=False):
+            self._check_partitions([(topic, partition)])
         if not force and not under_lock.get():  # nobody else may wait for a look-up
             marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
             end = marks.get((topic, partition), (0, offset))[1]
@@ -416,13 +419,14 @@ class Consumer(FetchingConsumer):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
-            self._check_partitions([(topic, partition)])
-            if not self._engine.seek((topic, partition), offset):
-                raise ConfigurationError(
-                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "
-                    "consumer, or the "
-                    "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
-                )
+            if self._engine.seek((topic, partition), offset):
+                return
+        position = {x[:2]: x.offset for x in self._assignment()}.get((topic, partition), -1)
+        if offset < position:
+            why = f"its position is {position} already. To go back, reposition the group: kafka-marshal release-group"
+        else:
+            why = "it is not assigned to this consumer now, or about to be released: see assignment()"
+        raise ConfigurationError(f"{topic} [{partition}]: can't seek to {offset}: {why}. Nothing was changed")
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:

@@ -15,6 +15,7 @@ from kafka_marshal.client.base import Membership, TopicPartition
 from kafka_marshal.client.gc_pause import collector_resting
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
+from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, TooLarge
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.delivery import Delivery
@@ -421,16 +422,16 @@ class FetchingConsumer(Membership["Consumer"]):
     ) -> None:
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
-        with self._driver.locked(step=False):
+        number, now = self._engine.number, self._driver.now_ms()
+        with self._driver.locked(step=False) as engine:
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
-                    self._delivery.fetched(key, group)
+                    engine.take(Fetched(number, key, group), now)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
-                assignment = self._engine.assignments.get(key)
-                if assignment is not None and fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
-                    assignment.reached(end)
+                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    engine.take(Reached(number, key, end), now)
             for fault in faults:
                 self._judge(fault)
 
@@ -479,15 +480,15 @@ class FetchingConsumer(Membership["Consumer"]):
             self._fetch({key: assignment.buffer.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
-        now = self._driver.now_ms()
+        number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
         if fault.kind is FaultKind.TOO_LARGE:
-            self._engine.positions.stuck.too_large(fault.message, now)
+            take(TooLarge(number, fault.message), now)
         elif fault.topic is None or fault.partition is None:
             self._engine.warn(f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
-            self._engine.out_of_range((fault.topic, fault.partition), now)
+            take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:
-            self._engine.positions.stuck.failed((fault.topic, fault.partition), fault.message, now)
+            take(ReadFailed(number, (fault.topic, fault.partition), fault.message), now)
 
     # What the driver asks of it (ConsumerPort).
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_marshal.engine.work.consumer import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
@@ -119,6 +120,13 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "
             "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
         )
+    for consumer in list(driver.engine.consumers.values()):
+        if consumer.let_go_why == HUNG:
+            yield (
+                f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
+                "and it claims nothing until one comes back. What they have in hand is repeated, here or elsewhere. "
+                "Find out what they wait for, or restart the process"
+            )
     for cp, level in driver.replica.stopped():
         yield (
             f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "

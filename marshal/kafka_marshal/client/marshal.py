@@ -32,6 +32,7 @@ from kafka_marshal.client.options import (
     Delivery,
     Start,
     WhenStuck,
+    check_log_name,
     checked_callbacks,
     checked_topics,
 )
@@ -51,7 +52,14 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
 )
 from kafka_marshal.logs import Event, log
-from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.node.config import (
+    MOST_START_S,
+    START_TIMEOUT_S,
+    check_bootstrap,
+    check_ids,
+    check_threads,
+    new_client_id,
+)
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
@@ -133,6 +141,8 @@ class Marshal(OneProcess, WithBlock):
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        if not hasattr(cluster, "runtime"):
+            raise arguments.wrong("cluster", "a Cluster of kafka_marshal.adapters", cluster)
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
@@ -146,8 +156,8 @@ class Marshal(OneProcess, WithBlock):
         self.client_id = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.topic = arguments.text("topic", topic)
-        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+        self.topic = check_log_name(topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
         self.instance_id = cluster.runtime.new_instance_id()

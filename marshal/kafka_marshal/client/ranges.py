@@ -219,6 +219,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
         A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
         is done, nor counted, unless all of them are still in hand.
         """
+        arguments.a_flag("flush", flush)
+        arguments.a_flag("together", together)
         return self._driver.call(self._done, _checked(ranges), flush, together)
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
@@ -275,7 +277,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def starts(self, keys: Iterable[Key]) -> dict[Key, int]:
         """Where these partitions' logs begin now (*blocking*); those without a leader are left out."""
-        return {key: low for key, (low, _) in self._look_up(list(keys)).items()}
+        return {key: low for key, (low, _) in self._look_up(arguments.partitions("keys", keys)).items()}
 
     def missing_topics(self) -> list[str]:
         """Topics asked for by name that do not exist (yet)."""
@@ -310,6 +312,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def is_done(self, ends: Mapping[Key, int]) -> bool:
         """Whether the log says that the group has done everything below these offsets."""
+        arguments.offsets("ends", ends)
         return self._driver.call(self._is_done, ends)
 
     def _is_done(self, ends: Mapping[Key, int]) -> bool:
@@ -321,6 +324,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         What has lost its position is not waited for: nobody works on it (``lost_positions``).
         """
+        arguments.offsets("ends", ends)
         timeout = arguments.seconds("timeout", timeout)
         return self._driver.servants.ask(self._wait_done, ends, timeout).wait()
 

@@ -2,12 +2,12 @@
 
 The caller's duties, in this order:
 
-1. Apply log records to the worlds. When the replica has caught up (C15), call :meth:`Engine.caught_up` once.
-2. From then on, after *each* record applied, call :meth:`Engine.applied` with its outcome.
-3. Pass on broker acknowledgements (:meth:`acked`), look-ups (:meth:`located`), metadata (:meth:`metadata`)
-   and returned callbacks (:meth:`called`) as they come, in any order.
-4. After any of these, and not later than :meth:`deadline`, call :meth:`step`, then carry out :meth:`take_effects`
-   in order.
+Everything is told by :meth:`Engine.take`, as an event of :mod:`.inputs`.
+
+1. Apply log records to the worlds. When the replica has caught up (C15), tell ``CaughtUp`` once.
+2. From then on, after *each* record applied, tell ``Applied`` with its outcome.
+3. Pass on acknowledgements, look-ups, metadata, returned callbacks and what readers tell as they come, in any order.
+4. After any of these, and not later than :meth:`deadline`, tell ``Step``, then carry out :meth:`take_effects` in order.
 5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
 
 All calls under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it never
@@ -16,14 +16,17 @@ reaches a record or the state of the world.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
+from typing import Any
 
+from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.client import ClaimsClient
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Observer
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox, Warn
+from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.plane import HandIn, Loss
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -76,6 +79,8 @@ class Engine:
         self._rng = rng
         self._next_ranges = 0.0
         self._consumer_count = 0
+        #: Called with each input and its time, before it is taken: see ``InputLog``.
+        self.recorder: Callable[[Input, float], object] | None = None
 
     @property
     def ids(self) -> tuple[str, str, str]:
@@ -130,6 +135,16 @@ class Engine:
 
     # Events.
 
+    def take(self, event: Input, now: float) -> object:
+        """The one way in: something happened, or time has gone by. ``HandOut`` is answered with a run, or None."""
+        if self.recorder is not None:
+            self.recorder(event, now)
+        if (name := _OWN.get(type(event))) is not None:
+            return getattr(self, name)(*event, now)
+        told: tuple[Any, ...] = event
+        consumer = self.consumers.get(told[0])
+        return None if consumer is None else _OF_A_CONSUMER[type(event)](consumer, *told[1:], now)
+
     def caught_up(self, now: float) -> None:
         """The replica knows the world.
 
@@ -171,7 +186,9 @@ class Engine:
                 consumer.positions.topic_recreated(topic, now)
             for topic in sorted(gone):
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
-                for assignment in [x for x in consumer.assignments.values() if x.key[0] == topic]:
+            there = set(consumer.subscription.partitions) if gone or recreated else set[Key]()
+            for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
+                if assignment.key not in there:  # recreated with fewer partitions, too; the next holder compares (P12)
                     consumer.source.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.topics_told(now)
             consumer.positions.stuck.leaders(topics, now)
@@ -486,3 +503,26 @@ class Engine:
 def _key_of(record: Record) -> Key | None:
     topic, partition = getattr(record, "topic", None), getattr(record, "partition", None)
     return (topic, partition) if isinstance(topic, str) and isinstance(partition, int) else None
+
+
+#: Who takes which input: the engine itself, or one of its consumers (nobody, where that has ended).
+_OWN: dict[type[Input], str] = {
+    inputs.CaughtUp: "caught_up",
+    inputs.Applied: "applied",
+    inputs.Acked: "acked",
+    inputs.Topics: "metadata",
+    inputs.Located: "located",
+    inputs.Called: "called",
+    inputs.Step: "step",
+}
+_OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
+    inputs.Fetched: lambda consumer, key, messages, _: consumer.delivery.fetched(key, messages),
+    inputs.Reached: ConsumerEngine.reached,
+    inputs.LogEnds: ConsumerEngine.log_ends,
+    inputs.OutOfRange: ConsumerEngine.out_of_range,
+    inputs.ReadFailed: lambda consumer, *told: consumer.positions.stuck.failed(*told),
+    inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
+    inputs.HandOut: lambda consumer, *wanted: consumer.delivery.next_run(*wanted),
+    inputs.DoneRun: ConsumerEngine.done_run,
+    inputs.Done: lambda consumer, *told: consumer.delivery.done(*told),
+}

@@ -407,7 +407,7 @@ class Driver:
 
     def post(self, function: Callable[[], object]) -> None:
         """Have function called by a thread of ours, soon."""
-        if not self._ended:
+        if not self._ended and not self.forked:
             self.servants.post(function)
 
     # Under the lock.
@@ -421,6 +421,13 @@ class Driver:
         """Tell the engine what user threads have said since; the lock is held."""
         for port in list(self.ports.values()):
             port._drain()
+
+    def mark_forked(self) -> None:
+        """In a forked child: what the parent had fetched, and its leases, are the parent's alone."""
+        self.forked = True
+        for lease in self.engine.book.leases.values():
+            lease.valid_until = 0.0
+            lease.refresh()
 
     def refuse_fork(self) -> None:
         """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""

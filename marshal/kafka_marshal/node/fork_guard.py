@@ -33,6 +33,9 @@ class Watched(Protocol):
     def is_over(self) -> bool:
         """Whether it has ended."""
 
+    def mark_forked(self) -> None:
+        """This process is a forked child."""
+
 
 #: All drivers of this process that have not ended.
 WATCHED: weakref.WeakSet[Watched] = weakref.WeakSet()
@@ -40,7 +43,7 @@ WATCHED: weakref.WeakSet[Watched] = weakref.WeakSet()
 
 def _mark_forked() -> None:
     for driver in WATCHED:
-        driver.forked = True
+        driver.mark_forked()
 
 
 def _end_all() -> None:

@@ -19,7 +19,10 @@ from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.tracker import beyond
 from rationalizer.limits import MAX_COMMIT_RANGES
 
-__all__ = ["ConsumerEngine"]
+__all__ = ["HUNG", "ConsumerEngine"]
+
+#: All is released: the user's threads have not come back.
+HUNG = "no handler of this member has come back within handler_timeout"
 
 
 class ConsumerEngine:
@@ -52,6 +55,8 @@ class ConsumerEngine:
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
         self.callbacks_running = 0
         self.closing = False
+        #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
+        self.let_go_why = ""
         self._close_at = 0.0
         self._heartbeat_interval_ms = about.heartbeat_interval_ms
 
@@ -206,6 +211,16 @@ class ConsumerEngine:
         """The ids of topics may be known now (P12)."""
         self.positions.topics_told(list(self._pending.values()), now)
 
+    def reached(self, key: Key, end: int, now: float) -> None:
+        """The reader has passed everything below end (P6)."""
+        if (assignment := self.assignments.get(key)) is not None:
+            assignment.reached(end)
+
+    def done_run(self, key: Key, first: int, now: float) -> None:
+        """The run that begins at first is done."""
+        if (assignment := self.assignments.get(key)) is not None and first in assignment.tracker.runs:
+            self.delivery.done_run(assignment.tracker.runs[first], now)
+
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         """The reader has heard where a partition's log ends."""
         if (assignment := self.assignments.get(key)) is not None:
@@ -319,7 +334,8 @@ class ConsumerEngine:
                     self._step_one(assignment, now)
         if self.closing:
             return
-        if why := self._lets_all_go(now):
+        self.let_go_why = why = self._lets_all_go(now)
+        if why:
             for assignment in list(self.assignments.values()):
                 self.revoke(assignment, why, now)
             return
@@ -333,7 +349,7 @@ class ConsumerEngine:
         if why := self.source.lets_all_go():
             return why
         if timeout is not None and self.delivery.is_hung(now, timeout):  # until a thread of the user's comes back
-            return "no handler of this member has come back within handler_timeout"
+            return HUNG
         return ""
 
     def _step_one(self, assignment: Assignment, now: float) -> None:

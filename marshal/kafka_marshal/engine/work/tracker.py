@@ -167,7 +167,6 @@ class Run(Generic[A]):
         """Messages before this index are done: those before the one that ``walk`` gave out last, at least."""
         return max(self._cursor, self.handed_out - 1)
 
-
     @cursor.setter
     def cursor(self, cursor: int) -> None:
         """So many are done."""
