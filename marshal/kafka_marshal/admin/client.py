@@ -24,12 +24,12 @@ from kafka_marshal.admin.positions import (
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.client.one_process import OneProcess
-from kafka_marshal.client.serving import have_done
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease
 

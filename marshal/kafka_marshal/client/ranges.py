@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.serving import LOOK_S, EndedError, LateError
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
 
 if TYPE_CHECKING:
     from kafka_marshal.client.marshal import Marshal
@@ -54,7 +54,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         self._options = options
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
-        self._aside = driver.runtime.executor(1, "kafka-marshal-ahead")
+        self._aside = driver.cluster.runtime.executor(1, "kafka-marshal-ahead")
         self._ahead: Future[Marks] | None = None
         self._ends: dict[Key, int] = {}
         settings = options.settings(callbacks, ranges=True)
