@@ -206,7 +206,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a callback that raises has never returned",
-        "Driver._call",
+        "Effects._call",
         "finally:",
         "else:",
         "C17",
@@ -246,8 +246,8 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what was dropped never comes again",
-        "_periodic",
-        "port._reclaim(now - self.engine.settings.heartbeat_interval_ms)",
+        "Upkeep.look",
+        "port._reclaim(now - interval_ms)",
         "pass",
         "C14",
     ),

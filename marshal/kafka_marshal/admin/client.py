@@ -25,7 +25,6 @@ from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.client.options import check_log_name
-from kafka_marshal.client.serving import have_done
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.config import (
@@ -38,6 +37,7 @@ from kafka_marshal.node.config import (
 )
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease
 

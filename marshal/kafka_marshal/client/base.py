@@ -25,7 +25,6 @@ from kafka_marshal.client.closing import (
     late_text,
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
-from kafka_marshal.client.serving import EndedError
 from kafka_marshal.engine.effects import Call, Key
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -35,6 +34,7 @@ from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.fork_guard import exiting
+from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
 
@@ -90,7 +90,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._callbacks = callbacks
         self._closed = False
         self._drained_at = 0.0
-        self._limit = Limit(driver.runtime)
+        self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
         self._entered = False
         #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
@@ -116,11 +116,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
             self._engine = engine.add_consumer(subscription, settings)
-            self._engine.errors.extend(driver.upgrades_told())
-            driver.ports[self._engine.number] = self
+            self._engine.errors.extend(driver.upkeep.levels.told())
+            driver.lock.ports[self._engine.number] = self
             self._entered = True
         try:
-            driver.topics.add(self._engine.number, subscription, count_partitions)
+            driver.upkeep.topics.add(self._engine.number, subscription, count_partitions)
         except BaseException:
             self._free()
             raise
@@ -355,12 +355,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         if not self._entered:
             self._freed()
             return
-        self._driver.topics.remove(self._engine.number)
+        self._driver.upkeep.topics.remove(self._engine.number)
         with self._driver.condition:
             self._drain()
             self._engine.delivery.grants.decide(final=True)
             self._driver.engine.remove_consumer(self._engine)
-            self._driver.ports.pop(self._engine.number, None)
+            self._driver.lock.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()
         self._freed()
 

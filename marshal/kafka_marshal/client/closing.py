@@ -10,12 +10,12 @@ from math import inf
 from typing import Protocol
 
 from kafka_marshal.client.health import examine
-from kafka_marshal.client.serving import EndedError, LateError
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.pulse import say
+from kafka_marshal.node.serving import EndedError, LateError
 from kafka_marshal.runtime import Runtime, is_ours
 
 __all__ = [
@@ -93,7 +93,7 @@ def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, 
         try:
             driver.servants.ask(lambda _: end()).wait(None if timeout is None else max(0.0, timeout) + CLOSE_TIMEOUT_S)
         except LateError:
-            say(driver.runtime, logging.WARNING, "close_late", late())
+            say(driver.cluster.runtime, logging.WARNING, "close_late", late())
         except EndedError:
             _if_possible(driver, end)
 
@@ -112,7 +112,7 @@ def late_text(driver: Driver, what: str, timeout: float | None) -> str:
 
 def cut_off(driver: Driver) -> None:
     """End it without its lock, which somebody may keep: no beat is sent any more, and no call waits (any thread)."""
-    driver._ended = True
+    driver.life.ended = True
     driver.servants.over = True
 
 
@@ -152,7 +152,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
         driver.wait_for(lambda: limit.is_over or not is_running(), limit.left_s)
     if not is_running() or is_cut_off():
         return ""
-    dropped = driver.callbacks.drop(consumers)
+    dropped = driver.effects.callbacks.drop(consumers)
     now = driver.now_ms()
     with driver.locked():
         for dropped_call in dropped:
@@ -163,7 +163,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
 def _left_text(driver: Driver, dropped: list[str], for_good: bool) -> str:
     """What was not waited for, and what that means, for people."""
     told = []
-    if (call := driver.callbacks.running) is not None:
+    if (call := driver.effects.callbacks.running) is not None:
         hi_s = driver.engine.settings.heartbeat_interval_ms / 1000
         kept = (
             "The leases of its partitions are not released: they end by themselves after two heartbeat intervals "

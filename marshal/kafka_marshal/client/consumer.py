@@ -17,11 +17,11 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
@@ -74,7 +74,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
         several would hand out the others while somebody else has the partition (T4).
         """
-        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
         # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
         # all that is done here between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
@@ -106,7 +106,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         What counts here is whether the lease is proven; that it is being let go does not matter to what is granted.
         Leaving the loop leaves the rest of the batch to the next loop.
         """
-        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
         now, pace = 0.0, _Pace()
         run: Run | None = None
@@ -353,7 +353,7 @@ class Consumer(FetchingConsumer["Consumer"]):
     def _say(self, what: ports.Message | Run) -> None:
         if self._options.at_most_once:
             return
-        if self._driver.forked:
+        if self._driver.life.forked:
             self._driver.refuse_fork()
         self._inbox.append(what)
         if self._engine.is_moving:

@@ -1,4 +1,4 @@
-"""What threads of our own do for the calls of user threads on a consumer (:mod:`kafka_marshal.client.serving`).
+"""What threads of our own do for the calls of user threads on a consumer (:mod:`kafka_marshal.node.serving`).
 
 They fetch, group what came by partition, give it to the engine and take out a run that may be handed over. What user
 threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
@@ -68,7 +68,7 @@ class FetchingConsumer(Membership[S]):
         config: Mapping[str, object],
     ) -> None:
         self._options = options
-        self._reading = driver.runtime.lock()
+        self._reading = driver.cluster.runtime.lock()
         #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
         #: thread compares what it was before its read with what it is now.
         self._fetched: dict[Key, int] = {}

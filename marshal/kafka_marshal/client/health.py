@@ -58,7 +58,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     """Look at a driver, from any thread, also in a signal's handler: it takes no lock and waits for nobody."""
     now = driver.now_ms()
     failure = driver.engine.failure
-    if driver.forked:
+    if driver.life.forked:
         ends = [FORKED]
     elif failure is not None:
         ends = [f"this Marshal has ended, and so have all its leases: {failure}"]
@@ -67,7 +67,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     else:
         ends = list(_standing(driver, now))
     others = ["it is closed: it holds no lease and hands out nothing. Make a new Marshal to go on"] if closed else []
-    if not closed and not driver.forked and failure is None:
+    if not closed and not driver.life.forked and failure is None:
         others.extend(_unwell(driver, now))
     problems = (*ends, *others)
     return Health(
@@ -102,13 +102,13 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             f"no further thread could be started to carry out calls ({driver.servants.refusal}): a call waits until "
             "the one before has ended. Nothing is lost. Raise the limit of threads of this process or container"
         )
-    call = driver.callbacks.running
+    call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
         yield (
             f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
             "and new ones hand out nothing. Nothing is lost. Let it return, and do what takes long on another thread"
         )
-    if (failing := driver.failures.failing) is not None:
+    if (failing := driver.effects.appends.failures.failing) is not None:
         reason, since = failing
         yield (
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "

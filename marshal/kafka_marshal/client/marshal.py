@@ -37,7 +37,6 @@ from kafka_marshal.client.options import (
     checked_topics,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
-from kafka_marshal.client.serving import Answer, Servants
 from kafka_marshal.client.view import WorldView, lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.policies import Balanced, Policy
@@ -62,6 +61,7 @@ from kafka_marshal.node.config import (
 )
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster
 from kafka_marshal.watchdog import Watchdog
@@ -204,7 +204,7 @@ class Marshal(OneProcess, WithBlock):
                 servants=servants,
                 timeout_s=self._timeout_s,
             )
-            driver.at_exit = self._end_at_exit
+            driver.life.at_exit = self._end_at_exit
         except BaseException:
             if beside is not None:
                 beside.close()
@@ -212,8 +212,7 @@ class Marshal(OneProcess, WithBlock):
             raise
         if beside is not None:
             beside.watch(driver)
-        with driver.condition:
-            driver.events.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
+        driver.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
         return _Opened(driver, beside, WorldView(driver))
 
     def _start_watchdog(self) -> Watchdog:
@@ -371,7 +370,7 @@ class Marshal(OneProcess, WithBlock):
         with self._driver.locked() as engine:
             self._driver.check()
             self._check_lease_name(topic, partition)
-            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
+            self._driver.upkeep.levels.check(route_lease(topic, partition, len(self._driver.replica.worlds)))
             if is_going(key):
                 raise ClaimTimeoutError(
                     f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
@@ -393,7 +392,7 @@ class Marshal(OneProcess, WithBlock):
             if manual.is_proven:
                 return Lease(self._driver, manual)
             manual.release(None, self._driver.now_ms())
-            self._driver.check_level(manual.lease.cp)
+            self._driver.upkeep.levels.check(manual.lease.cp)
             raise self._refusal(manual)
 
     def _check_partition(self, topic: str, partition: int) -> None:
@@ -476,7 +475,7 @@ class Marshal(OneProcess, WithBlock):
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
         """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
-        return tuple(self._driver.alarms)
+        return tuple(self._driver.upkeep.snapshots.alarms)
 
     def health(self) -> Health:
         """How this member is at this moment: for probes, and for people (``str()`` of it).
@@ -511,7 +510,7 @@ class Marshal(OneProcess, WithBlock):
             return  # another thread ends it, and waits for this callback
         self._closed = True
         self.stop_signal.append(True)
-        if not self._driver.forked:
+        if not self._driver.life.forked:
             self._limit.lower(timeout)
             in_callback = calling.get() is not None
             carry_out(
@@ -553,8 +552,7 @@ class Marshal(OneProcess, WithBlock):
                 for consumer in self._consumers:
                     consumer._free()
                 how = "left" if release else "left without releasing; a restart takes its partitions over"
-                with self._driver.condition:
-                    self._driver.events.say(Event.LEFT, how)
+                self._driver.say(Event.LEFT, how)
                 self._driver.shut_down()
                 self._call_off_watchdog()
 

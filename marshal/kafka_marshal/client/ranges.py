@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host, Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.serving import LOOK_S, EndedError, LateError
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
@@ -50,7 +50,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         self._options = options
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
-        self._aside = driver.runtime.executor(1, "kafka-marshal-ahead")
+        self._aside = driver.cluster.runtime.executor(1, "kafka-marshal-ahead")
         self._ahead: Future[Marks] | None = None
         self._ends: dict[Key, int] = {}
         settings = options.settings(callbacks, ranges=True)

@@ -265,6 +265,12 @@ class Engine:
         self._commit_ranges(now)
         self.book.beat_all(now)
 
+    def forked(self) -> None:
+        """In a forked child: no lease is held, they are the parent's."""
+        for lease in self.book.leases.values():
+            lease.valid_until = 0.0
+            lease.refresh()
+
     def take_effects(self) -> list[Effect]:
         """The effects since the last call, to be carried out in order."""
         return self.outbox.take()

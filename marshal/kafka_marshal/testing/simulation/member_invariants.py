@@ -106,8 +106,8 @@ class Manners:
 
     def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
-        if driver.alarms:
-            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {driver.alarms[0]}")
+        if alarms := driver.upkeep.snapshots.alarms:
+            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {alarms[0]}")
         message, engine = outcome.message, driver.engine
         if message is None or engine.failure is not None:
             return
