@@ -11,6 +11,7 @@ from typing import Protocol
 
 from kafka_marshal.client.health import examine
 from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.inputs import Called
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
@@ -156,7 +157,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
     now = driver.now_ms()
     with driver.locked():
         for dropped_call in dropped:
-            driver.engine.called(dropped_call.call, now)
+            driver.engine.take(Called(dropped_call.call), now)
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 

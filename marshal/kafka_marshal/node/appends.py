@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.inputs import Acked
 from kafka_marshal.errors import AuthorizationError
 from kafka_marshal.node.append_failures import AppendFailures
 from kafka_marshal.node.engine_lock import EngineLock
@@ -58,7 +59,7 @@ class Appends:
                 self._events.heard(now)
             else:
                 self._events.trouble(ack.error, now)
-            self._lock.engine.acked(token, ack.offset, now_ms())
+            self._lock.engine.take(Acked(token, ack.offset), now_ms())
 
     def poll(self) -> None:
         """Hear what was answered; the lock is held."""

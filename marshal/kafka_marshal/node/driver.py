@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import Applied, CaughtUp
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.append_failures import AppendFailures
@@ -23,7 +24,7 @@ from kafka_marshal.node.events import Events
 from kafka_marshal.node.fork_guard import WATCHED, Life
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
-from kafka_marshal.node.replica import Applied, Begin, Replica
+from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.node.topic_rounds import TopicRounds
@@ -85,7 +86,7 @@ class Driver:
         self.lock = lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.pacing = Pacing(lock, self.now_ms)
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
-        self.listeners: list[Applied] = []
+        self.listeners: list[Listener] = []
         told, events = Told(self.now_ms), Events(settings, self.now_ms())
         appends = Appends(cluster, topic, lock, self.pacing, events, AppendFailures(topic, told))
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
@@ -177,11 +178,11 @@ class Driver:
     def _caught_up(self) -> None:
         self.lock.started = True
         self.upkeep.snapshots.report(self.replica.differences)
-        self.engine.caught_up(self.now_ms())
+        self.engine.take(CaughtUp(), self.now_ms())
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         now = self.now_ms()
-        self.engine.applied(cp, offset, outcome, now)
+        self.engine.take(Applied(cp, offset, outcome), now)
         if outcome.type == ReleaseGroup.__name__:
             self.upkeep.note_pause(now)
         for listener in self.listeners:

@@ -20,6 +20,7 @@ from kafka_marshal.engine.effects import (
     StopFetch,
     Warn,
 )
+from kafka_marshal.engine.inputs import Called, Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.guard import report
 from kafka_marshal.node.appends import Appends
@@ -103,7 +104,7 @@ class Effects:
                     log_time = max(world.log_time for world in self._replica.worlds.values())
                     first = first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with lock.locked():
-                        lock.engine.located(wanted, *marks[key], first, self._now_ms())
+                        lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
                     return
                 self._told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
             except MarshalError as error:
@@ -121,7 +122,7 @@ class Effects:
             report(str(call.callback), error)
         finally:
             with self._lock.condition:
-                self._lock.engine.called(call, self._now_ms())
+                self._lock.engine.take(Called(call), self._now_ms())
                 self._lock.settle()
 
     def end(self) -> None:

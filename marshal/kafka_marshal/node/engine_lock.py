@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from kafka_marshal.engine.effects import Call, Effect, Key
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import Step
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.node.fork_guard import Life
 from kafka_marshal.runtime import Condition
@@ -111,7 +112,7 @@ class EngineLock:
     def settle(self) -> None:
         """Let the engine do what is due, and carry it out."""
         if self.started and not self.life.ended:
-            self.engine.step(self._now_ms())
+            self.engine.take(Step(), self._now_ms())
         self.carry_out(self.engine.take_effects())
         self.condition.notify_all()
 

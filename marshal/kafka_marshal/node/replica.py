@@ -23,10 +23,10 @@ from rationalizer import Outcome, World
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
-__all__ = ["Applied", "Begin", "Due", "Replica"]
+__all__ = ["Begin", "Due", "Listener", "Replica"]
 
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
-Applied = Callable[[int, int, Outcome], None]
+Listener = Callable[[int, int, Outcome], None]
 
 #: Called where a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2).
 Due = Callable[[int, int, bytes], None]
@@ -146,7 +146,7 @@ class Replica:
             self._go_back()
         return self._tail.read(timeout_s)
 
-    def apply(self, batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+    def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one on (history).
 
         Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on: its log
@@ -167,7 +167,7 @@ class Replica:
                 self._tail.close()
                 self._tail = self._open()
 
-    def _apply_entries(self, world: World, entries: list[LogEntry], applied: Applied | None) -> None:
+    def _apply_entries(self, world: World, entries: list[LogEntry], applied: Listener | None) -> None:
         cp = world.partition
         if world.next_offset == 0 and entries:
             self._checks.first(cp, entries[0])
@@ -234,7 +234,7 @@ class Replica:
         self,
         timeout_s: float,
         progress: Callable[[int, int], None] | None = None,
-        applied: Applied | None = None,
+        applied: Listener | None = None,
     ) -> None:
         """Read up to the high watermark found at start (*blocking*), for those who only look.
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from math import inf
 
+from kafka_marshal.engine.inputs import Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
@@ -93,7 +94,7 @@ class TopicRounds:
         if interest is not self._watch.interest:
             return False
         if interest:
-            self._lock.engine.metadata(topics, self._now_ms())
+            self._lock.engine.take(Topics(topics), self._now_ms())
         return True
 
     def look(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kafka_marshal.engine.inputs import LogEnds
 from kafka_marshal.node.appends import Appends
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
@@ -70,11 +71,12 @@ class Upkeep:
     def _measure(self, now: float) -> None:
         """How far each consumer is from the ends of its partitions."""
         ports = self._lock.ports
-        for number, consumer in self._lock.engine.consumers.items():
+        engine = self._lock.engine
+        for number, consumer in engine.consumers.items():
             for key, assignment in consumer.assignments.items():
                 end = ports[number]._log_end(key)
                 if end is not None and not assignment.over:
-                    consumer.log_ends(key, end, now)
+                    engine.take(LogEnds(number, key, end), now)
             consumer.positions.stuck.look(now, ports[number]._drained_at)
 
     def note_pause(self, now: float) -> None:

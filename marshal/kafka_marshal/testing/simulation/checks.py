@@ -34,7 +34,7 @@ from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.replica import Applied
+from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
@@ -192,7 +192,7 @@ class Checks:
                     self._check_delivery(process, consumer)
             self.manners.applied(process, driver, cp, offset, outcome)
 
-        def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+        def read_and_applied(batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
             for cp, entries in batch.records.items():  # offsets have no gaps here
                 due = replica.worlds[cp].next_offset
                 if (entries[0][0], entries[-1][0]) != (due, due + len(entries) - 1):
