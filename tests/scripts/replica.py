@@ -56,6 +56,7 @@ Key = tuple[str, str, int]
 ROWS = {(row.record, row.sender, row.nil_epoch): row for row in TRANSITIONS}
 #: The codes in the table's cells; all others are of pauses, progress and values.
 LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row.unknown, row.stale)}
+OF_TWO_WORDS = ("takes over", "claims messages", "beats batch")
 MANY_RANGES = 6
 
 
@@ -113,10 +114,8 @@ class Replica:
         return self.now
 
     def _record(self, who: str, words: list[str], options: dict[str, str]) -> Record:
-        two = " ".join(words[:2])
-        verb, about = (
-            (two, words[2:]) if two in ("takes over", "claims messages", "beats batch") else (words[0], words[1:])
-        )
+        length = 2 if " ".join(words[:2]) in OF_TWO_WORDS else 1
+        verb, about = " ".join(words[:length]), words[length:]
         ids = (*self.names[who], group := options.pop("group", "g"))
         match verb:
             case "ticks":
