@@ -61,13 +61,12 @@ MANY_RANGES = 6
 
 
 class Replica:
-    """One CP as a script writes it; also what was met on the way: `cells`, `codes` and record `types`."""
+    """One CP as a script writes it; also what was met on the way: `cells`, and `ends`, (record type, code)."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[str, str]] = {}  # a1 → (instance, client)
         self.cells: set[CellMet] = set()
-        self.codes: set[str] = set()
-        self.types: set[str] = set()
+        self.ends: set[tuple[str, str]] = set()
         #: What each log holds: (CP, CPs, its records).
         self.logs: list[tuple[int, int, list[tuple[int, int, bytes | None]]]] = []
         self._begin("0/1")
@@ -176,8 +175,7 @@ class Replica:
             if lease.held:
                 self.last_holders[lease.group_id, lease.topic, lease.partition] = (lease.instance_id, lease.client_id)
         outcome = self.outcome
-        self.codes |= {outcome.code, *(outcome.entries or ())}
-        self.types |= {outcome.type} if outcome.type else set()
+        self.ends |= {(outcome.type or "any", outcome.code), *(("batch entry", code) for code in outcome.entries or ())}
         became = "accepted" if outcome.accepted else "rejected"
         if self.world.required_level is not None:
             became = "not applied:"
