@@ -38,7 +38,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 #: Where only a processor is used: neither broker nor time. (But test_costs.py measures.)
-ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
+ALONE_WITH_A_PROCESSOR = ("rationalizer", "scripts", "engine", "simulation", "mutants")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here, since pytest asks only this folder's conftest.py before it reads the command line."""
+    text = "write what comes of each command into tests/scripts/*.txt; read the diff before you commit it"
+    parser.addoption("--rewrite-scripts", action="store_true", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

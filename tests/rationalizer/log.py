@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rationalizer import (
-    BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
     CommitRanges,
     ForgetGroup,
     Heartbeat,
-    HeartbeatBatch,
     Lease,
     Outcome,
     Record,
     ReleaseGroup,
     ReleasingPartition,
     Tick,
-    Upgrade,
     World,
     encode,
 )
@@ -41,7 +38,6 @@ A1 = Who("1", "a")
 A2 = Who("2", "a")  # a restart of a
 B1 = Who("1", "b")  # another client that happens to have the same instance id
 ADMIN = Who("1", "admin")
-ADMIN2 = Who("2", "admin")
 
 
 class Log:
@@ -74,12 +70,6 @@ class Log:
         known = 0 if lease is None else lease.epoch
         return self.append(Heartbeat(*who, "g", "t", partition, known if epoch is None else epoch, done))
 
-    def take_over(self, who: Who, done: int | None = None) -> Outcome:
-        return self.append(Heartbeat(*who, "g", "t", 0, None, done))
-
-    def batch(self, who: Who, *entries: tuple[str, int, int, int | None]) -> Outcome:
-        return self.append(HeartbeatBatch(*who, "g", tuple(BeatEntry(*entry) for entry in entries)))
-
     def release(self, who: Who, done: int | None = None, *, epoch: int | None = None) -> Outcome:
         known = self._epoch() if epoch is None else epoch
         return self.append(ReleasingPartition(*who, "g", "t", 0, known, done))
@@ -101,9 +91,6 @@ class Log:
     def tick(self, who: Who = A1) -> Outcome:
         return self.append(Tick(*who, "g"))
 
-    def upgrade(self, level: int, who: Who = A1) -> Outcome:
-        return self.append(Upgrade(*who, "g", level))
-
     def _epoch(self) -> int:
         lease = self.world.lease("g", "t", 0)
         return 0 if lease is None else lease.epoch
@@ -114,9 +101,3 @@ def held(hi: int = HI, now: int = 1000) -> Log:
     log = Log(now=now)
     log.claim(A1, hi, ok=True)
     return log
-
-
-def progress_of(log: Log) -> tuple[int, list[tuple[int, int]], int]:
-    """(stable, ranges, granted) of the lease."""
-    progress = log.lease.progress
-    return progress.stable, progress.ranges, progress.granted

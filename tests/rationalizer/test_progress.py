@@ -1,4 +1,4 @@
-"""Progress and intervals: P1-P8, P10, by the rules' own examples and against a set of offsets."""
+"""Progress and intervals: key ranges (P8), and P1-P10 against a set of offsets. (What records do: tests/scripts.)"""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from rationalizer import Progress, intervals
 from rationalizer.intervals import Intervals, union
-from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH
-from tests.rationalizer.log import A1, B1, held, progress_of
+from rationalizer.limits import MAX_KEY_HASH
 
 TOP = 2**63 - 1
 ranges_below_80 = st.lists(
@@ -46,12 +45,6 @@ def test_what_one_lease_has_done_is_no_other_ones() -> None:
         assert progress().ranges == progress(8).ranges == []
 
 
-def test_p1_nothing_is_done_at_first() -> None:
-    assert progress().done_through == [(0, MAX_KEY_HASH, -1)]
-    assert (progress().stable, progress().granted, progress().ranges) == (-1, -1, [])
-    assert not progress().is_done(0)
-
-
 def test_p2_done_is_granted_or_done_through_or_in_ranges() -> None:
     made = progress(10, (20, 22))
     assert [offset for offset in range(30) if made.is_done(offset)] == [*range(11), 20, 21, 22]
@@ -60,105 +53,12 @@ def test_p2_done_is_granted_or_done_through_or_in_ranges() -> None:
     assert made.granted == 15
 
 
-def test_p2_stable_never_moves_back() -> None:
-    made = progress(42)
-    assert made.through(41) == "OFFSET_REGRESSION"
-    assert made.grant(42) == "PROPOSAL_TOO_LOW"
-    assert made.commit([(5, 42)]) == "INDIVIDUAL_COMMIT_TOO_OLD"
-    assert made.stable == 42
-
-
-def test_p3_the_rules_two_examples() -> None:
-    made = progress(42, (45, 47))
-    assert made.commit([(43, 44)]) == "OK"
-    assert (made.stable, made.ranges) == (47, [])
-    made = progress(-1, (45, 47), (50, 50))
-    assert made.commit([(48, 49)]) == "OK"
-    assert made.ranges == [(45, 50)]
-
-
-def test_p3_neighbours_and_overlaps_merge_and_gaps_of_one_stay() -> None:
-    made = progress(0, (10, 12))
-    made.commit([(13, 13), (8, 10), (15, 16)])
-    assert made.ranges == [(8, 13), (15, 16)]
-
-
-def test_p4_order_and_overlap_do_not_matter_and_old_parts_are_cut_off() -> None:
-    made = progress(10)
-    assert made.commit([(30, 31), (5, 12), (20, 25), (22, 29)]) == "OK"
-    assert (made.stable, made.ranges) == (12, [(20, 31)])
-
-
-def test_p4_too_old_duplicate_and_the_line_between() -> None:
-    made = progress(10, (20, 25))
-    assert made.commit([(3, 10)]) == "INDIVIDUAL_COMMIT_TOO_OLD"
-    assert made.commit([(3, 10), (20, 25)]) == "DUPLICATE_COMMIT"
-    assert made.commit([(3, 10), (20, 26)]) == "OK"
-    assert made.commit([(21, 22), (24, 26)]) == "DUPLICATE_COMMIT"
-    assert made.commit([(3, 11)]) == "OK"
-
-
-def _full() -> Progress:
-    made = Progress()
-    for start in range(0, MAX_INTERVALS, 10_000):
-        assert made.commit([(10 + 2 * n, 10 + 2 * n) for n in range(start, start + 10_000)]) == "OK"
-    assert len(made.ranges) == MAX_INTERVALS
-    return made
-
-
-def test_p5_sixty_thousand_intervals_are_allowed_and_one_more_is_not() -> None:
-    made = _full()
-    before = made.ranges
-    assert made.commit([(1_000_000, 1_000_000)]) == "MAX_INDIVIDUAL_COMMIT_REACHED"
-    assert made.commit([(11, 11), (1_000_000, 1_000_000), (1_000_005, 1_000_005)]) == "MAX_INDIVIDUAL_COMMIT_REACHED"
-    assert (made.ranges, made.stable) == (before, -1)
-
-
-def test_p5_counts_what_is_left_after_the_whole_record() -> None:
-    made = _full()
-    assert made.commit([(11, 11), (1_000_000, 1_000_000)]) == "OK"  # joins two, adds one
-    assert len(made.ranges) == MAX_INTERVALS
-    assert made.commit([(0, 9), (1_000_002, 1_000_002)]) == "OK"  # stable swallows one
-    assert (made.stable, len(made.ranges)) == (12, MAX_INTERVALS)
-
-
-def test_p5_a_duplicate_is_no_excess() -> None:
-    made = _full()
-    assert made.commit([(10, 10), (12, 12)]) == "DUPLICATE_COMMIT"
-
-
-def test_p5_order_of_rejections() -> None:
-    log = held()
-    assert log.commit(B1, (0, 1)).code == "FENCED"
-    log.release(A1)
-    assert log.commit(A1, (0, 1)).code == "NOT_HELD"
-
-
 def test_p6_the_rules_example_of_filling_gaps() -> None:
     made = progress(40, (43, 45), (48, 49))
     gaps = [offset for offset in range(41, 51) if not made.is_done(offset)]
     assert gaps == [41, 42, 46, 47, 50]
     made.commit([(41, 42), (46, 47), (50, 50)])
     assert (made.stable, made.ranges) == (50, [])
-
-
-def test_the_largest_offset_ends_everything() -> None:
-    made = progress(9, (11, TOP))
-    assert made.commit([(10, 10)]) == "OK"
-    assert (made.stable, made.ranges) == (TOP, [])
-    assert made.commit([(0, TOP)]) == "INDIVIDUAL_COMMIT_TOO_OLD"
-    assert made.through(TOP) == "OK"
-    assert made.grant(TOP) == "PROPOSAL_TOO_LOW"
-
-
-def test_c11_reposition_replaces_everything() -> None:
-    made = progress(10, (20, 25))
-    made.grant(15)
-    assert made.reposition(15) == "REPOSITIONED"
-    assert (made.stable, made.ranges, made.granted) == (15, [], -1)
-    assert made.reposition(15) == "OK"
-    assert made.reposition(-1) == "REPOSITIONED"
-    assert made.stable == -1
 
 
 # -- key ranges (P8) --------------------------------------------------------------------------------------
@@ -382,10 +282,3 @@ def test_adding_gives_the_set_of_both_and_its_plan_says_by_how_much_it_grows() -
 def _some(chance: random.Random, most: int) -> list[tuple[int, int]]:
     starts = [chance.randrange(120) for _ in range(chance.randint(1, most))]
     return [(start, start + chance.choice((0, 0, 1, 4))) for start in starts]
-
-
-def test_c8_progress_stays_with_the_lease_when_the_holder_goes() -> None:
-    log = held()
-    log.commit(A1, (0, 3), (5, 6))
-    log.release(A1)
-    assert progress_of(log) == (3, [(5, 6)], -1)

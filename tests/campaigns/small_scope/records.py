@@ -42,10 +42,12 @@ from rationalizer import (
     ReleaseGroup,
     ReleasingPartition,
     Tick,
+    Upgrade,
     World,
     codes,
     encode,
 )
+from rationalizer.wire.records import KINDS
 
 __all__ = ["BrokenError", "Explored", "explore", "main"]
 
@@ -124,17 +126,7 @@ _ELSEWHERE = frozenset(
         codes.MAX_INDIVIDUAL_COMMIT_REACHED,
     ]
 )
-_NAMES = (
-    "Heartbeat",
-    "ClaimingPartition",
-    "ReleasingPartition",
-    "ClaimingMessages",
-    "CommitRanges",
-    "HeartbeatBatch",
-    "ReleaseGroup",
-    "ForgetGroup",
-    "Tick",
-)
+_NAMES = [kind.name for kind in KINDS.values() if kind.type != Upgrade.TYPE]
 
 
 def _transitions() -> set[tuple[str, str]]:

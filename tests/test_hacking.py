@@ -1,0 +1,131 @@
+"""What a new record type, effect or policy touches, as HACKING.md lists it: no place can be forgotten."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import kafka_marshal
+import rationalizer
+from kafka_marshal.client.health import Health
+from kafka_marshal.engine import policies
+from kafka_marshal.engine.effects import Effect
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.pipeline.audit.observer import Observer
+from rationalizer import World
+from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer.wire.records import KINDS
+from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
+from tests.rationalizer.oracle import layout
+from tests.rationalizer.strategies import by_seed, write_log
+from tests.test_house_rules import PYTHON_FILES, ROOT, named, tree_of
+
+NAMES = {number: kind.name for number, kind in KINDS.items()}
+TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+OF_ONE_LEASE = {kind.name for kind in KINDS.values() if kind.names_lease}
+
+
+def test_every_record_type_is_exported() -> None:
+    assert set(NAMES.values()) <= set(rationalizer.__all__)
+
+
+def test_every_record_type_about_one_lease_has_its_rows_in_the_table_of_transitions() -> None:
+    assert {row.record for row in TRANSITIONS} == OF_ONE_LEASE
+
+
+def test_every_record_type_has_an_oracle_row() -> None:
+    assert {number: name for number, (name, _) in layout.TYPES.items()} == NAMES
+    assert set(layout.NAMES_ONE_LEASE) == OF_ONE_LEASE
+
+
+def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -> None:
+    log, _ = write_log(by_seed(0), 400)
+    fuzz = Author(0, 0, 1)
+    for values in ([value for _, _, value in log], [fuzz.next() for _ in range(3_000)]):
+        written = {World(0, 1).apply(0, 0, value).type for value in values}
+        assert written - {None} == set(NAMES.values())
+    assert set(NAMES).isdisjoint(UNKNOWN_TYPES)
+
+
+def test_the_audit_follows_every_record_type() -> None:
+    """One that changes a lease, and that the audit does not know, is a violation for it in an honest log."""
+    for seed in range(5):
+        log, _ = write_log(by_seed(seed), 120)
+        observer = Observer(World(0, 1), lambda table, rows: None)
+        observer.replay(log)
+        assert observer.violations == {}
+
+
+def holding(*texts: str) -> list[Path]:
+    """Python files in which all of these stand."""
+    return [path for path in PYTHON_FILES if all(text in path.read_text(encoding="utf-8") for text in texts)]
+
+
+def listed_together(tree: ast.Module) -> Iterator[tuple[int, set[str]]]:
+    """Names in one tuple, one union, or one pattern: ``(A, B)``, ``A | B``, ``case A() | B()``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple):
+            yield node.lineno, {each.id for each in node.elts if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.MatchOr):
+            classes = [each.cls for each in node.patterns if isinstance(each, ast.MatchClass)]
+            yield node.lineno, {each.id for each in classes if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            yield node.lineno, set(ast.unparse(node).split(" | "))
+
+
+def test_who_lists_the_record_types_about_one_lease_lists_all() -> None:
+    found, lists = [], 0
+    for path in holding("ClaimingPartition", "ReleasingPartition"):
+        inner: set[str] = set()
+        for line, names in listed_together(tree_of(path)):
+            if len(names & OF_ONE_LEASE) >= 4 and not names <= inner:  # A | B | C holds A | B, which comes after it
+                inner |= names
+                lists += 1
+                if not names >= OF_ONE_LEASE:
+                    found.append(f"{named(path)}:{line}: {sorted(OF_ONE_LEASE - names)}")
+    assert found == []
+    assert lists > 3
+
+
+def test_every_effect_is_carried_out_by_whoever_carries_out_effects() -> None:
+    carriers = 0
+    for path in holding("match effect:"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Match) and ast.unparse(node.subject) == "effect":
+                carriers += 1
+                patterns = [each.cls for each in ast.walk(node) if isinstance(each, ast.MatchClass)]
+                known = {each.id for each in patterns if isinstance(each, ast.Name)}
+                assert {each.__name__ for each in get_args(Effect)} <= known, f"{named(path)}:{node.lineno}"
+    assert carriers == 3
+
+
+def test_every_policy_is_exported_and_on_its_page() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    own = [each for each in Policy.__subclasses__() if each.__module__ == policies.__name__]
+    public = {each.__name__ for each in own if not each.__name__.startswith("_")}
+    assert public <= set(kafka_marshal.__all__)
+    assert public == set(re.findall(r"^\| `(\w+)\(.*?\)` \|", page, re.MULTILINE))
+
+
+def test_every_figure_of_health_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "health.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    named_there = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {each.name for each in fields(Health)} - named_there == set()
+
+
+def test_the_page_names_files_that_exist() -> None:
+    page = (ROOT / "HACKING.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 120
+    paths = set(re.findall(r"`((?:rationalizer|marshal|tests|docs)/[\w/.*-]+)`", page))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not list(ROOT.glob(path))] == []
+    tests = set(re.findall(r"`(test_\w+)`", page))
+    defined = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in TEST.findall(path.read_text(encoding="utf-8"))
+    }
+    assert tests - defined == set()
