@@ -27,10 +27,12 @@ from kafka_marshal.node.coordination_topic import (
     snapshots_topic,
     topic_option,
 )
+from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch, TailFault, TopicInfo
-from kafka_marshal.snapshots.reader import Place, SnapshotReader, read_range
+from kafka_marshal.snapshots.reader import Place, SnapshotReader
 from kafka_marshal.snapshots.start import CpStart, Difference
-from rationalizer import Outcome, RejectedValueError, Tick, World, decode
+from rationalizer import Outcome, World
+from rationalizer.marker import said_in
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
@@ -352,17 +354,12 @@ class Replica:
 
     def _check_marker(self, cp: int, value: bytes | None) -> None:
         """The first record says how many CPs there were when the topic was made (L2)."""
-        try:
-            record = decode(value) if value is not None else None
-        except RejectedValueError:
-            return
-        prefix, _, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
-        if prefix == "partitions" and count != str(len(self.worlds)):
+        count = said_in(value)
+        if count is not None and count != str(len(self.worlds)):
             raise TopicChangedError(
                 f"{self.topic!r} has {len(self.worlds)} partitions, but its first record in partition {cp} says that "
-                "it "
-                f"was made with {count}: members that count differently would not see each other's claims. Nothing was "
-                "claimed. Make a new topic with the count you want, and move all members to it"
+                f"it was made with {count}: members that count differently would not see each other's claims. Nothing "
+                "was claimed. Make a new topic with the count you want, and move all members to it"
             )
 
     def _judge(self, fault: TailFault) -> None:
