@@ -18,7 +18,7 @@ from typing import Final
 from rationalizer import codes
 from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
 from rationalizer.outcome import Outcome
-from rationalizer.wire.records import KINDS, Belongs, Record
+from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.world import World
 
 __all__ = ["BEFORE", "End", "LeaseKey", "Owners", "Span"]

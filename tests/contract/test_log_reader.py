@@ -38,7 +38,7 @@ def test_a_wait_for_what_never_comes_ends(side: Side) -> None:
     topic = side.topic(1, LOG_TIME)
     side.produce(topic, 0, [b"a"])
     reading = read_range(side.unreachable(), topic, {0: (0, 1)}, 0.5)
-    with pytest.raises(KafkaUnavailableError, match="nothing read for 0.5 s"):
+    with pytest.raises(KafkaUnavailableError, match="nothing read for"):
         next(reading)
 
 
