@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -126,7 +128,7 @@ def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert process.stdin is not None
-    process.stdin.write(settings.line())
+    process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
     process.stdin.flush()
     assert process.wait(40) == FAILED
     assert process.stdout is not None
