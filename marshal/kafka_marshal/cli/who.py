@@ -220,7 +220,7 @@ def _answer(owned: Ownership) -> str:
         first = owned.spans[0]
         if first.until is not None and owned.world.lease(*owned.key) is None and owned.at is None:
             return f"{when}: nobody; the group was forgotten at {time_text(owned.spans[-1].until or 0)}."
-        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client_id}."
+        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client_id or None}."
     held = moment.span
     if not held.held:
         return f"{when}: nobody, free since {time_text(held.since)} ({_later(held)})."
