@@ -45,9 +45,9 @@ ALONE_WITH_A_PROCESSOR = ("rationalizer", "engine", "simulation", "mutants")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
-    With pytest-xdist (make test: -n 3 --dist loadgroup) one process takes all that share a Spark session, or a cluster of
-    three brokers; what touches Kafka stays together by file, with a broker for each process. What only computes goes to
-    whichever process is free, so that all end together.
+    With pytest-xdist (make test: -n 3 --dist loadgroup) one process takes all that share a Spark session, or a cluster
+    of three brokers; what touches Kafka stays together by file, with a broker for each process. What only computes goes
+    to whichever process is free, so that all end together.
     """
     if hasattr(config, "workerinput"):
         for item in items:

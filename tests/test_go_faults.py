@@ -386,7 +386,7 @@ def test_b13_the_position_is_that_of_the_grant() -> None:
     second.consumer("t")
     second.deaf = False
     net.run_until(lambda: second.can_hand_out(T0))
-    assert second.assignment(T0).fetch_next == 5
+    assert second.assignment(T0).buffer.fetch_next == 5
 
 
 def test_b13_offset_0_is_an_offset() -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,59 @@ def test_everything_public_is_documented() -> None:
     elsewhere = documented_elsewhere()
     missing = [f"{name}: {what}" for name, path in MODULES.items() for what in undocumented(tree_of(path), elsewhere)]
     assert not missing, "\n".join(missing)
+
+
+# -- structure ----------------------------------------------------------------------------------------------------
+
+MOST_METHODS = 25
+MOST_ATTRIBUTES = 15
+
+#: Larger than that: (methods, attributes) that they may have, to become fewer.
+LARGE: dict[str, tuple[int, int]] = {}
+
+
+def imports_of(name: str) -> set[str]:
+    """Modules that a module imports, anywhere in it, for types alone, too."""
+    found: set[str] = set()
+    for node in ast.walk(tree_of(MODULES[name])):
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            inner = {f"{node.module}.{each.name}" for each in node.names}
+            found |= inner & MODULES.keys() or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names if each.name in MODULES}
+    return found - {name}
+
+
+def test_no_modules_import_each_other() -> None:
+    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()  # CycleError names them
+
+
+def size_of(node: ast.ClassDef) -> tuple[int, int]:
+    """Methods, and attributes that they set on ``self``. (Fields of a row are no state that anybody has to follow.)"""
+    methods = [each for each in node.body if isinstance(each, Function)]
+    names = {
+        each.attr
+        for method in methods
+        for each in ast.walk(method)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    return len(methods), len(names)
+
+
+def test_classes_stay_small() -> None:
+    sizes = {
+        f"{name}.{node.name}": size_of(node)
+        for name, path in MODULES.items()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    large = {name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_ATTRIBUTES}
+    known = {name: LARGE.get(name, (0, 0)) for name in large}
+    assert {name: size for name, size in large.items() if size[0] > known[name][0] or size[1] > known[name][1]} == {}
+    assert LARGE.keys() - large.keys() == set(), "they are small now: take them off the list"
 
 
 # -- a second try -------------------------------------------------------------------------------------------------

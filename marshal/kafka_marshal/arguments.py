@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from math import inf, isfinite, nan
+from inspect import (
+    isasyncgenfunction,
+    iscoroutine,
+    iscoroutinefunction,
+    isgeneratorfunction,
+    signature,
+)
+from math import isfinite, nan
 from numbers import Real
 from operator import index
 from typing import Any, TypeVar
@@ -18,6 +25,7 @@ __all__ = [
     "a_flag",
     "a_function",
     "a_mapping",
+    "a_result",
     "a_whole",
     "an_instance",
     "near",
@@ -35,6 +43,9 @@ T = TypeVar("T")
 #: The highest number of a partition, and the highest offset, that Kafka's protocol can name.
 MOST_PARTITION = 2**31 - 1
 MOST_OFFSET = 2**63 - 1
+
+#: Longer waits can't be told to the system: 31 years.
+MOST_SECONDS = 1e9
 
 #: The highest port of TCP.
 MAX_PORT = 65_535
@@ -77,7 +88,7 @@ def a_whole(name: str, value: object, least: int = 0, most: int = MOST_OFFSET) -
     return number
 
 
-def seconds(name: str, value: object, *, above: float | None = None, below: float = inf) -> float:
+def seconds(name: str, value: object, *, above: float | None = None, below: float = MOST_SECONDS) -> float:
     """Seconds: a finite number (numpy's, too, but no bool), not below 0; above, below: within these, both excluded."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     number = float(value) if is_number else nan  # type: ignore[arg-type]
@@ -98,9 +109,33 @@ def a_flag(name: str, value: object) -> bool:
 
 
 def a_function(name: str, value: object, takes: str) -> None:
-    """Something that can be called; takes: its arguments, for people."""
+    """Something that can be called with these arguments (their names, for people), and has done its work then."""
+    wanted = f"a function that takes ({takes})"
     if not callable(value):
-        raise wrong(name, f"a function that takes ({takes})", value)
+        raise wrong(name, wanted, value)
+    kinds = (iscoroutinefunction, isasyncgenfunction, isgeneratorfunction)
+    if any(kind(each) for each in (value, getattr(type(value), "__call__", None)) for kind in kinds):  # noqa: B004
+        wanted += " and does its work when called: nobody awaits or iterates over what it returns"
+        raise wrong(name, wanted, value)
+    try:
+        parameters = signature(value)
+    except (TypeError, ValueError):
+        return  # some that are written in C tell none
+    try:
+        parameters.bind(*takes.split(", ") if takes else ())
+    except TypeError:
+        raise wrong(name, wanted, value) from None
+
+
+def a_result(name: str, value: T) -> T:
+    """What a user's function has returned: no coroutine, which nobody would await."""
+    if iscoroutine(value):
+        value.close()  # or Python says that it was never awaited
+        raise ConfigurationError(
+            f"{name} has returned a coroutine, which nobody awaits: what it is for has not happened. Give a function "
+            "that does its work when called; asyncio.run_coroutine_threadsafe reaches an event loop"
+        )
+    return value
 
 
 def an_instance(name: str, value: T, kind: type | tuple[type, ...], wanted: str) -> T:
@@ -128,8 +163,8 @@ def a_mapping(name: str, value: object, wanted: str = "a mapping of names to val
 
 
 def several(name: str, value: object, wanted: str) -> list[Any]:
-    """What a list, or anything else that can be iterated, holds; a string is no list."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    """What a list, or anything else that can be iterated, holds; a string is no list, nor is a mapping."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(name, wanted, value)
     return list(value)
 
@@ -147,7 +182,10 @@ def partitions(name: str, value: object) -> list[tuple[str, int]]:
 
 def offsets(name: str, value: object, least: int = 0) -> None:
     """A mapping of (topic, partition) to an offset, at least ``least``."""
-    found = a_mapping(name, value, "a mapping of (topic, partition) to an offset")
+    wanted = "a mapping of (topic, partition) to an offset"
+    if value is None:
+        raise wrong(name, wanted, value)
+    found = a_mapping(name, value, wanted)
     partitions(name, found)
     for key, offset in found.items():
         a_whole(f"{name}: the offset of {key!r}", offset, least)

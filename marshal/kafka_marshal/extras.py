@@ -6,7 +6,15 @@ from importlib.util import find_spec
 
 from kafka_marshal.errors import ExtraMissingError
 
-__all__ = ["needs"]
+__all__ = ["lacks_cli", "needs"]
+
+#: What the extra ``[cli]`` brings.
+_CLI = ("click", "rich")
+
+
+def lacks_cli(error: ModuleNotFoundError) -> bool:
+    """Whether it is the extra of the command that is missing, and nothing of ours."""
+    return (error.name or "").partition(".")[0] in _CLI
 
 
 def needs(extra: str, *modules: str, kind: type[ExtraMissingError] = ExtraMissingError) -> None:

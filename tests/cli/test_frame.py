@@ -89,6 +89,9 @@ def test_an_unknown_command_suggests_one(command: Command) -> None:
         ["who", "g", "t", "-1"],
         ["who", "g", "t", "0", "--at", "then", "--bootstrap", NOWHERE],
         ["who", "g", "t", "0", "--at", "now", "--offset", "3", "--bootstrap", NOWHERE],
+        ["who", "g", "t", "0", "--at", "2999-01-01", "--bootstrap", NOWHERE],
+        ["release-group", "g", "--to", "2999-01-01", "--bootstrap", NOWHERE],
+        ["release-group", "g", "--partition", "t:0=2999-01-01", "--bootstrap", NOWHERE],
         ["log", "--follow", "--from-dump", "x"],
         ["release-group", "g", "--to", "sideways"],
         ["release-group", "g", "--partition", "t:x=1"],
@@ -96,6 +99,7 @@ def test_an_unknown_command_suggests_one(command: Command) -> None:
         ["release-group", "g", "--resume", "--to", "latest"],
         ["release-group", "g", "--dry-run", "--bootstrap", NOWHERE],
         ["completion", "powershell"],
+        ["completion"],
         ["broker", "--brokers", "2"],
         ["status", "--config", "/nowhere/at/all"],
     ],
@@ -105,6 +109,7 @@ def test_wrong_use_ends_with_2_and_says_what_is_wrong(command: Command, args: li
     assert ran.status == 2
     assert ran.err.startswith("error: ")
     assert "Traceback" not in ran.err
+    assert "\\n" not in ran.err
     assert ran.out == ""
 
 

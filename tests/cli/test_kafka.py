@@ -194,7 +194,7 @@ def test_a_dead_holder_is_gone_though_log_time_stands_still(kafka: Command, appe
     ran = kafka("status", "--group", "g")
     while "gone" not in ran.out:
         ran = kafka("status", "--group", "g")
-    (row,) = ran.rows
+    (row,) = ran.table
     assert row["seen"].startswith("gone ")
     assert "fresh" not in ran.out + ran.err
     assert "this machine's clock" in ran.err
@@ -242,7 +242,7 @@ def test_a_log_raised_to_a_newer_level_is_a_no_that_still_shows_the_rest(kafka: 
         ran = kafka(*args)
         assert ran.status == 1
         assert "level 9" in ran.err
-        assert ran.rows[0]["holder"] == "a"
+        assert ran.table[0]["holder"] == "a"
     assert kafka("status", "--tick").status == 1
     assert kafka("log").status == 1
 
@@ -278,9 +278,12 @@ def test_speed_comes_from_the_log_itself(kafka: Command, append: Append, data: s
 
 def test_a_topic_that_is_gone_has_no_lag(kafka: Command, append: Append) -> None:
     append(ClaimingPartition(*A, "deleted-topic", 0, 1000))
-    (row,) = kafka("status", "--group", "g").rows
+    (row,) = kafka("status", "--group", "g").table
     assert row["lag"] == "-"
-    assert kafka("lag").rows[0]["log end"] == "-"
+    assert kafka("lag").table[0]["log end"] == "-"
+    for command in ("status", "lag", "check"):
+        assert "deleted-topic 0" in kafka(command).out
+        assert "there is no such topic" in kafka(command).out
 
 
 # -- log, who ------------------------------------------------------------------------------------------------
@@ -457,17 +460,18 @@ def test_a_closed_group_has_no_speed(kafka: Command, append: Append, data: str) 
 
 
 def test_groups_that_are_dead_for_a_day_fold_into_one_line(
-    kafka: Command, append: Append, monkeypatch: pytest.MonkeyPatch
+    kafka: Command, append: Append, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = append(ClaimingPartition(*A[:2], "nightly", "t", 0, 100_000))
     append(ReleasingPartition(*A[:2], "nightly", "t", 0, epoch, 9))
-    append(ClaimingPartition(*B[:2], "daily", "t", 0, 100_000))
+    for number in range(3):
+        append(ClaimingPartition(*B[:2], "daily", data, number, 100_000))
     monkeypatch.setattr("kafka_marshal.cli.rows._DAY_MS", -1)
     assert [row["group"] for row in kafka("status").table] == ["daily", "nightly"], "programs get all"
     monkeypatch.setattr("kafka_marshal.cli.status.is_terminal", lambda: True)
     assert [row["group"] for row in kafka("status").table] == ["daily"]
     assert [row["group"] for row in kafka("status", "--all").table] == ["daily", "nightly"]
-    assert len(kafka("status", "--group", "nightly").rows) == 1
+    assert len(kafka("status", "--group", "nightly").table) == 1
     assert kafka("check").status == 0, "a group that is gone is nobody's alarm"
 
 

@@ -118,11 +118,11 @@ def test_a_dead_holders_lease_is_released(kafka: Command, append: Callable[..., 
     append(ClaimingPartition(*A, "t", 0, 600))
     silent_since(kafka, 601)
     assert kafka("evict", "g", "t", 0, "--dry-run").out.startswith("a (epoch 1, next offset: 0) would be evicted")
-    assert kafka("status", "--group", "g").rows[0]["holder"] == "a"
+    assert kafka("status", "--group", "g").table[0]["holder"] == "a"
     ran = kafka("evict", "g", "t", 0, "--yes")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out == "released: a no longer holds t partition 0 (epoch 1).\n"
-    assert kafka("status", "--group", "g").rows[0]["seen"] == "free"
+    assert kafka("status", "--group", "g").table[0]["seen"] == "free"
 
 
 def test_a_living_holder_is_left_alone_unless_forced(kafka: Command, append: Callable[..., None]) -> None:
@@ -130,7 +130,7 @@ def test_a_living_holder_is_left_alone_unless_forced(kafka: Command, append: Cal
     ran = kafka("evict", "g", "t", 0, "--yes")
     assert ran.status == 1
     assert "may be alive" in ran.err
-    assert kafka("status", "--group", "g").rows[0]["holder"] == "a"
+    assert kafka("status", "--group", "g").table[0]["holder"] == "a"
     forced = kafka("evict", "g", "t", 0, "--yes", "--force", "--json")
     assert forced.status == 0
     assert forced.json == {
@@ -162,7 +162,7 @@ def test_all_that_a_worker_holds_is_released(kafka: Command, append: Callable[..
     assert (ran.status, ran.out.count("released: a no longer holds t")) == (0, 3)
     assert [bool(row["holder"]) for row in kafka("status", "--json").json["leases"]] == [False, False, False, True]
     again = kafka("evict", "--member", "a", "--yes", "--force")
-    assert (again.status, again.err) == (1, "error: 'a' holds nothing. Nothing was changed.\n")
+    assert (again.status, again.err) == (1, "error: 'a' holds nothing. Who does: 'b'. Nothing was changed.\n")
 
 
 def test_a_worker_of_several_groups_wants_a_group(kafka: Command, append: Callable[..., None]) -> None:
@@ -189,6 +189,10 @@ def test_a_worker_that_hands_over_nothing_is_named(kafka: Command, append: Calla
     ran = kafka("drain", "g", "a", "--wait", "1s")
     assert ran.status == 1
     assert "holds 1 of 1 partitions still after 1 s, such as t [0]" in ran.err
+    assert "warning: nobody else holds anything of group g" in ran.err
+    (member,) = kafka("status", "--members").table
+    assert member["progress"].startswith("asked to hand over")
+    assert "1 draining" in kafka("status").table[0]["state"]
     assert kafka("status", "--json").json["leases"][0]["holder"]["client"] == "a", (
         "it is asked; nothing is taken from it"
     )

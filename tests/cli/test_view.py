@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_marshal.cli import stuck
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
 from kafka_marshal.cli.problems import places, problems_of
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow
 from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from rationalizer import (
     ClaimingPartition,
     CommitRanges,
@@ -180,6 +183,55 @@ def test_in_an_outage_nobody_is_seen_or_gone() -> None:
     assert (found.state, found.seen) == ("unknown", "not known")
     group = GroupRow("g", [found])
     assert (problems_of(group), group.members[0].state) == ([], "unknown")
+
+
+def test_a_lag_of_several_is_no_number_where_one_is_not_known() -> None:
+    """0 would say that all is done."""
+    done = row(log_start=0, log_end=10, stable=9)
+    lost, unknown = row(log_start=0, log_end=10, stuck="position lost: …"), row()
+    assert (GroupRow("g", [done]).lag, lag_cell([done]).text) == (0, "0")
+    assert (GroupRow("g", [done, lost]).lag, lag_cell([done, lost]).text) == (None, "position lost")
+    assert (GroupRow("g", [done, unknown]).lag, lag_cell([done, unknown]).text) == (None, "0+")
+    assert (GroupRow("g", [unknown]).lag, lag_cell([unknown]).text) == (None, "-")
+    assert GroupRow("g", [held(), held(1, stuck="position lost: …")]).known_lag == 10
+    assert "lag" in kinds(held(), held(1, stuck="position lost: …"), max_lag=9)
+
+
+def test_a_topic_that_is_gone_is_a_reason_by_itself() -> None:
+    gone = held(client=None, silence_ms=None, log_start=None, log_end=None, stuck=f"{NO_TOPIC} on this cluster")
+    (problem,) = problems_of(GroupRow("my g", [gone]))
+    assert problem.kind == "no_topic"
+    assert "kafka-marshal forget-group 'my g'" in problem.text
+
+
+def test_what_retention_took_unread_is_told() -> None:
+    assert row(log_start=50, log_end=100, stable=9).deleted == 40
+    assert row(log_start=10, log_end=100, stable=9).deleted == 0
+    assert row(log_start=50, log_end=100).deleted == 0, "where it will begin is not known"
+    assert kinds(held(log_start=95, idle_ms=0)) == ["deleted"]
+    (note,) = deleted_notes([GroupRow("g", [held(log_start=95)]), GroupRow("h", [held()])])
+    assert note.startswith("g: t 0: 5 offsets were deleted (retention) before the group had done them. They are lost")
+
+
+def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long() -> None:
+    short = held(idle_at_least=True, held_ms=60_000, waiting_ms=90_000)
+    assert problems_of(GroupRow("g", [short]))[0].text.startswith(
+        "w (host:17) beats, but no progress for over 1 min, hung?"
+    )
+    assert GroupRow("g", [short]).is_behind_longer
+    for exact in ({"idle_at_least": False}, {"waiting_ms": 50_000}):  # it moved then; its message came then
+        found = GroupRow("g", [replace(short, **exact)])
+        assert not found.is_behind_longer
+        assert "over" not in problems_of(found)[0].text
+
+
+def test_whether_a_position_was_seen_to_move() -> None:
+    metered = Metered()
+    assert not metered.meter.has_moved(KEY)
+    metered.add(Heartbeat(*A, "t", 0, 0, None), 1_000)
+    assert not metered.meter.has_moved(KEY)
+    metered.beat(9, 2_000)
+    assert metered.meter.has_moved(KEY)
 
 
 def test_nobody_ever_claimed_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_marshal import ConfigurationError, HeldError, LeaseLostError
 from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
-from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.pacing import Pacing
 from tests.client.conftest import HI, Scene, wait_until
 
 
@@ -171,17 +171,17 @@ def test_a_forked_child_is_refused(scene: Scene) -> None:
 
 
 def test_who_wants_something_ends_the_wait_for_the_echo_of_beats(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_gather, waiting = Driver._let_beats_gather, threading.Event()
+    let_gather, waiting = Pacing.let_beats_gather, threading.Event()
 
-    def let_gather_and_tell(driver: Driver) -> None:
+    def let_gather_and_tell(pacing: Pacing) -> None:
         waiting.set()
-        let_gather(driver)
+        let_gather(pacing)
 
     a = scene.member("a")
     for partition in range(4):  # of several partitions of the log
         a.claim("t", partition)
-    monkeypatch.setattr("kafka_marshal.node.driver.BEATS_WAIT_S", 3600.0)
-    monkeypatch.setattr(Driver, "_let_beats_gather", let_gather_and_tell)
+    monkeypatch.setattr("kafka_marshal.node.pacing.BEATS_WAIT_S", 3600.0)
+    monkeypatch.setattr(Pacing, "let_beats_gather", let_gather_and_tell)
     assert waiting.wait(20)
     assert a.claim("u", 1, timeout=5).valid
 
@@ -193,9 +193,9 @@ def test_beats_do_not_gather_while_something_else_waits_for_its_answer(scene: Sc
     driver = a._driver
     for others, gathers in ((0, True), (1, False)):
         with driver.condition:
-            driver.wait_for(lambda: driver._unanswered == 0, 20)
-            driver._unanswered += others
+            driver.wait_for(lambda: driver.pacing.unanswered == 0, 20)
+            driver.pacing.unanswered += others
             driver.engine.book.beat_all(driver.now_ms())
-            driver._carry_out(driver.engine.take_effects())
-            assert driver._beats_sent is gathers
-            driver._unanswered -= others
+            driver.effects.carry_out(driver.engine.take_effects())
+            assert driver.pacing.beats_sent is gathers
+            driver.pacing.unanswered -= others

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from kafka_marshal import (
     Consumer,
     Marshal,
     MaxClaims,
+    Policy,
     ReleaseIfBehind,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
@@ -65,18 +68,25 @@ def marshal(cluster: MemoryCluster) -> Iterator[Marshal]:
 
 #: Argument and value → the call that takes it.
 MADE: list[tuple[str, object, Callable[[Any], object]]] = [
-    *(("bootstrap_servers", x, lambda x: Marshal(x, group_id="g")) for x in (["h:1"], "", None, 5)),
+    *(("bootstrap_servers", x, lambda x: Marshal(x, group_id="g")) for x in (["h:1"], "", None, 5, " , ")),
     *(("bootstrap_servers", x, lambda x: Admin(x)) for x in (["h:1"], "", None)),
-    *(("group_id", x, lambda x: Marshal("h:1", group_id=x)) for x in ("", " ", 5, None)),
+    *(("group_id", x, lambda x: Marshal("h:1", group_id=x)) for x in ("", " ", 5, None, "x" * 256)),
     *(("client_id", x, lambda x: Marshal("h:1", group_id="g", client_id=x)) for x in ("", 5)),
-    *(("topic", x, lambda x: Marshal("h:1", group_id="g", topic=x)) for x in ("", 5, None)),
+    *(
+        ("topic", x, lambda x: Marshal("h:1", group_id="g", topic=x))
+        for x in ("", 5, None, "a b", "é", "..", "a\0b", "x" * 250, "__marshal_snapshots")
+    ),
     *(
         ("heartbeat_interval_ms", x, lambda x: Marshal("h:1", group_id="g", heartbeat_interval_ms=x))
-        for x in ("3000", True, NAN, -1, 3000.0)
+        for x in ("3000", True, NAN, -1, 3000.0, 99, 600_001)
     ),
     *(("config", x, lambda x: Marshal("h:1", group_id="g", config=x)) for x in (5, ["a"], {5: 5})),
     *(("watchdog", x, lambda x: Marshal("h:1", group_id="g", watchdog=x)) for x in ("yes", 1)),
-    *(("timeout", x, lambda x: Marshal("h:1", group_id="g", timeout=x)) for x in ("5", True, NAN, 0, -1, math.inf)),
+    *(
+        ("timeout", x, lambda x: Marshal("h:1", group_id="g", timeout=x))
+        for x in ("5", True, NAN, 0, -1, math.inf, 3_600, 1e308)
+    ),
+    ("cluster", 5, lambda x: Marshal.on_cluster(x, group_id="g")),
     *(("timeout", x, lambda x: Admin("h:1", timeout=x)) for x in ("5", True, NAN, 0)),
     *(("config", x, lambda x: Admin("h:1", config=x)) for x in (5, ["a"])),
     *(("limit", x, lambda x: MaxClaims(x)) for x in (0, "4", True, 1.5)),
@@ -92,6 +102,8 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("positions", x, lambda x: Admin("h:1").plan("g", x)) for x in ([1], None, "x")),
     *(("keep", x, lambda x: Admin("h:1").prune(keep=x)) for x in ("3", True)),
     ("client_id", 5, lambda x: Admin("h:1").resume("g", x)),
+    *(("timeout", x, lambda x: Admin("h:1", timeout=x)) for x in ("5", 0, 1e308)),
+    *(("topic", x, lambda x: Admin("h:1", topic=x)) for x in ("a b", "..", "__marshal_snapshots")),
     *(("spark", x, lambda x: ClaimedBatches(x, NONE, ["t"])) for x in (None, 5)),
     *(("marshal", x, lambda x: ClaimedBatches(SPARK, x, ["t"])) for x in (None, "h:1")),
     ("options", 5, lambda x: ClaimedBatches(SPARK, NONE, ["t"], options=x)),
@@ -106,13 +118,29 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("delivery", x, lambda x: simulate(None, 1, delivery=x)) for x in ("at_most_once", 5)),
 ]
 
+
+async def is_async(*_: object) -> None:
+    """Nobody would await what it returns."""
+
+
+def yields(*_: object) -> Iterator[None]:
+    yield
+
+
+class IsAsync:
+    async def __call__(self, *_: object) -> None:
+        """As is_async."""
+
+
+NO_CALLBACKS: tuple[object, ...] = (5, "x", object(), is_async, partial(is_async, 1), IsAsync(), yields, lambda: None)
+
 OF_A_CONSUMER: list[tuple[str, object]] = [
-    *(("topics", x) for x in ("t", None, 5, [], [5], [""], ["__marshal"], ["__marshal_snapshots"], ["^("])),
+    *(("topics", x) for x in ("t", None, 5, {"t": [0]}, [], [5], [""], ["__marshal"], ["__marshal_snapshots"], ["^("])),
     *(("delivery", x) for x in ("at_most_once", "At-Least-Once", None, 5)),
-    *(("policy", x) for x in (object(), Balanced)),
+    *(("policy", x) for x in (object(), Balanced, Policy(), type("Empty", (Policy,), {})())),
     *(("start", x) for x in ("earlier", 5, None, datetime(2020, 1, 1))),  # noqa: DTZ001
     *(("handler_timeout", x) for x in ("5", NAN, 0, -1, True)),
-    *((name, x) for name in ("on_assign", "on_revoke", "on_lost") for x in (5, "x", object())),
+    *((name, x) for name in ("on_assign", "on_revoke", "on_lost") for x in NO_CALLBACKS),
     ("config", [1]),
 ]
 OF_MESSAGES: list[tuple[str, object]] = [
@@ -162,7 +190,7 @@ def test_consumers_made_with_wrong_arguments(marshal: Marshal) -> None:
 
 def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
     consumer, other = marshal.consumer([TOPIC]), marshal.consumer(["other"])
-    theirs = other.poll(5)
+    theirs, batch = other.poll(5), next(consumer.batches(1))
     lease, sink = marshal.claim("by-hand", 0), SqliteSink(tmp_path / "s.db")
     calls: list[tuple[str, Callable[[Any], object], tuple[object, ...]]] = [
         ("timeout", consumer.poll, ("5", -1, NAN, True, math.inf)),
@@ -170,22 +198,23 @@ def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
         ("timeout", lambda x: consumer.consume(1, x), ("5", -1, NAN)),
         ("max_messages", consumer.batches, (0, "5", True)),
         ("timeout", lambda x: consumer.batches(1, x), ("5", -1, None)),
-        ("message", consumer.done, (None, 5, "x")),
+        ("message", consumer.done, (None, 5, "x", batch)),
         ("partitions", consumer.pause, (5, "t", [TOPIC], [(TOPIC,)], [(TOPIC, "1")], [(TOPIC, True)], [(5, 1)])),
         ("partitions", consumer.resume, ([TOPIC],)),
         ("topic", lambda x: consumer.seek(x, 0, 1), (5, "")),
         ("partition", lambda x: consumer.seek(TOPIC, x, 1), ("1", -1, True)),
         ("offset", lambda x: consumer.seek(TOPIC, 0, x), ("1", -1, True)),
         ("timeout", consumer.close, ("5", -1, NAN)),
-        ("timeout", marshal.close, ("5", -1, NAN)),
+        ("timeout", marshal.close, ("5", -1, NAN, 1e10)),
         ("topic", lambda x: marshal.claim(x, 0), (5, "", None)),
         ("partition", lambda x: marshal.claim(TOPIC, x), ("1", -1, True, NAN)),
         ("timeout", lambda x: marshal.claim(TOPIC, 0, x), ("1", -1, NAN)),
         ("last_offset", lease.heartbeat, ("1", -1, True)),
         ("last_offset", lease.grant, ("1", -1, True, None)),
         ("last_offset", lease.release, ("1", -1, True)),
-        ("predicate", marshal.world.wait_for, (5, None)),
-        ("timeout", lambda x: marshal.world.wait_for(bool, x), ("5", NAN)),
+        ("predicate", marshal.world.wait_for, (5, None, is_async, yields, lambda: None)),
+        ("predicate", lambda x: marshal.world.wait_for(lambda world: is_async(world, x)), ([],)),
+        ("timeout", lambda x: marshal.world.wait_for(bool, x), ("5", NAN, 1e10)),
         ("topic", lambda x: marshal.world.lease(x, 0), (5, "")),
         ("partition", lambda x: marshal.world.lease(TOPIC, x), ("5", -1)),
         ("claims", lambda x: sink.transaction("g", x).__enter__(), ("t", 5, [5], [("t", 1)], [("t", "1", 1, 1)])),
@@ -202,6 +231,19 @@ def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
     other.done(theirs)
 
 
+def test_a_callback_that_returns_a_coroutine_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+    with marshal.consumer([TOPIC], on_assign=lambda consumer, partitions: is_async(consumer, partitions)) as consumer:
+        assert consumer.poll(5) is not None
+    assert "on_assign has returned a coroutine, which nobody awaits" in caplog.text
+
+
+def test_a_pattern_that_matches_nothing_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+    marshal.consumer(["^__marshal$", f"^{TOPIC}$"])
+    assert [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING] == [
+        "no topic matches ^__marshal$ (yet); this consumer waits for one. (Internal topics never do.)"
+    ]
+
+
 @pytest.mark.parametrize("call", ["pause", "resume", "seek", "claim"])
 def test_a_partition_that_does_not_exist_is_refused_with_what_exists(marshal: Marshal, call: str) -> None:
     consumer = marshal.consumer([TOPIC])
@@ -215,6 +257,22 @@ def test_a_partition_that_does_not_exist_is_refused_with_what_exists(marshal: Ma
     assert all(lease.partition < 2 for lease in marshal.world.leases())
     if call in ("pause", "resume"):
         assert "it reads t" in said("other", 0, lambda: getattr(consumer, call)([("other", 0)]))
+    if call == "seek":  # before anybody is asked where it ends
+        for name in ("other", "never", "a\0b"):
+            assert "it reads t" in said(name, 0, lambda name=name: consumer.seek(name, 0, 99))  # type: ignore[misc]
+
+
+def test_seek_says_why_not(cluster: MemoryCluster) -> None:
+    with member(cluster) as a, member(cluster, "b") as b:
+        consumer = a.consumer([TOPIC], policy=MaxClaims(1))
+        wait_until(lambda: len(consumer.assignment()) == 1)
+        [held] = consumer.assignment()
+        consumer.seek(TOPIC, held.partition, 3)
+        assert "its position is 3 already" in said("2", 2, lambda: consumer.seek(TOPIC, held.partition, 2))
+        assert "not assigned to this consumer" in said("5", 5, lambda: consumer.seek(TOPIC, 1 - held.partition, 5))
+        other = b.consumer([TOPIC])
+        wait_until(lambda: len(other.assignment()) == 1)
+        assert "not assigned to this consumer" in said("3", 3, lambda: other.seek(TOPIC, held.partition, 3))
 
 
 def test_ranges_with_wrong_arguments(marshal: Marshal) -> None:
@@ -226,7 +284,12 @@ def test_ranges_with_wrong_arguments(marshal: Marshal) -> None:
         ("ranges", ranges.done, (5, [5], "x")),
         ("ranges", ranges.give_back, (5, [5])),
         ("ranges", ranges.is_valid, (5,)),
-        ("timeout", lambda x: ranges.wait_lost([], x), ("5",)),
+        ("timeout", lambda x: ranges.wait_lost([], x), ("5", 1e10)),
+        ("flush", lambda x: ranges.done([], flush=x), (1, "no")),
+        ("together", lambda x: ranges.done([], together=x), (1, "no")),
+        ("ends", ranges.is_done, (5, None, [5], {"t": 1}, {(TOPIC, 0): "x"})),
+        ("ends", lambda x: ranges.wait_done(x, 0), (5, [5], {"t": 1})),
+        ("keys", ranges.starts, (5, None, "x", [5], [(TOPIC, "0")])),
     ]
     for name, call, values in calls:
         for value in values:
@@ -301,6 +364,53 @@ def test_iterating_without_auto_done_ends_too(marshal: Marshal) -> None:
     consumer.close()
     user.end()
     assert list(consumer) == []
+
+
+# -- in a forked child --------------------------------------------------------------------------------------------
+
+
+def forked(call: Callable[[], object]) -> str:
+    """The error that the call raises in a forked child; "": none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        raised = ""
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - the parent gets it
+            raised = type(error).__name__
+        finally:
+            os.write(writing, raised.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        return told.read()
+
+
+@pytest.mark.parametrize("way", ["poll", "consume", "iterate", "batches", "take"])
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_forked_child_gets_nothing_of_what_the_parent_has_fetched(delivery: Any, way: str) -> None:
+    with member(memory_cluster(1, 20)) as marshal:
+        if way == "take":
+            ranges = marshal.ranges([TOPIC], delivery=delivery)
+            assert ranges.take(5)
+            assert forked(lambda: ranges.take(5)) == "ForkedError"
+            assert ranges.take(5)
+            return
+        consumer = marshal.consumer([TOPIC], delivery=delivery)
+        loop: Iterator[Any] = iter(consumer) if way == "iterate" else consumer.batches(5)
+        ways: dict[str, Callable[[], Any]] = {
+            "poll": lambda: consumer.poll(5),
+            "consume": lambda: consumer.consume(5, 5),
+            "iterate": lambda: next(loop),
+            "batches": lambda: next(loop),
+        }
+        assert ways[way]()
+        lease = marshal.claim("by-hand", 0)
+        assert forked(ways[way]) == forked(lease.require) == forked(consumer.assignment) == "ForkedError"
+        assert ways[way]()
+        lease.require()
 
 
 # -- messages that are never done ---------------------------------------------------------------------------------

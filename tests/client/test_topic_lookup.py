@@ -40,7 +40,7 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
         first = take(consumer, 1)
         may_answer.set()
         assert answered.wait(20)
-        wait_until(lambda: not member._driver.topics.is_running, what="taking in the late answer")
+        wait_until(lambda: not member._driver.upkeep.topics.is_running, what="taking in the late answer")
         assert first + take(consumer, 19) == [(0, offset) for offset in range(20)]
         assert "deleted" not in caplog.text
         assert [at.partition for at in consumer.assignment()] == [0]

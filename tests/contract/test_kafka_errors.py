@@ -104,7 +104,7 @@ def test_a_black_hole_takes_no_longer_than_allowed(name: str) -> None:
 def test_plain_text_to_a_tls_port() -> None:
     with server(hang_up) as port:
         cluster = KafkaCluster(f"127.0.0.1:{port}")
-        with pytest.raises(AuthenticationError, match="it may want TLS"):
+        with pytest.raises(AuthenticationError, match="it may want TLS or SASL"):
             cluster.topics(1.0)
         cluster.close()
 

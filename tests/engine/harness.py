@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
-from kafka_marshal.engine.claims.leases import OwnLease
+from kafka_marshal.engine import inputs
+from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.plane import Ownership
 from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
-from kafka_marshal.engine.work.stuck import UNREADABLE, Why
-from kafka_marshal.engine.work.tracker import Run
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.engine.work import tracker
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.stuck import UNREADABLE
+from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 
 HI = 1_000
@@ -233,7 +236,7 @@ class Member:
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
-        self.engine.caught_up(self.clock())
+        self.engine.take(inputs.CaughtUp(), self.clock())
         self.settle()
 
     def clock(self) -> float:
@@ -259,7 +262,7 @@ class Member:
 
     def look_at_topics(self) -> None:
         if not self.paused:
-            self.engine.metadata(self.net.topics(), self.clock())
+            self.engine.take(inputs.Topics(self.net.topics()), self.clock())
             self.settle()
 
     # The caller's duties.
@@ -287,12 +290,12 @@ class Member:
             offset = world.next_offset
             outcome = world.apply(offset, *log[offset])
             if live:
-                self.engine.applied(cp, offset, outcome, self.clock())
+                self.engine.take(inputs.Applied(cp, offset, outcome), self.clock())
         return news
 
     def settle(self) -> None:
         now = self.clock()
-        self.engine.step(now)
+        self.engine.take(inputs.Step(), now)
         while effects := self.engine.take_effects():
             for effect in effects:
                 self.carry_out(effect)
@@ -312,7 +315,7 @@ class Member:
                 if not self.hold_lookups:
                     self.answer_lookups()
             case Call():
-                self.callbacks.extend((effect.callback, x.key) for x in effect.assignments)
+                self.callbacks.extend((effect.callback, x.key) for x in effect.pieces)
                 self.held_calls.append(effect)
                 if not self.hold_callbacks:
                     self.return_callbacks(settle=False)
@@ -322,42 +325,41 @@ class Member:
     def send(self, append: Append) -> None:
         """Hand a record to the broker."""
         if self.drop_appends or self.drop_if(append.record):
-            self.engine.acked(append.token, None, self.clock())
+            self.engine.take(inputs.Acked(append.token, None), self.clock())
             return
         offset = self.net.append(append.cp, encode(append.record))
         if self.duplicate:
             self.net.append(append.cp, encode(append.record))
         match self.acks:
             case "now":
-                self.engine.acked(append.token, offset, self.clock())
+                self.engine.take(inputs.Acked(append.token, offset), self.clock())
             case "late":
                 self.late_acks.append((append.token, offset))
             case "blank":
-                self.engine.acked(append.token, None, self.clock())
+                self.engine.take(inputs.Acked(append.token, None), self.clock())
 
     def deliver_acks(self) -> None:
         """The broker's late answers arrive."""
         acks, self.late_acks = self.late_acks, []
         for token, offset in acks:
-            self.engine.acked(token, offset, self.clock())
+            self.engine.take(inputs.Acked(token, offset), self.clock())
         self.settle()
 
     def answer_lookups(self) -> None:
         lookups, self.held_lookups = self.held_lookups, []
         for lookup in lookups:
-            log = self.net.data[lookup.assignment.key]
+            log = self.net.data[lookup.key]
             start = log.start
             if lookup.start == "latest":
                 start = log.end
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
-            lookup.assignment.consumer.located(lookup.assignment, log.start, log.end, start, self.clock())
+            self.engine.take(inputs.Located(lookup, log.start, log.end, start), self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
-            for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, self.clock())
+            self.engine.take(inputs.Called(call), self.clock())
         if settle:
             self.settle()
 
@@ -366,20 +368,21 @@ class Member:
     def fetch(self, limit: int = 5) -> None:
         """Deliver up to limit messages of each fetched partition to the engine."""
         for key, (number, position) in list(self.fetching.items()):
-            consumer, log = self.engine.consumers[number], self.net.data[key]
+            log = self.net.data[key]
             if position < log.start or position > log.end:
                 del self.fetching[key]
-                consumer.out_of_range(key, self.clock())
+                self.engine.take(inputs.OutOfRange(number, key), self.clock())
                 self.settle()
             elif offsets := log.offsets(position, limit):
                 self.fetching[key] = (number, offsets[-1] + 1)
-                consumer.delivery.fetched(key, [FakeMessage(key, offset) for offset in offsets])
+                messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
+                self.engine.take(inputs.Fetched(number, key, messages), self.clock())
 
     def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
         """At least once: take the next messages in hand."""
         for consumer in self.consumers:
-            run = consumer.delivery.next_run(max_messages, iterating, self.clock())
-            if run is not None:
+            run = self.engine.take(inputs.HandOut(consumer.number, max_messages, iterating), self.clock())
+            if isinstance(run, tracker.Run):
                 return run
         return None
 
@@ -387,15 +390,22 @@ class Member:
         """done(message) of the user."""
         for consumer in self.consumers:
             if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
-                consumer.delivery.done(message, self.clock())  # type: ignore[arg-type]
+                self.engine.take(inputs.Done(consumer.number, message), self.clock())  # type: ignore[arg-type]
         self.settle()
 
+    def delivery_of(self, run: Run) -> Delivery:
+        return self.engine.consumers[run.assignment.consumer.number].delivery
+
     def done_run(self, run: Run) -> None:
-        run.assignment.consumer.delivery.done_run(run, self.clock())
+        number, key = run.assignment.consumer.number, run.assignment.key
+        if run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over:
+            self.engine.take(inputs.DoneRun(number, key, run.first), self.clock())
+        else:
+            self.delivery_of(run).done_run(run, self.clock())
         self.settle()
 
     def leave_run(self, run: Run) -> None:
-        run.assignment.consumer.delivery.leave_run(run, self.clock())
+        self.delivery_of(run).leave_run(run, self.clock())
         self.settle()
 
     def work(self, max_messages: int = 5) -> list[FakeMessage]:
@@ -415,25 +425,25 @@ class Member:
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             delivery = consumer.delivery
-            if delivery.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
+            if delivery.grants.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
                 if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
                     continue
                 del self.waiting[consumer.number]
-                granted = delivery.collect(waiting, self.clock())
+                granted = delivery.grants.collect(waiting, self.clock())
                 self.settle()
                 if self.claims_ahead and granted is not None:
                     self.propose(consumer)
-            delivery.take_up(self.clock())
-            run = delivery.granted
+            delivery.grants.take_up(self.clock())
+            run = delivery.grants.granted
             if run is None:
                 self.propose(consumer)
             elif self.is_proven(run.assignment.lease):
-                part = delivery.next_granted(run, limit, self.clock())
+                part = delivery.grants.next_granted(run, limit, self.clock())
                 got.extend(part)  # type: ignore[arg-type]
-                if delivery.granted_next == len(run.messages):
-                    delivery.finish_granted(self.clock())
+                if delivery.grants.granted_next == len(run.messages):
+                    delivery.grants.finish_granted(self.clock())
             else:
-                delivery.finish_granted(self.clock())
+                delivery.grants.finish_granted(self.clock())
             self.settle()
         self.handled.extend(got)
         return got
@@ -442,11 +452,11 @@ class Member:
         """At most once: claim the next batch; from here on the user waits for the answer."""
         if not consumer.closing:
             self.fetch(fetch)
-            if (waiting := consumer.delivery.propose(self.clock())) is not None:
+            if (waiting := consumer.delivery.grants.propose(self.clock())) is not None:
                 self.waiting[consumer.number] = waiting
         self.settle()
 
-    def is_proven(self, lease: OwnLease) -> bool:
+    def is_proven(self, lease: Ownership) -> bool:
         """As the shell asks before it hands out a granted message."""
         return self.clock() < lease.proven_until
 
@@ -463,7 +473,7 @@ class Member:
     def held(self) -> list[Key]:
         return sorted(key for key, lease in self.engine.book.leases.items() if lease.held)
 
-    def lease(self, key: Key) -> OwnLease:
+    def lease(self, key: Key) -> HeldLease:
         return self.engine.book.leases[key]
 
     def assignment(self, key: Key) -> Assignment:

@@ -15,8 +15,8 @@ from random import Random
 
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind
+from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.tracker import Run
 from rationalizer import ClaimingMessages, World, decode, encode
 from tests.engine.harness import DataLog, FakeMessage, Key, Member, Net
 
@@ -389,7 +389,7 @@ class Simulation:
                 if not world.apply(offset, ts, value).accepted or not isinstance(record, ClaimingMessages):
                     continue
                 key = (record.topic, record.partition)
-                reports = self.reports[record.instance_id].delivery.unprocessed
+                reports = self.reports[record.instance_id].delivery.grants.unprocessed
                 for at in self.net.data[key].offsets(before + 1, record.proposed_last_offset - before):
                     reported = any((t, p) == key and first <= at <= last for t, p, first, last in reports)
                     if (
@@ -407,7 +407,7 @@ class Simulation:
         for key, log in self.net.data.items():
             if self.stable(key) < max(log.offsets(0, 1 << 30), default=-1):
                 return False
-        return not any(m.waiting or m.main.delivery.granted for m in self.members())
+        return not any(m.waiting or m.main.delivery.grants.granted for m in self.members())
 
     def stable(self, key: Key) -> int:
         lease = self.members()[0].engine.observer.lease(key)

@@ -43,7 +43,7 @@ def grants(net: Net) -> list[int]:
 
 
 def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
-    return [(first, last) for _, _, first, last in consumer.delivery.unprocessed]
+    return [(first, last) for _, _, first, last in consumer.delivery.grants.unprocessed]
 
 
 # -- C12, C13: the way of a batch ---------------------------------------------------------------------------------
@@ -52,13 +52,13 @@ def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
 def test_c13_claim_apply_beat_hand_over() -> None:
     """The order in the log: ClaimingMessages, then a beat with the granted offset; only then is the batch out."""
     net, member, consumer = proposing()
-    assert consumer.delivery.granted is None, "sent is not granted"
+    assert consumer.delivery.grants.granted is None, "sent is not granted"
     assert member.assignment(T0).grant is not None
     net.tick()
     kinds = [r for r in net.records() if isinstance(r, ClaimingMessages | Heartbeat)]
     assert [type(r).__name__ for r in kinds] == ["ClaimingMessages", "Heartbeat"]
     assert isinstance(kinds[1], Heartbeat) and kinds[1].last_offset == 4
-    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
     assert run is not None
     assert [m.offset() for m in run.messages] == [0, 1, 2, 3, 4]
 
@@ -346,18 +346,18 @@ def test_c13_an_end_without_release_reports_what_the_log_grants_after_it(refused
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI if refused else 0.0
     member.propose(consumer)
-    consumer.delivery.abandon(net.now)
-    assert (reported(consumer), len(consumer.delivery.awaited)) == ([], 1)
+    consumer.delivery.grants.abandon(net.now)
+    assert (reported(consumer), len(consumer.delivery.grants.awaited)) == ([], 1)
     net.run(10)
     assert reported(consumer) == ([] if refused else [(0, 4)])
-    assert not consumer.delivery.awaited
+    assert not consumer.delivery.grants.awaited
 
 
 def test_c13_an_end_without_release_reports_what_was_granted_and_not_collected() -> None:
     net, member, consumer = ahead()
-    consumer.delivery.abandon(net.now)
+    consumer.delivery.grants.abandon(net.now)
     assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
-    assert not consumer.delivery.awaited
+    assert not consumer.delivery.grants.awaited
     assert member.held() == [T0], "nothing is let go"
 
 
@@ -366,8 +366,8 @@ def test_c13_a_thread_that_waits_for_a_grant_while_another_closes_gets_nothing()
     waiting = member.waiting[consumer.number]
     member.close()
     net.run_until(lambda: consumer.closed, 100)
-    assert consumer.delivery.collect(waiting, net.now) is None
-    assert consumer.delivery.granted is None
+    assert consumer.delivery.grants.collect(waiting, net.now) is None
+    assert consumer.delivery.grants.granted is None
     assert reported(consumer) == [(0, 4)]
 
 
@@ -431,7 +431,7 @@ def test_c13_held_back_is_reported_at_the_end(how: str) -> None:
         member.close()
         net.run_until(lambda: consumer.closed, 100)
     else:
-        consumer.delivery.abandon(net.now)
+        consumer.delivery.grants.abandon(net.now)
     assert reported(consumer) == [(2, 4)]
 
 
@@ -494,11 +494,11 @@ def test_q34_claimed_ahead_each_message_comes_once_and_in_order() -> None:
 
 def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     net, member, consumer = ahead()
-    waiting = consumer.delivery.proposed
+    waiting = consumer.delivery.grants.proposed
     assert waiting is member.assignment(T0)
     member.fetch(10)
     assert consumer.delivery.fullest(net.now) >= 5
-    assert consumer.delivery.propose(net.now) is waiting
+    assert consumer.delivery.grants.propose(net.now) is waiting
     member.settle()
     net.run(10)
     assert grants(net) == [4, 9]

@@ -69,7 +69,7 @@ def test_c4_a_claim_on_a_held_partition_is_a_wish_that_the_holder_grants() -> No
     net.run_until(lambda: len(b.held()) == 1)
     moved = b.held()[0]
     assert net.world(moved).progress.stable == 9, "the release told how far the work had come"
-    assert b.assignment(moved).fetch_next == 10
+    assert b.assignment(moved).buffer.fetch_next == 10
 
 
 def test_c4_a_wish_moves_as_few_partitions_as_are_missing() -> None:
@@ -201,7 +201,7 @@ def test_c7_a_restart_takes_over_at_once_what_is_fresh() -> None:
     assert not [r for r in net.records(ClaimingPartition) if r.instance_id == second.engine.settings.instance_id]
     for key in (T0, T1):
         assert second.lease(key).epoch > old[key], "the old instance is fenced"
-        assert second.assignment(key).fetch_next == net.world(key).progress.stable + 1
+        assert second.assignment(key).buffer.fetch_next == net.world(key).progress.stable + 1
 
 
 def test_c7_not_fresh_falls_back_to_a_claim_when_the_lease_opens() -> None:
@@ -330,12 +330,12 @@ def test_c7_a_restart_during_a_pause_waits_for_its_end() -> None:
 def test_c7_a_lease_by_hand_is_taken_over_too() -> None:
     net = Net(cps=1)
     first = net.member("a")
-    first.engine.claim(T0)
+    first.engine.leases.claim(T0)
     first.settle()
     net.run(30)
     first.kill()
     second = net.member("a")
-    manual = second.engine.claim(T0)
+    manual = second.engine.leases.claim(T0)
     second.settle()
     net.run(30)
     assert manual.is_proven
@@ -347,7 +347,7 @@ def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() ->
     net.run(50)
     old.kill()
     new = net.member("a")
-    manual = new.engine.claim(T0)
+    manual = new.engine.leases.claim(T0)
     consumer = new.consumer("t")
     net.run(3 * HI)
     assert manual.is_proven
@@ -370,7 +370,7 @@ def test_c16_a_forgotten_group_begins_anew() -> None:
     net.tick()
     assert (Callback.LOST, T0) in a.callbacks
     net.run_until(lambda: a.held() == [T0])
-    assert a.assignment(T0).fetch_next == 0
+    assert a.assignment(T0).buffer.fetch_next == 0
     assert net.world(T0).progress.stable == -1
 
 
@@ -381,7 +381,7 @@ def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
-    manual = member.engine.claim(T0)
+    manual = member.engine.leases.claim(T0)
     member.settle()
     manual.release(None, net.now)  # gave up before the log answered
     net.run(20)

@@ -478,10 +478,10 @@ def test_after_close_the_engine_does_nothing_more() -> None:
 def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
     net = Net(cps=1)
     a, b = net.member("a"), net.member("b")
-    first = a.engine.claim(T0)
+    first = a.engine.leases.claim(T0)
     a.settle()
     net.run(20)
-    second = b.engine.claim(T0)
+    second = b.engine.leases.claim(T0)
     b.settle()
     net.run(50)
     assert second.refusal == "HELD"
@@ -497,7 +497,7 @@ def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() 
     net = Net(cps=1)
     a = net.member("a")
     a.drop_appends = True
-    lease = a.engine.claim(T0)
+    lease = a.engine.leases.claim(T0)
     a.settle()
     a.drop_appends = False
     net.pause(10 * HI)
@@ -511,7 +511,7 @@ def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
     """The one that was lost is answered too: the next one shows that the log has passed it."""
     net = Net(cps=1)
     a = net.member("a")
-    lease = a.engine.claim(T0)
+    lease = a.engine.leases.claim(T0)
     a.settle()
     net.run(20)
     a.drop_appends = True
@@ -533,7 +533,7 @@ def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
 def test_a_lease_by_hand_that_is_lost_answers_whoever_waits() -> None:
     net = Net(cps=1)
     a = net.member("a")
-    lease = a.engine.claim(T0)
+    lease = a.engine.leases.claim(T0)
     a.settle()
     net.run(20)
     a.drop_appends = True
@@ -549,7 +549,7 @@ def test_a_member_s_leases_by_hand_and_by_consumer_share_their_beats() -> None:
     net = Net(cps=1)
     net.topic("t", 2, end=5)
     a = net.member("a")
-    a.engine.claim(("u", 0))
+    a.engine.leases.claim(("u", 0))
     a.consumer("t")
     net.run(5 * HI)
     assert len(a.held()) == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.work.consumer import EVICTED_INTERVALS
 from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.harness import HI, Member, Net
 from tests.engine.scenes import working

@@ -357,7 +357,7 @@ def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
-    manual: ManualLease = member.engine.claim(T0)
+    manual: ManualLease = member.engine.leases.claim(T0)
     member.settle()
     net.run_until(lambda: manual.is_proven)
     sent = last_sent(net)
@@ -411,7 +411,7 @@ def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_messag
             net.write(Heartbeat("a-newer", "a", "g", *T0, None, None), lease.cp)
             net.tick()
         case "handed back":
-            member.engine.book.release(lease, None, member.clock())
+            member.engine.book.release(member.engine.book.leases[T0], None, member.clock())
         case "closed":
             member.close()
         case "clock":

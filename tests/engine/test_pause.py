@@ -191,7 +191,7 @@ def test_c10_at_most_once_a_grant_under_way_is_answered_and_handed_out() -> None
         a.work_granted()
         net.tick()
     assert [m.at for m in a.handled] == list(range(30))
-    assert a.consumers[0].delivery.unprocessed == []
+    assert a.consumers[0].delivery.grants.unprocessed == []
 
 
 # -- E4 -----------------------------------------------------------------------------------------------------------
@@ -309,12 +309,12 @@ def test_e4_a_lease_by_hand_in_a_stopped_cp() -> None:
     """One that is held ends by T4; one that is wanted is refused with the reason, and not asked for again."""
     net = Net(cps=1)
     a = net.member("a")
-    held = a.engine.claim(T0)
+    held = a.engine.leases.claim(T0)
     a.settle()
     net.run(20)
     upgraded(net, 0)
     net.tick()
-    wanted = a.engine.claim(("t", 1))
+    wanted = a.engine.leases.claim(("t", 1))
     a.settle()
     net.run(3 * HI)
     assert "not confirmed" in held.loss

@@ -236,8 +236,8 @@ def test_release_if_behind_measures_by_the_second_and_lets_go() -> None:
     for _ in range(45):
         net.data["t", 0].end += 1_000
         net.data["t", 1].end += 1
-        for key, assignment in list(consumer.assignments.items()):
-            consumer.placement.measure(assignment, net.data[key].end, net.now)
+        for key in list(consumer.assignments):
+            consumer.log_ends(key, net.data[key].end, net.now)
         slow.settle()
         net.run(HI / 10)
     assert slow.callbacks.count((Callback.REVOKE, ("t", 0))) >= 1
@@ -252,12 +252,12 @@ def test_cycles_hold_lag_speed_and_growth_per_second() -> None:
     member = net.member("a", hi=2_000)
     consumer = member.consumer("t")
     net.run(50)
-    placement: Placement = consumer.placement
+    placement = member.engine.leases.sources[consumer.number].placement
     assignment = consumer.assignments["t", 0]
-    placement.measure(assignment, 1_000, net.now)
+    consumer.log_ends(assignment.key, 1_000, net.now)
     assignment.tracker.done.through(99)
-    placement.measure(assignment, 1_200, net.now + 1_000)  # half a cycle: too early
-    placement.measure(assignment, 1_400, net.now + 2_000)
+    consumer.log_ends(assignment.key, 1_200, net.now + 1_000)  # half a cycle: too early
+    consumer.log_ends(assignment.key, 1_400, net.now + 2_000)
     assert placement._cycles["t", 0] == (Cycle(lag=1_300, speed=50.0, growth=200.0),)
 
 
@@ -333,7 +333,7 @@ def test_while_a_wish_is_under_way_there_is_no_other() -> None:
     [newcomer] = fleet(net, ["b"])
     for _ in range(2):
         net.tick(LATENCY / 4)
-        newcomer.consumers[0].placement.dirty = True
+        newcomer.consumers[0].source.look_again()
         newcomer.settle()
     assert len(net.records(ClaimingPartition, "b")) == 1
 
@@ -443,7 +443,7 @@ def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytes
         partial = bool(self._touched) and not self.dirty
         look(self, now)
         at = self._look_at
-        for key in self._consumer.subscription.partitions:
+        for key in self._work.subscription.partitions:
             fresh = self._view(key, now, {})
             shown = self._shown.get(key)
             if fresh != shown:
@@ -475,8 +475,8 @@ def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
     consumer = member.consumer("t", policy=Looks())
     net.run(100)
     assert seen[-1] == {("t", 0), ("t", 1)}
-    consumer.blocked.add(("t", 0))
-    consumer.placement.dirty = True
+    consumer.positions.blocked.add(("t", 0))
+    consumer.source.look_again()
     member.settle()
     assert seen[-1] == {("t", 1)}
 
@@ -493,7 +493,7 @@ def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() ->
     net = Net(cps=1)
     net.topic("t", 6)
     member, other = net.member("a"), net.member("b")
-    member.consumer("t").placement.__class__ = Looks
+    member.engine.leases.sources[member.consumer("t").number].placement.__class__ = Looks
     other.consumer("t")
     net.run(3 * HI)
     assert len(member.held()) == len(other.held()) == 3

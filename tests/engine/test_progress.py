@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
+from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.tracker import Tracker, offset_of
 from kafka_marshal.ports import Message
 from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, HeartbeatBatch, ReleasingPartition
@@ -263,7 +264,7 @@ def test_p6_more_islands_than_one_record_takes() -> None:
 def test_p5_more_islands_than_the_log_takes_stay_known_here() -> None:
     """Our own book has no limit: what is done stays done, whatever the log refuses."""
     messages: list[Message] = [FakeMessage(T0, at) for at in range(2 * MAX_INTERVALS + 10)]
-    tracker = Tracker(-1, [(at, at) for at in range(1, 2 * MAX_INTERVALS, 2)])
+    tracker: Tracker[Assignment] = Tracker(-1, [(at, at) for at in range(1, 2 * MAX_INTERVALS, 2)])
     tracker.done.commit([(2 * MAX_INTERVALS + 1, 2 * MAX_INTERVALS + 1)], 2**63 - 1)
     assert len(tracker.done.ranges) == MAX_INTERVALS + 1
     assert messages[-1].offset() == 2 * MAX_INTERVALS + 9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import MAX_LEFT_OUT, OffsetRange, RangeDelivery, RangeRun, fair_shares
 from kafka_marshal.engine.work.tracker import Tracker
@@ -231,7 +231,7 @@ def test_p9_retention_below_the_position_is_reported_once_something_was_handed_o
     assert take(net, member, consumer, 10) == []
     net.run(HI)
     assert places(take(net, member, consumer, 10)) == [(0, 30, 39)]
-    assert consumer.gaps == [(T0, 10, 29)]
+    assert consumer.positions.gaps == [(T0, 10, 29)]
 
 
 def test_p11_a_position_beyond_the_end_is_lost() -> None:
@@ -272,7 +272,7 @@ def test_c13_granted_and_never_collected_is_reported() -> None:
     evict(net, member)
     net.run(HI)
     assert not delivery(consumer).collect_range(run, member.clock())
-    assert delivery(consumer).unprocessed == [("t", 0, 0, 9)]
+    assert delivery(consumer).grants.unprocessed == [("t", 0, 0, 9)]
 
 
 def test_c13_a_grant_that_comes_after_it_was_given_up_is_reported_too() -> None:
@@ -280,7 +280,7 @@ def test_c13_a_grant_that_comes_after_it_was_given_up_is_reported_too() -> None:
     take(net, member, consumer, 10)
     member.close()
     net.run(HI)
-    assert delivery(consumer).unprocessed == [("t", 0, 0, 9)]
+    assert delivery(consumer).grants.unprocessed == [("t", 0, 0, 9)]
 
 
 def test_given_back_at_most_once_is_reported_and_not_repeated() -> None:
@@ -289,7 +289,7 @@ def test_given_back_at_most_once_is_reported_and_not_repeated() -> None:
     net.tick()
     delivery(consumer).collect_range(run, member.clock())
     delivery(consumer).give_back_range(run.offsets(), member.clock())
-    assert delivery(consumer).unprocessed == [("t", 0, 0, 9)]
+    assert delivery(consumer).grants.unprocessed == [("t", 0, 0, 9)]
     assert places(take(net, member, consumer, 10)) == [(0, 10, 19)]
 
 
@@ -303,10 +303,10 @@ def test_c13_given_back_after_its_lease_was_over_is_reported_too_and_once() -> N
     evict(net, member)
     net.run(HI)
     assert delivery(consumer).find(given) is None
-    assert delivery(consumer).unprocessed == [], "it may be at work still"
+    assert delivery(consumer).grants.unprocessed == [], "it may be at work still"
     for _ in range(2):
         delivery(consumer).give_back_range(given, member.clock())
-    assert delivery(consumer).unprocessed == [("t", 0, 0, 9)]
+    assert delivery(consumer).grants.unprocessed == [("t", 0, 0, 9)]
 
 
 def test_c13_done_after_its_lease_was_over_is_not_reported() -> None:
@@ -318,13 +318,13 @@ def test_c13_done_after_its_lease_was_over_is_not_reported() -> None:
     net.run(HI)
     assert not delivery(consumer).done_range(run.offsets(), member.clock())
     delivery(consumer).give_back_range(run.offsets(), member.clock())
-    assert delivery(consumer).unprocessed == []
+    assert delivery(consumer).grants.unprocessed == []
 
 
 @pytest.mark.parametrize(("stable", "held", "open_from"), [(-1, [], 0), (4, [(5, 9)], 10), (4, [(7, 9)], 5)])
 def test_the_lowest_open_offset(stable: int, held: list[tuple[int, int]], open_from: int) -> None:
     _, member, _ = working()
-    tracker = Tracker(stable, ())
+    tracker: Tracker[Assignment] = Tracker(stable, ())
     for first, last in held:
         tracker.hand_out(RangeRun(member.assignment(T0), first, last, (), 0.0))
     assert tracker.open_from() == open_from

@@ -15,9 +15,9 @@ from statistics import mean
 from kafka_marshal.engine.effects import Append, Call, Callback
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Record, World, encode, route_lease
 
@@ -107,8 +107,7 @@ class Hall:
                     self._log.append((effect.cp, offset, encode(effect.record)))
                     engine.acked(effect.token, offset, self.now)
                 elif isinstance(effect, Call):
-                    for assignment in effect.assignments:
-                        assignment.consumer.called(assignment, effect.callback, self.now)
+                    engine.called(effect, self.now)
         seat.due = engine.deadline(self.now)
 
     def is_even(self) -> bool:

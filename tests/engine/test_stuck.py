@@ -20,7 +20,7 @@ def at_work(end: int = 10) -> tuple[Net, Member, ConsumerEngine]:
     consumer = member.consumer("t")
     net.run_until(lambda: member.held() == [T0])
     member.work()
-    assert consumer.assignments[T0].fetch_next == 5
+    assert consumer.assignments[T0].buffer.fetch_next == 5
     return net, member, consumer
 
 
@@ -30,18 +30,18 @@ def looks(net: Net, member: Member, ms: float, *, log_end: int = 10, drained: bo
     while net.now < until:
         for consumer in member.consumers:
             for assignment in consumer.assignments.values():
-                consumer.placement.measure(assignment, log_end, net.now)
-            consumer.stuck.look(net.now, net.now if drained else 0.0)
+                consumer.log_ends(assignment.key, log_end, net.now)
+            consumer.positions.stuck.look(net.now, net.now if drained else 0.0)
         net.run(HI)
 
 
 def why(consumer: ConsumerEngine) -> list[str]:
-    return [one.why for one in consumer.stuck.found]
+    return [one.why for one in consumer.positions.stuck.found]
 
 
 def test_what_fails_once_is_a_warning() -> None:
     net, member, consumer = at_work()
-    consumer.stuck.failed(T0, "crc", net.now)
+    consumer.positions.stuck.failed(T0, "crc", net.now)
     looks(net, member, HI)
     assert (why(consumer), consumer.errors) == ([], [])
     assert member.warnings == ["t [0]: crc"]
@@ -50,7 +50,7 @@ def test_what_fails_once_is_a_warning() -> None:
 def test_what_fails_again_and_again_is_one_error_that_names_the_way_past_it() -> None:
     net, member, consumer = at_work()
     for _ in range(500):
-        consumer.stuck.failed(T0, "crc", net.now)
+        consumer.positions.stuck.failed(T0, "crc", net.now)
         net.run(10)
     [error] = consumer.errors
     assert isinstance(error, PartitionStuckError)
@@ -63,15 +63,15 @@ def test_what_fails_again_and_again_is_one_error_that_names_the_way_past_it() ->
 
 def test_it_is_told_again_seldom_and_in_the_log_alone() -> None:
     net, member, consumer = at_work()
-    consumer.stuck.failed(T0, "crc", net.now)
-    consumer.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
+    consumer.positions.stuck.failed(T0, "crc", net.now)
+    consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
     net.now += STUCK_AFTER_MS
     member.settle()
     said = len(member.warnings)
-    consumer.stuck.look(net.now + SAID_EVERY_MS - 1, net.now)
+    consumer.positions.stuck.look(net.now + SAID_EVERY_MS - 1, net.now)
     member.settle()
     assert len(member.warnings) == said
-    consumer.stuck.look(net.now + SAID_EVERY_MS, net.now)
+    consumer.positions.stuck.look(net.now + SAID_EVERY_MS, net.now)
     member.settle()
     assert len(member.warnings) == said + 1 and member.warnings[-1].endswith("(so for 10 minutes)")
     assert len(consumer.errors) == 1
@@ -79,20 +79,20 @@ def test_it_is_told_again_seldom_and_in_the_log_alone() -> None:
 
 def test_it_goes_on_when_messages_come() -> None:
     net, member, consumer = at_work()
-    consumer.stuck.failed(T0, "crc", net.now)
-    consumer.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
+    consumer.positions.stuck.failed(T0, "crc", net.now)
+    consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
     member.work()
     looks(net, member, HI)
     assert why(consumer) == []
     assert "goes on" in member.warnings[-1]
-    consumer.stuck.failed(T0, "crc", net.now)
+    consumer.positions.stuck.failed(T0, "crc", net.now)
     assert why(consumer) == [], "another offset: it may be passed over as the one before"
 
 
 def test_a_partition_that_is_let_go_is_not_stuck_here_any_more() -> None:
     net, _, consumer = at_work()
-    consumer.stuck.failed(T0, "crc", net.now)
-    consumer.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
+    consumer.positions.stuck.failed(T0, "crc", net.now)
+    consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
     consumer.close(net.now)
     net.run_until(lambda: not net.world(T0).held)
     assert why(consumer) == []
@@ -112,7 +112,7 @@ def test_nothing_comes_though_the_log_goes_on() -> None:
 
 
 def is_deaf(consumer: ConsumerEngine) -> bool:
-    return consumer.stuck.is_reader_deaf
+    return consumer.positions.stuck.is_reader_deaf
 
 
 def test_a_reader_that_has_lost_touch_is_sent_again() -> None:
@@ -120,9 +120,9 @@ def test_a_reader_that_has_lost_touch_is_sent_again() -> None:
     net, member, consumer = at_work()
     member.fetching.clear()  # it does nothing any more …
     looks(net, member, SILENT_AFTER_MS, log_end=5)
-    assert why(consumer) == [] and consumer.assignments[T0].asked_end == 0
+    assert why(consumer) == [] and consumer.assignments[T0].watch.asked_end == 0
     looks(net, member, 3 * HI, log_end=5)
-    assert consumer.assignments[T0].asked_end == 10, "the leader was asked"
+    assert consumer.assignments[T0].watch.asked_end == 10, "the leader was asked"
     looks(net, member, SILENT_AFTER_MS, log_end=5)
     assert why(consumer) == ["silent"]
     assert "it is fetched again" in member.warnings[-1]
@@ -130,7 +130,7 @@ def test_a_reader_that_has_lost_touch_is_sent_again() -> None:
     member.fetching.clear()  # that did not help
     looks(net, member, SILENT_AFTER_MS + 2 * HI, log_end=5)
     assert is_deaf(consumer), "it is to be replaced"
-    consumer.stuck.is_reader_deaf = False
+    consumer.positions.stuck.is_reader_deaf = False
     looks(net, member, 3 * SILENT_AFTER_MS, log_end=5)
     assert not is_deaf(consumer), "not again so soon"
     member.fetching[T0] = (consumer.number, 5)
@@ -162,7 +162,7 @@ def test_who_is_merely_quiet_is_not_stuck(case: str) -> None:
 def test_a_record_that_is_too_large_is_told_where_nothing_comes() -> None:
     net, member, consumer = at_work()
     for _ in range(4):
-        consumer.stuck.too_large("Invalid response size 5000149", net.now)
+        consumer.positions.stuck.too_large("Invalid response size 5000149", net.now)
         looks(net, member, HI)
     [error] = consumer.errors
     assert why(consumer) == ["too large"]
@@ -172,7 +172,7 @@ def test_a_record_that_is_too_large_is_told_where_nothing_comes() -> None:
 def test_a_record_that_is_too_large_elsewhere_does_not_concern_who_goes_on() -> None:
     net, member, consumer = at_work(end=100)
     for _ in range(8):
-        consumer.stuck.too_large("Invalid response size 5000149", net.now)
+        consumer.positions.stuck.too_large("Invalid response size 5000149", net.now)
         member.work()
         looks(net, member, HI, log_end=100)
     assert why(consumer) == []

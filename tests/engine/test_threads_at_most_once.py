@@ -15,19 +15,19 @@ def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
     """A thread has a message that has not left the library when the lease ends: it is reported unless it does."""
     net, member, consumer = proposing()
     net.tick()
-    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
     assert run is not None
-    consumer.delivery.next_granted(run, 2, net.now)
+    consumer.delivery.grants.next_granted(run, 2, net.now)
     message = next(run.walk)
     out = [0]
     run.taken.append(Taken([message], out, net.now))
-    consumer.delivery.give_up(run.assignment, net.now)  # the engine, at the same time
+    consumer.delivery.grants.give_up(run.assignment, net.now)  # the engine, at the same time
     assert reported(consumer) == [(3, 4)], "what becomes of the third is open"
     out[0] = int(left)
     del message
-    consumer.delivery.decide()
+    consumer.delivery.grants.decide()
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
-    consumer.delivery.decide(final=True)
+    consumer.delivery.grants.decide(final=True)
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
 
 
@@ -35,16 +35,16 @@ def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
     """Another thread pauses between two messages of an iteration: the second one was taken, and not handed out."""
     net, member, consumer = proposing()
     net.run_until(lambda: bool(member.work_granted(1)))
-    run, delivery = consumer.delivery.granted, consumer.delivery
+    run, delivery = consumer.delivery.grants.granted, consumer.delivery
     assert run is not None
     taken = next(run.walk)  # the thread has taken message 1 …
     held_back(member, consumer)
     assert taken.offset() == 1
     del taken  # … and sees that it must not hand it out
-    assert delivery.next_granted(run, 5, net.now) == []
+    assert delivery.grants.next_granted(run, 5, net.now) == []
     member.assignment(T0).user_paused = False
-    delivery.take_up(net.now)
-    assert delivery.has_granted()
+    delivery.grants.take_up(net.now)
+    assert delivery.grants.has_granted()
     assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
     assert reported(consumer) == []
 
@@ -55,7 +55,7 @@ def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_o
     """A thread hands out what it has taken, and lets go of it, between our look at what has left and our count."""
     net, member, consumer = proposing()
     net.tick()
-    run = consumer.delivery.collect(member.assignment(T0), net.now)
+    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
     assert run is not None
     out = [0]
     run.taken.append(Taken([next(run.walk)], out, net.now))
@@ -68,5 +68,5 @@ def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_o
     monkeypatch.setattr("kafka_marshal.engine.work.tracker.sys.getrefcount", counted)
     assert run.astray() == []
     monkeypatch.undo()
-    assert consumer.delivery.has_granted()
+    assert consumer.delivery.grants.has_granted()
     assert [message.offset() for message in run.take(10)] == [1, 2, 3, 4]

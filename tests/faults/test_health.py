@@ -80,6 +80,16 @@ def test_a_member_that_works_is_well(marshal: Marshal) -> None:
     assert str(marshal.health()).startswith("ok: 2 leases held, last turn 0.")
 
 
+def test_handlers_that_hang_are_told_until_one_comes_back(marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC], handler_timeout=0.3)
+    kept = consumer.poll(AGAIN_S)
+    assert kept is not None
+    assert "it claims nothing until one comes back" in problem(marshal, "within handler_timeout")
+    assert not marshal.health().needs_restart
+    consumer.poll(0)
+    wait_until(lambda: is_well(marshal), 5)
+
+
 @pytest.mark.parametrize("interval_ms", [100, 300])
 def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
     """It waits for the log for longer than a short heartbeat interval."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt_at, lines, sweep
 from tests.faults.cases import CASES
@@ -75,13 +75,13 @@ def test_no_line_lies_between_what_is_made_and_its_with_block() -> None:
 def test_what_an_interrupt_of_poll_costs_follows_what_was_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all that could be: with an alarm every half millisecond a loop would stand still otherwise."""
     messages, given_back = 5_000, []
-    put_back = Assignment.put_back
+    put_back = Buffer.put_back
 
-    def counted(self: Assignment, messages: list[Message], covers_from: int) -> None:
+    def counted(self: Buffer, messages: list[Message], covers_from: int) -> None:
         given_back.append(len(messages))
         put_back(self, messages, covers_from)
 
-    monkeypatch.setattr(Assignment, "put_back", counted)
+    monkeypatch.setattr(Buffer, "put_back", counted)
     with member(memory_cluster(1, messages)) as marshal, marshal.consumer([TOPIC]) as consumer:
         for number in range(messages):
             if number % 20 == 19:

@@ -8,13 +8,13 @@ __all__ = ["CALLBACKS"]
 
 
 CALLBACKS: tuple[Mutation, ...] = (
-    Mutation("nobody is told of a revocation", "revoke", "self._call(Callback.REVOKE, assignment)", "pass", "C17"),
-    Mutation("nobody is told of a loss", "on_lost", "self._call(Callback.LOST, assignment)", "pass", "T4"),
+    Mutation("nobody is told of a revocation", "revoke", "self.call(Callback.REVOKE, assignment)", "pass", "C17"),
+    Mutation("nobody is told of a loss", "on_lost", "self.call(Callback.LOST, assignment)", "pass", "T4"),
     Mutation(
         "work begins before on_assign has returned",
-        "_assign",
-        "self._enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)",
-        "self._enter(assignment, Stage.ACTIVE)",
+        "assign",
+        "self._consumer.enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)",
+        "self._consumer.enter(assignment, Stage.ACTIVE)",
         "P9",
     ),
     Mutation(

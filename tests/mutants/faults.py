@@ -206,7 +206,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a callback that raises has never returned",
-        "Driver._call",
+        "Effects._call",
         "finally:",
         "else:",
         "C17",
@@ -234,18 +234,20 @@ FAULTS: tuple[Mutation, ...] = (
         "",
     ),
     # Ends, what is dropped, memory.
-    Mutation("where a reader has got to is not noted", "_note", "assignment.reached(end)", "pass", "P6"),
+    Mutation(
+        "where a reader has got to is not noted", "_note", "engine.take(Reached(number, key, end), now)", "pass", "P6"
+    ),
     Mutation(
         "what a reader has passed at the end is not done",
         "reached",
-        "self.tracker.pass_over(self._covered_to, end - 1)",
+        "tracker.pass_over(self._covered_to, end - 1)",
         "pass",
         "P6",
     ),
     Mutation(
         "what was dropped never comes again",
-        "_periodic",
-        "port._reclaim(now - self.engine.settings.heartbeat_interval_ms)",
+        "Upkeep.look",
+        "port._reclaim(now - interval_ms)",
         "pass",
         "C14",
     ),

@@ -122,7 +122,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a loop goes on through what it has while a lease is let go",
         "revoke",
-        "assignment.lease.stopped = True",
+        "assignment.lease.stop()",
         "pass",
         "C10",
     ),
@@ -136,8 +136,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "offsets that Kafka leaves out between two fetches are never done",
         "put",
-        "self._buffer.append((messages, self._covered_to))",
-        "self._buffer.append((messages, offset_of(messages[0])))",
+        "self._parts.append((messages, self._covered_to))",
+        "self._parts.append((messages, offset_of(messages[0])))",
         "P6",
     ),
     # At least once.
@@ -185,21 +185,21 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the last message is done twice",
-        "_begin",
+        "begin",
         "assignment.begin(stable + 1, stable, ranges)",
         "assignment.begin(max(stable, 0), max(stable, 0) - 1, ranges)",
         "C14",
     ),
     Mutation(
         "a message is passed over",
-        "_begin",
+        "begin",
         "assignment.begin(stable + 1, stable, ranges)",
         "assignment.begin(stable + 2, stable + 1, ranges)",
         "C14",
     ),
     Mutation(
         "ranges are forgotten at the start",
-        "_begin",
+        "begin",
         "assignment.begin(stable + 1, stable, ranges)",
         "assignment.begin(stable + 1, stable, [])",
         "P6",
@@ -264,8 +264,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "granted late: not reported",
         "answered_late",
-        "self._report(key, entry[2], last_offset)",
-        "self.ignored_done[key] += 1",
+        "self.report(key, entry[2], last_offset)",
+        "pass",
         "C13",
     ),
     Mutation(
@@ -343,7 +343,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a range given back after its lease is not reported",
         "give_back_range",
-        "self._report((given.topic, given.partition), given.first, given.last)",
+        "self.grants.report((given.topic, given.partition), given.first, given.last)",
         "pass",
         "C13",
     ),
@@ -473,22 +473,22 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a start at the end is for every claim",
         "on_granted",
-        "assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed",
+        "assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)",
         "assignment.first_claim = True",
         "P9",
     ),
     Mutation(
         "the first message after the start is passed over",
         "on_beaten",
-        "self._begin(assignment)",
-        "self._begin(assignment), assignment.go_on_at(assignment.fetch_next + 1)",
+        "self.begin(assignment)",
+        "self.begin(assignment), assignment.buffer.go_on_at(assignment.buffer.fetch_next + 1)",
         "P9",
     ),
     Mutation(
         "what follows a gap is passed over",
         "located",
-        "assignment.tracker.done.commit([(assignment.fetch_next, position - 1)])",
-        "assignment.tracker.done.commit([(assignment.fetch_next, position)])",
+        "assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])",
+        "assignment.tracker.done.commit([(assignment.buffer.fetch_next, position)])",
         "P9",
     ),
     Mutation(
@@ -529,8 +529,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a claim under way in a part that is paused does not count against the limit",
         "wishes",
-        "letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,",
-        "letting_go=frozenset(assignments).difference(key for key, _ in own),",
+        "letting_go=frozenset(parts).difference(keys) if len(keys) < len(parts) else _NONE,",
+        "letting_go=frozenset(parts).difference(key for key, _ in own),",
         "C10",
     ),
     Mutation(

@@ -111,6 +111,19 @@ def test_what_fn_raises_goes_to_the_caller_and_the_range_comes_again(spark: Spar
     assert stables(member) == [49]
 
 
+def test_until_names_partitions_that_exist(spark: SparkSession, scene: Scene) -> None:
+    topic = scene.topic(1, 5)
+    with ClaimedBatches(spark, scene.member("a"), [topic]) as batches:
+        for key in ((topic, 1), ("elsewhere", 0)):
+            with pytest.raises(ConfigurationError, match=r"would wait for ever\. Nothing was read"):
+                batches.foreach_batch(Seen(), until={key: 1})
+
+
+def test_a_misspelt_property_is_compared_with_those_of_the_client_that_reads(spark: SparkSession, scene: Scene) -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean 'fetch.max.bytes'"):
+        ClaimedBatches(spark, scene.member("a"), [scene.topic(1, 1)], options={"kafka.fetch.max.bytez": "1"})
+
+
 def test_stop_and_until(spark: SparkSession, scene: Scene) -> None:
     topic = scene.topic(2, 50)
     member, seen = scene.member("a"), Seen()

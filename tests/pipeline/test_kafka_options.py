@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.pipeline.reading import check_options, check_properties
 from kafka_marshal.pipeline.session import kafka_options
+from kafka_marshal.pipeline.source_options import SourceOptions
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIC\n-----END CERTIFICATE-----\n"
@@ -110,3 +113,54 @@ def test_sparks_own_words_cover_what_cannot_be_translated() -> None:
     options = kafka_options("a:1", config, own)
     assert options["kafka.sasl.jaas.config"] == own["kafka.sasl.jaas.config"]
     assert options["kafka.security.protocol"] == "SASL_SSL"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kafka.bootstrap.servers": "other:9092"}, "the cluster is the Marshal's"),
+        ({"Kafka.Bootstrap.Servers": "other:9092"}, "the cluster is the Marshal's"),
+        ({"minPartition": "4"}, "did you mean 'minPartitions'"),
+        ({"maxOffsetsPerTrigger": "4"}, "max_records_per_batch="),
+        ({"startingOffset": "earliest"}, "start="),
+        ({"minPartitions": "4", "minpartitions": "8"}, "one option for Spark"),
+        ({"minPartitions": "many"}, "'minPartitions' must be a whole number from 1"),
+        ({"MINPARTITIONS": "0"}, "'MINPARTITIONS' must be a whole number from 1"),
+        ({"minPartitions": True}, "'minPartitions' must be a whole number"),
+        ({"fetchOffset.numRetries": "-1"}, "must be a whole number from 0"),
+        ({"includeHeaders": "1"}, "'includeHeaders' must be true or false"),
+        ({"includeHeaders": None}, "'includeHeaders' must be a string"),
+        ({1: "x"}, "a name must be a string"),
+    ],
+)
+def test_options_of_claimed_batches_that_cannot_be_meant(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"Nothing was claimed") as caught:
+        check_options(options)
+    assert says in str(caught.value)
+
+
+def test_options_go_to_spark_as_text() -> None:
+    given: dict[str, Any] = {"minPartitions": 4, "INCLUDEHEADERS": True, "kafka.fetch.min.bytes": 1}
+    assert check_options(given) == {"minPartitions": "4", "INCLUDEHEADERS": "true", "kafka.fetch.min.bytes": "1"}
+
+
+def test_a_misspelt_property_of_the_consumer_is_refused_and_one_of_a_plugins_is_not() -> None:
+    known = ["fetch.max.bytes", "ssl.protocol"]
+    with pytest.raises(ConfigurationError, match=r"no property 'fetch.max.bytez'; did you mean 'fetch.max.bytes'"):
+        check_properties({"kafka.fetch.max.bytez": "1"}, known)
+    check_properties({"kafka.fetch.max.bytes": "1", "kafka.vault.token": "x", "minPartitions": "2"}, known)
+    check_properties({"kafka.fetch.max.bytez": "1"}, [])
+
+
+@pytest.mark.parametrize("topics", ["^(", "__marshal", ",", "a b"])
+def test_the_source_refuses_topics_that_cannot_be_read_before_a_query_starts(topics: str) -> None:
+    with pytest.raises(ConfigurationError, match="topics"):
+        SourceOptions.parse({"bootstrap_servers": "a:1", "group_id": "g", "topics": topics})
+
+
+def test_the_source_is_told_of_one_cluster_only() -> None:
+    needed = {"group_id": "g", "topics": "t", "kafka.bootstrap.servers": "a:1"}
+    assert SourceOptions.parse(needed).bootstrap_servers == "a:1"
+    assert SourceOptions.parse({**needed, "bootstrap_servers": "a:1"}).bootstrap_servers == "a:1"
+    with pytest.raises(ConfigurationError, match="leave one out"):
+        SourceOptions.parse({**needed, "bootstrap_servers": "b:1"})

@@ -19,7 +19,7 @@ from kafka_marshal.errors import (
     SparkVersionError,
 )
 from kafka_marshal.pipeline import session
-from kafka_marshal.pipeline.session import check_session, connector_jars, kafka_options
+from kafka_marshal.pipeline.session import check_session, connector_jars, kafka_options, spark_session
 from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.plugin import TopicFactory
 from tests.broker.helpers import produce
@@ -54,6 +54,19 @@ def test_workers_run_this_python(spark: SparkSession) -> None:
 
 def test_a_good_session_passes(spark: SparkSession) -> None:
     check_session(spark)
+
+
+def test_settings_that_a_running_session_cannot_take_are_named(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"spark.sql.shuffle.partitions": spark.conf.get("spark.sql.shuffle.partitions") or "2"}
+    assert spark_session(master=spark.sparkContext.master, config=config) is spark
+    assert not caplog.records
+    assert spark_session(master="local[77]", config={"spark.task.cpus": "3"}) is spark
+    [line] = caplog.messages
+    assert "spark.master=local[77] (it has local[" in line
+    assert "spark.task.cpus=3 (it has None)" in line
+    assert "spark.stop()" in line
 
 
 def run_with(jars: str, then: str) -> dict[str, str]:
@@ -96,8 +109,8 @@ NOTEBOOK = """
 import json
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
-from kafka_marshal.errors import ConnectorMissingError
-from kafka_marshal.pipeline.session import spark_session
+from kafka_marshal.errors import ConnectorMissingError, SparkSetupError
+from kafka_marshal.pipeline.session import check_session, spark_session
 
 plain = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 first = plain.sparkContext._gateway.proc
@@ -107,12 +120,17 @@ try:
 except ConnectorMissingError as error:
     said = str(error)
 plain.stop()
+try:
+    check_session(plain)
+    stopped = ""
+except SparkSetupError as error:
+    stopped = str(error)
 spark = spark_session(master="local[1]")
 second = spark.sparkContext._gateway.proc
 rows = [row[0] for row in spark.range(3).select(udf(lambda n: n + 1, "long")("id")).collect()]
 spark.stop()
 again = spark_session(master="local[1]")
-print(json.dumps([said, rows, first.poll() is not None, again.sparkContext._gateway.proc is second]))
+print(json.dumps([said, stopped, rows, first.poll() is not None, again.sparkContext._gateway.proc is second]))
 again.stop()
 """
 
@@ -124,8 +142,9 @@ def test_after_a_session_without_the_connector_a_notebook_goes_on_without_a_rest
     command = [sys.executable, "-c", NOTEBOOK]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    said, rows, has_ended, is_kept = json.loads(done.stdout.splitlines()[-1])
+    said, stopped, rows, has_ended, is_kept = json.loads(done.stdout.splitlines()[-1])
     assert "stop it (spark.stop()), then call spark_session()" in said
+    assert "This Spark session is stopped. Nothing was read" in stopped
     assert rows == [1, 2, 3]
     assert has_ended, "the first Java process lives on, for nobody"
     assert is_kept, "a Java process that has the connector need not be replaced"

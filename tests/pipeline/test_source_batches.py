@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError, MarshalError, RangeGoneError
+from kafka_marshal.errors import ConfigurationError, MarshalError, RangeGoneError, TopicAbsentError
 from kafka_marshal.pipeline.source import (
     NOTHING,
     ClaimedStream,
@@ -96,6 +96,11 @@ def test_a_batch_is_done_when_the_next_one_is_asked_for(scene: Scene, drivers: A
     assert driver.stables() == {0: 3}, "Spark tells of the first one late"
     driver.stream.commit(second)
     wait_until(lambda: driver.stables() == {0: 7})
+
+
+def test_a_topic_that_is_named_and_does_not_exist_ends_the_query(scene: Scene) -> None:
+    with pytest.raises(TopicAbsentError, match="'nowhere' does not exist"):
+        ClaimedStream.open(options(scene, f"{scene.topic(1, 1)},nowhere"))
 
 
 def test_with_nothing_new_the_end_stays_the_same(scene: Scene, drivers: Any) -> None:

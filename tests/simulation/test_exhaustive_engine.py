@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.engine.claims import leases
-from kafka_marshal.engine.claims.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced, Wishes
-from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.tracker import Run, Tracker
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
+from kafka_marshal.engine.work.grants import Grants
+from kafka_marshal.engine.work.tracker import Tracker
 from rationalizer import Lease, Outcome
 from rationalizer.leases import machine
 from tests.campaigns.small_scope import records as exhaustive
@@ -64,7 +64,7 @@ class Broken:
     def trusts_for_three_hi(patch: Callable[..., None]) -> None:
         prove = LeaseBook._prove
 
-        def for_longer(self: LeaseBook, lease: OwnLease, sent_at: float, log_time: int) -> None:
+        def for_longer(self: LeaseBook, lease: HeldLease, sent_at: float, log_time: int) -> None:
             prove(self, lease, sent_at, log_time)
             lease.valid_until += lease.heartbeat_interval_ms
             lease.refresh()
@@ -81,16 +81,16 @@ class Broken:
 
     @staticmethod
     def trusts_what_it_has_released(patch: Callable[..., None]) -> None:
-        def refresh(self: OwnLease) -> None:
+        def refresh(self: HeldLease) -> None:
             self.proven_until = self.hand_out_until = self.valid_until
 
-        patch(OwnLease, "refresh", refresh)
+        patch(HeldLease, "refresh", refresh)
 
     @staticmethod
     def commits_what_is_in_hand(patch: Callable[..., None]) -> None:
         hand_out = Tracker.hand_out
 
-        def at_once(self: Tracker, run: Run) -> None:
+        def at_once(self: Tracker[Assignment], run: Run) -> None:
             hand_out(self, run)
             self.done.commit([(run.first, run.last)])
 
@@ -102,7 +102,7 @@ class Broken:
 
         def keeps(self: Assignment, max_messages: int, iterating: bool, now: float) -> Run:
             run = take(self, max_messages, iterating, now)
-            self.put_back(run.messages, run.covers_from)
+            self.buffer.put_back(run.messages, run.covers_from)
             return run
 
         patch(Assignment, "take", keeps)
@@ -114,42 +114,42 @@ class Broken:
 
     @staticmethod
     def does_not_wait_for_the_grant(patch: Callable[..., None]) -> None:
-        propose = Delivery.propose
+        propose = Grants.propose
 
-        def granted(self: Delivery, now: float) -> Assignment | None:
+        def granted(self: Grants, now: float) -> Assignment | None:
             found = propose(self, now)
             if found is not None and found.grant is not None:
                 found.grant.accepted = True
             return found
 
-        patch(Delivery, "propose", granted)
+        patch(Grants, "propose", granted)
 
     @staticmethod
     def does_not_listen_to_a_refusal(patch: Callable[..., None]) -> None:
         Broken.hands_out_what_it_has_handed_out(patch)
-        applied = Delivery.grant_applied
+        applied = Grants.applied
 
-        def accepts(self: Delivery, assignment: Assignment, last: int, accepted: bool, code: str, now: float) -> None:
+        def accepts(self: Grants, assignment: Assignment, last: int, accepted: bool, code: str, now: float) -> None:
             applied(self, assignment, last, True, code, now)
 
-        patch(Delivery, "grant_applied", accepts)
+        patch(Grants, "applied", accepts)
 
     @staticmethod
     def reports_what_it_has_handed_out(patch: Callable[..., None]) -> None:
-        finish = Delivery.finish_granted
+        finish = Grants.finish_granted
 
-        def from_the_first(self: Delivery, now: float) -> None:
+        def from_the_first(self: Grants, now: float) -> None:
             assert self.granted is not None
             self.granted.taken.clear()
             self.granted.recalled = list(self.granted.messages)
             finish(self, now)
 
-        patch(Delivery, "finish_granted", from_the_first)
+        patch(Grants, "finish_granted", from_the_first)
 
     @staticmethod
     def does_not_report_what_it_gives_up(patch: Callable[..., None]) -> None:
         patch(searching, "FINISHED_ONE_IN", 5)
-        patch(Delivery, "_report", lambda self, key, first, last: None)
+        patch(Grants, "report", lambda self, key, first, last: None)
 
     @staticmethod
     def writes_into_its_replica(patch: Callable[..., None]) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.engine.claims.leases import LeaseBook, OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
 from kafka_marshal.testing.simulation.network import SimulatedTail
@@ -29,7 +29,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def leases_never_end_by_themselves(patch: pytest.MonkeyPatch) -> None:
     prove = LeaseBook._prove
 
-    def proven_for_long(self: LeaseBook, lease: OwnLease, sent_at: float, log_time: int) -> None:
+    def proven_for_long(self: LeaseBook, lease: HeldLease, sent_at: float, log_time: int) -> None:
         prove(self, lease, sent_at, log_time)
         lease.valid_until += 20 * lease.heartbeat_interval_ms
         lease.refresh()
@@ -68,7 +68,7 @@ def everything_is_granted(patch: pytest.MonkeyPatch) -> None:
 def what_is_handed_out_is_done(patch: pytest.MonkeyPatch) -> None:
     hand_out = Tracker.hand_out
 
-    def done(self: Tracker, run: Any) -> None:
+    def done(self: Tracker[Any], run: Any) -> None:
         hand_out(self, run)
         self._commit_offsets(run.covers_from, run.last)
 
@@ -81,7 +81,7 @@ def nobody_claims(patch: pytest.MonkeyPatch) -> None:
 
 
 def grants_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Delivery, "_report", lambda self, key, first, last: None)
+    patch.setattr(Grants, "report", lambda self, key, first, last: None)
 
 
 def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:

@@ -253,7 +253,7 @@ def test_a_group_that_is_forgotten_at_work_begins_anew(seed: int, delivery: str)
     assert result.violation is None, result.tell()
 
 
-#: What they found is told in RELIABILITY.md, with its test. Stories have grown since: to them these seeds are new.
+#: Each of these seeds has found a bug. Stories have grown since, so to them these seeds are new.
 FOUND_SOMETHING = (35, 1997, 3022, 6161, 9333, 50037, 50196, 825463, 827231, 827523, 828555, 9620984)
 
 

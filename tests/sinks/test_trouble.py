@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.errors import SinkError, StaleEpochError
+from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress, SqliteSink
 from kafka_marshal.testing.ports import free_ports
 from tests.broker.helpers import REPOSITORY, eventually
@@ -109,6 +109,12 @@ def test_sqlite_a_full_disk(tmp_path: Path) -> None:
         assert caught.value.retry
         assert "Nothing of this transaction was written" in str(caught.value)
         assert sink.progress("group") == {}
+
+
+@pytest.mark.parametrize("path", [":memory:", ""])
+def test_sqlite_a_database_that_no_other_writer_shares_is_refused(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="which all writers share"):
+        SqliteSink(path)
 
 
 def test_sqlite_places_that_will_not_do(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_q28_a_log_of_snapshots_with_another_number_of_partitions_is_not_used(st
     story.snapshot()
     story.broker.grow_topic(SNAPSHOTS, 3)
     replica = check(story, 0)
-    assert "3 partitions" in replica.lacks_snapshots
+    assert "3 partitions" in replica.start.lacks_snapshots
 
 
 @pytest.mark.parametrize("leases", [0, 1, 60])
@@ -287,7 +287,7 @@ def test_l2_partitions_added_to_both_topics_are_found(story: Story, leases: int)
 def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None:
     story.broker.delete_topic(SNAPSHOTS)
     story.beat(10)
-    assert SNAPSHOTS in check(story, 0).lacks_snapshots
+    assert SNAPSHOTS in check(story, 0).start.lacks_snapshots
 
 
 class Closed(MemoryCluster):
@@ -314,9 +314,9 @@ def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
         story.members.append(member)
         assert member._driver.replica.starts[0].begun_at == 0
         # (While a look is under way, none is planned.)
-        assert member.world.wait_for(lambda _: 0 < member._driver.topics.next_at < inf, 10)
-        before = member._driver.topics.next_at
-        assert member.world.wait_for(lambda _: before < member._driver.topics.next_at < inf, 10)
+        assert member.world.wait_for(lambda _: 0 < member._driver.upkeep.topics.next_at < inf, 10)
+        before = member._driver.upkeep.topics.next_at
+        assert member.world.wait_for(lambda _: before < member._driver.upkeep.topics.next_at < inf, 10)
         assert member.claim("u", 0).valid
     assert [SNAPSHOTS in record.getMessage() for record in caplog.records] == [True], "said once"
     story.cut(first)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 
 __all__ = ["Probe"]
 
@@ -52,6 +52,7 @@ class Probe:
         """Make a topic and wait until all its partitions have a leader.
 
         Raises:
+            ConfigurationError: no topic can be called so, or have these settings.
             KafkaUnavailableError: the broker said no, or the time is up; the message says which.
         """
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(settings))
@@ -59,6 +60,9 @@ class Probe:
         try:
             self._admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
         except (KafkaException, TimeoutError) as error:
+            why = error.args[0].code() if isinstance(error, KafkaException) else None
+            if why in (KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS):
+                raise ConfigurationError(f"The broker refuses topic {name!r}: {error}. Nothing was made") from error
             raise KafkaUnavailableError(
                 f"Could not create topic {name!r}: {error}. Nothing was changed. Check that the brokers run and that "
                 "the settings are ones that Kafka knows."

@@ -24,12 +24,20 @@ from kafka_marshal.admin.positions import (
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.topic import TopicReport, prepare
 from kafka_marshal.client.one_process import OneProcess
-from kafka_marshal.client.serving import have_done
+from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
-from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.node.config import (
+    MOST_START_S,
+    START_TIMEOUT_S,
+    check_bootstrap,
+    check_ids,
+    check_threads,
+    new_client_id,
+)
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease
 
@@ -103,8 +111,8 @@ class Admin(OneProcess):
         heartbeat_interval_ms: int,
         timeout: float,
     ) -> None:
-        self.topic = arguments.text("topic", topic)
-        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+        self.topic = check_log_name(topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
         #: Unique for this Admin unless it was given.
         self.client_id = f"admin-{new_client_id()}" if client_id is None else client_id
         self._is_new = client_id is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.admin.session import Asked, Session
 from kafka_marshal.errors import AdminError, GroupPausedError, MarshalError
@@ -100,7 +101,7 @@ class Hold:
         for pause in pauses:
             if pause is not None and pause.client_id != self._session.client_id:
                 raise GroupPausedError(
-                    f"group {group_id!r} is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
+                    f"group {group_id!r} is paused by {pause.client_id!r} until {_clock(pause.expires)}. Nothing was "
                     "changed. Let that admin finish; a dead one's pause ends by itself then, or now with "
                     f"kafka-marshal release-group {group_id} --resume",
                     client_id=pause.client_id,
@@ -166,3 +167,13 @@ class Hold:
             f"of the coordination topic ({reason}). It ends by itself within {self._length_ms / 1000:g} s; or end it "
             f"now: kafka-marshal release-group {session.group_id} --resume --client-id {session.client_id}"
         )
+
+
+def _clock(time_ms: int) -> str:
+    """Log time for people, in local time with its offset; the bare number where no calendar reaches."""
+    try:
+        return (
+            f"{(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)).astimezone():%Y-%m-%d %H:%M:%S%z}"
+        )
+    except (OverflowError, ValueError):
+        return f"log time {time_ms}"

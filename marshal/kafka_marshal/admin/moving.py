@@ -111,7 +111,7 @@ class _Mover:
     def _claim(self, keys: Iterable[TopicPartition]) -> None:
         """Ask for these leases, and wait until they are held, or lost, or the time is up."""
         with self._session.locked() as engine:
-            claimed = {key: engine.claim(key) for key in keys}
+            claimed = {key: engine.leases.claim(key) for key in keys}
             self._leases.update(claimed)
         self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)
 

@@ -18,9 +18,9 @@ from kafka_marshal.admin.pausing import OVER, PauseWork
 from kafka_marshal.admin.positions import Move, Target, check_targets
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.one_process import OneProcess
-from kafka_marshal.client.serving import Answer, EndedError
 from kafka_marshal.errors import AdminError, ConfigurationError, MarshalError
 from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.node.serving import Answer, EndedError
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
 

@@ -11,8 +11,8 @@ from kafka_marshal.admin.members import InHand, Members
 from kafka_marshal.admin.moving import move_all
 from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import CallerGoneError, Session, bare_release, key_of
-from kafka_marshal.client.serving import EndedError
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
+from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import TopicPartition
 from rationalizer import ForgetGroup
 

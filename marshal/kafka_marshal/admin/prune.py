@@ -95,19 +95,19 @@ def make_plan(
         )
     replica = Replica(cluster, topic, timeout_s, Begin.CHECK)
     try:
-        if replica.snapshots is None:
+        if replica.start.snapshots is None:
             raise TopicMissingError(
-                f"{replica.lacks_snapshots}: without snapshots no log can be removed. Nothing was. Make it with "
+                f"{replica.start.lacks_snapshots}: without snapshots no log can be removed. Nothing was. Make it with "
                 "kafka-marshal init; members write snapshots as the log grows"
             )
-        ids = _topic_ids(cluster, topic, replica.snapshots_topic, timeout_s)
+        ids = _topic_ids(cluster, topic, replica.start.snapshots_topic, timeout_s)
         replica.check(cluster.topic_info([topic], timeout_s).get(topic))
         replica.catch_up(timeout_s, progress)
         partitions = tuple(
-            _plan(start, replica.snapshots.shelves[cp].sorted(), keep, force)
+            _plan(start, replica.start.snapshots.shelves[cp].sorted(), keep, force)
             for cp, start in sorted(replica.starts.items())
         )
-        return PrunePlan(topic, replica.snapshots_topic, ids, partitions)
+        return PrunePlan(topic, replica.start.snapshots_topic, ids, partitions)
     finally:
         replica.close()
 

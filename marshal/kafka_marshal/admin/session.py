@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kafka_marshal.client.serving import Answer, EndedError, Servants
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import Answer, EndedError, Servants
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease, Outcome, Record, ReleasingPartition, Tick, World, route_lease
 from rationalizer import Pause as PauseInForce
@@ -68,7 +68,7 @@ class Asked:
 class Session:
     """A driver under the group's id and the admin's client_id. One thread at a time, and none of the user's.
 
-    A user's thread makes it, and has everything else carried out by threads of ours (:mod:`.client.serving`):
+    A user's thread makes it, and has everything else carried out by threads of ours (:mod:`.node.serving`):
     an exception of a signal's handler would leave the engine's lock held.
     """
 

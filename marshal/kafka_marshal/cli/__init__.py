@@ -5,15 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["lacks_extra", "main"]
+from kafka_marshal.extras import lacks_cli
 
-#: What the extra ``[cli]`` brings.
-_EXTRA = ("click", "rich")
-
-
-def lacks_extra(error: ModuleNotFoundError) -> bool:
-    """Whether it is the extra that is missing, and nothing of ours."""
-    return (error.name or "").partition(".")[0] in _EXTRA
+__all__ = ["main"]
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -23,7 +17,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return run(args)
     except ModuleNotFoundError as error:
-        if not lacks_extra(error):
+        if not lacks_cli(error):
             raise
         sys.stderr.write(
             f"error: the command needs the package {error.name!r}, which is not installed. Nothing was done.\n"

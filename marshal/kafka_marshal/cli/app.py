@@ -17,9 +17,10 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import shell_complete
 
-from kafka_marshal.cli import failures, lacks_extra
+from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
+from kafka_marshal.extras import lacks_cli
 
 __all__ = ["COMMANDS", "PROGRAM", "root", "run"]
 
@@ -143,7 +144,7 @@ def _invoke(args: list[str], options: Options) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
-        if isinstance(error, ModuleNotFoundError) and lacks_extra(error):
+        if isinstance(error, ModuleNotFoundError) and lacks_cli(error):
             raise
         return _failed(error, options)
 
@@ -183,7 +184,7 @@ def paint(text: str, **style: Any) -> str:
 
 
 def _say_usage(error: click.UsageError) -> None:
-    say_error(clean(error.format_message()))
+    say_error(clean(" ".join(error.format_message().split())))
     if error.ctx is not None:
         click.echo(f"Try: {error.ctx.command_path} --help", err=True)
 
@@ -199,10 +200,11 @@ def _be_tolerant() -> None:
 def _pipe_closed() -> int:
     """Whoever read our output has seen enough: end quietly, also when the interpreter flushes at its end."""
     try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):  # standard output is no file (a test's)
+        if sys.__stdout__ is not None:  # not sys.stdout: who calls `run` may have put a file of its own there
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.__stdout__.fileno())
+            os.close(nowhere)
+    except (OSError, ValueError):  # standard output is no file
         pass
     return failures.PIPE_CLOSED
 

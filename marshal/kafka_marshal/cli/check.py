@@ -30,7 +30,9 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
 
     \b
     position lost  a position is not in the log that is there (see release-group)
+    no topic       the topic of a position was deleted, and not made again
     stuck          the next message can't be read (see skip), or its partition has no leader
+    deleted        retention took messages that the group had not done; until it goes on behind them
     hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s)
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals
     no holder      a partition that nobody works on; not in a paused group
@@ -71,7 +73,7 @@ def _all_is_well(groups: list[GroupRow]) -> str:
     if not groups:
         return "ok: the log knows no group that was at work within a day"
     partitions = sum(len(each.leases) for each in groups)
-    behind = sum(each.lag or 0 for each in groups)
+    behind = sum(each.known_lag for each in groups)
     return f"ok: {count(len(groups), 'group')}, {count(partitions, 'partition')}, {count(behind, 'message')} behind"
 
 

@@ -13,13 +13,12 @@ from kafka_marshal.cli.names import (
     complete_client,
     complete_group,
     complete_topic,
-    near,
     read_names,
     refuse_name,
     refuse_unknown,
 )
 from kafka_marshal.cli.options import Options, span_option
-from kafka_marshal.cli.output import ask, print_json, say
+from kafka_marshal.cli.output import ask, print_json, say, say_warning
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.text import count, span
 from rationalizer.limits import MAX_PARTITION
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["drain", "evict", "forget_group"]
 
 _NOT_DONE = "Nothing was changed."
+
+#: Workers named in one message.
+_LISTED = 8
 
 
 @command()
@@ -85,6 +87,7 @@ def evict(
             return NO
         options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
         if member is not None:
+            _say_if_last(admin, held)
             held = admin.evict(held[0].group_id, member, force=force)
         else:
             held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
@@ -104,11 +107,29 @@ def _held(options: Options, admin: Admin, group: str | None, client: str) -> lis
         if group is not None:
             refuse_name(known, group, None, _NOT_DONE)
         where = "" if group is None else f" in group {group!r}"
-        hint = near(client, clients_of(known, group)) or "."
-        raise CommandError(f"{client!r} holds nothing{where}{hint} {_NOT_DONE}", NO)
+        raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{_NOT_DONE}", NO)
     if len(groups) > 1:
         raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
     return held
+
+
+def _who_does(clients: set[str]) -> str:
+    """Who holds something, without a guess: the one that is asked for may live and hold nothing."""
+    listed = ", ".join(map(repr, sorted(clients)[:_LISTED])) + (", …" if len(clients) > _LISTED else "")
+    return f"Who does: {listed}. " if clients else ""
+
+
+def _say_if_last(admin: Admin, held: list[LeaseInfo]) -> bool:
+    """Warn where nobody else of the group is at work, and say whether that is so."""
+    group, client = held[0].group_id, held[0].client_id
+    rest = [lease for lease in admin.progress(group) if lease.client_id not in (None, client)]
+    is_last = all(lease.freshness == "stale" for lease in rest)
+    if is_last:
+        say_warning(
+            f"nobody else holds anything of group {group}: what {client} gives up stands still until another worker "
+            "claims it, or this one is started again."
+        )
+    return is_last
 
 
 def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
@@ -154,7 +175,8 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
     r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
 
-    Nothing is lost or repeated. It can't be taken back: the worker claims again when its process is started again.
+    Nothing is lost or repeated. kafka-marshal status --members shows who was asked; where it is the last one of its
+    group at work, a warning says so. It can't be taken back: the worker claims again when its process is started again.
     Workers of a release before this one do not listen; evict --member takes their leases.
 
     \b
@@ -167,9 +189,18 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
     with admin_of(options) as admin:
         held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
+        is_last = _say_if_last(admin, held)
         held = admin.drain(held[0].group_id, client, timeout=None if wait is None else wait / 1000)
     if options.json:
-        print_json({"group": held[0].group_id, "member": client, "held": len(held), "waited": wait is not None})
+        print_json(
+            {
+                "group": held[0].group_id,
+                "member": client,
+                "held": len(held),
+                "waited": wait is not None,
+                "last": is_last,
+            }
+        )
     elif wait is None:
         say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {held[0].group_id}.")
     else:

@@ -15,7 +15,7 @@ from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.rows import GroupRow, LeaseRow
 from kafka_marshal.cli.text import count, number, span
 from kafka_marshal.cli.view import View
-from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
+from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 
 __all__ = ["lag"]
 
@@ -49,7 +49,8 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
     next         the offset to be read next: everything below it is done (Kafka's CURRENT-OFFSET)
     beyond       messages done beyond that, out of order
     in flight    messages not done with something done beyond them (at least; those handed out last don't show)
-    lag          messages in the log that are not done; "position lost" where the position is not in that log
+    lag          messages in the log that are not done; "position lost" where the position lies beyond its end, or the
+                 topic was recreated. A total with a + leaves out what is not known
     msg/s        what the holder has handled over the last --window of log time; - where the log says too little
 
     Partitions that the group never claimed are listed too; those that stand still, with why, below
@@ -73,7 +74,8 @@ def _picture(view: View, group: str | None) -> Picture:
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
     rows = [row for each in groups for row in each.leases]
-    notes = view.notes_on_upgrades()
+    upgrades = view.notes_on_upgrades()
+    notes = [*deleted_notes(groups), *upgrades]
     if group is not None and not groups:
         notes.append(no_group(group, view.names()))
     totals = {each.group: _total(each) for each in groups}
@@ -81,8 +83,8 @@ def _picture(view: View, group: str | None) -> Picture:
     for each in groups:
         of_group = sorted(each.leases, key=lambda row: row.badness) if view.watched else each.leases
         cells = [_cells(row) for row in of_group]
-        cells.insert(0 if view.watched else len(cells), _total_cells(each.group, totals[each.group]))
-        sections.append(Section(_COLUMNS, cells, None, _headline(each.group, totals[each.group])))
+        cells.insert(0 if view.watched else len(cells), _total_cells(each, totals[each.group]))
+        sections.append(Section(_COLUMNS, cells, None, _headline(each, totals[each.group])))
     sections.append(stuck_section(rows))
     return Picture(
         headline=f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}",
@@ -94,7 +96,7 @@ def _picture(view: View, group: str | None) -> Picture:
             "totals": [{"group": name, **figures} for name, figures in totals.items()],
             "notes": notes,
         },
-        status=NO if notes or any(row.lost for row in rows) else DONE,
+        status=NO if upgrades or any(row.lost for row in rows) or (group is not None and not groups) else DONE,
     )
 
 
@@ -120,9 +122,12 @@ def _total(group: GroupRow) -> dict[str, float | None]:
     }
 
 
-def _headline(name: str, total: dict[str, float | None]) -> str:
+def _headline(group: GroupRow, total: dict[str, float | None]) -> str:
     behind, speed, left = total["lag"], total["messages_per_second"], total["seconds_left"]
-    text = f"{name}: " + ("lag is not known" if behind is None else f"{count(int(behind), 'message')} behind")
+    known = [row for row in group.leases if row.lag is not None]
+    text = f"{group.group}: " + (f"{count(group.known_lag, 'message')} behind" if known else "lag is not known")
+    if 0 < len(known) < len(group.leases):
+        text += f" in {count(len(known), 'partition')}, not known of {len(group.leases) - len(known):,}"
     if speed is not None:
         text += f", {speed:,.0f}/s"
     if total["positions_lost"]:
@@ -152,21 +157,17 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
         number(row.next),
         str(row.beyond),
         str(row.in_flight),
-        Cell("position lost", "bold red", "lost") if row.lost else number(row.lag),
+        lag_cell([row]),
         _speed(row.speed),
     ]
 
 
-def _total_cells(name: str, total: dict[str, float | None]) -> list[str | Cell]:
+def _total_cells(group: GroupRow, total: dict[str, float | None]) -> list[str | Cell]:
     values = [total["done_beyond"], total["in_flight"]]
     cells: list[str | Cell] = [
-        Cell(text, "bold") for text in (name, "total", "", "", "", "", *(f"{value:.0f}" for value in values))
+        Cell(text, "bold") for text in (group.group, "total", "", "", "", "", *(f"{value:.0f}" for value in values))
     ]
-    if total["lag"] is None and total["positions_lost"]:
-        cells.append(Cell("position lost", "bold red", "lost"))
-    else:
-        cells.append(Cell("-" if total["lag"] is None else f"{total['lag']:.0f}", "bold"))
-    return [*cells, Cell(_speed(total["messages_per_second"]), "bold")]
+    return [*cells, lag_cell(group.leases, "bold"), Cell(_speed(total["messages_per_second"]), "bold")]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:
@@ -182,6 +183,7 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "done_beyond": row.beyond,
         "in_flight": row.in_flight,
         "lag": row.lag,
+        "deleted": row.deleted,
         "position_lost": row.lost,
         "stuck": row.stuck or None,
         "messages_per_second": row.speed,

@@ -68,6 +68,8 @@ class _Track:
     granted_at: int
     #: Whether the holder was a member at work: what an admin writes while it has the group paused is not handled.
     works: bool = False
+    #: Whether the position moved between two samples: else `moved_at` is only the first one.
+    has_moved: bool = False
     #: Messages handled, counted since the first sample.
     handled: int = 0
     #: (log time, handled) of this epoch, within the window.
@@ -114,12 +116,17 @@ class Meter:
         elif track.works:
             track.handled += done - track.done
         if done != track.done:
-            track.done, track.moved_at = done, log_time
+            track.done, track.moved_at, track.has_moved = done, log_time, True
 
     def moved_at(self, key: LeaseKey) -> int | None:
         """Log time since which the position has not moved, or the first one known; None: nothing is known."""
         track = self._tracks.get(key)
         return None if track is None else track.moved_at
+
+    def has_moved(self, key: LeaseKey) -> bool:
+        """Whether the position was seen to move; else it has stood still since before the first sample."""
+        track = self._tracks.get(key)
+        return track is not None and track.has_moved
 
     def granted_at(self, key: LeaseKey) -> int | None:
         """Log time since which this epoch is known."""

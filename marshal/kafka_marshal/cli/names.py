@@ -40,16 +40,26 @@ _COMPLETION_S = 1.5
 #: And for so long at most, however long the log is.
 _LIMIT_S = 2.5
 
+#: How like a name must be to be offered, and how many at most.
+_ALIKE, _OFFERED = 0.6, 4
+
 #: group → topic → clients that hold something of it
 LogNames = dict[str, dict[str, set[str]]]
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The name that may be meant, as the end of a sentence; nothing where no known name is like it."""
-    from difflib import get_close_matches
+    """The name that may be meant, as the end of a sentence; nothing where no known name is like it.
 
-    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    Where several are as like it as the best, all of them: one at random would be a guess.
+    """
+    from difflib import SequenceMatcher
+
+    likeness = {each: SequenceMatcher(None, each, name).ratio() for each in known}
+    best = max(likeness.values(), default=0.0)
+    found = [each for each in sorted(likeness) if likeness[each] == best] if best >= _ALIKE else []
+    if len(found) > _OFFERED:
+        found = [*found[:_OFFERED], "…"]
+    return f"; did you mean {' or '.join(each if each == '…' else repr(each) for each in found)}?" if found else ""
 
 
 def no_group(group: str, known: Iterable[str]) -> str:
@@ -143,7 +153,8 @@ def _topics(names: LogNames, context: click.Context) -> Iterable[str]:
 
 
 def _clients(names: LogNames, context: click.Context) -> Iterable[str]:
-    return clients_of(names, context.params.get("group"))
+    before = context.params.get("names") or ()  # drain [GROUP] CLIENT
+    return clients_of(names, context.params.get("group") or next(iter(before), None))
 
 
 complete_group = _completion(lambda names, _: names)

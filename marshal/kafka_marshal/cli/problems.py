@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
 from kafka_marshal.cli.text import count, span
-from kafka_marshal.engine.work.lost import POSITION_LOST
 
-__all__ = ["KINDS", "Problem", "places", "problems_of"]
+__all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of"]
 
 #: Kind → what `status` says of a group in two words. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
     "position_lost": "position lost",
+    "no_topic": "without a topic",
     "stuck": "stuck",
+    "deleted": "deleted unread",
     "hung": "hung?",
     "gone": "gone",
     "no_holder": "without a holder",
@@ -25,7 +26,7 @@ KINDS = {
     "silence": "silent",
 }
 
-#: Runs of partitions that are listed one by one.
+#: Runs of partitions, and workers, that are listed one by one.
 _LISTED = 8
 
 
@@ -55,20 +56,32 @@ def places(rows: Iterable[LeaseRow]) -> str:
     return "; ".join(found)
 
 
+def deleted_text(rows: list[LeaseRow]) -> str:
+    """What nobody will read any more: a lag does not count it."""
+    offsets = sum(row.deleted for row in rows)
+    return (
+        f"{places(rows)}: {count(offsets, 'offset')} were deleted (retention) before the group had done them. They are "
+        "lost, and not in its lag; it goes on where the log begins now"
+    )
+
+
 def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None) -> list[Problem]:
     """All that is wrong with the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_members(group, max_silence_ms)]
     unheld = group.unheld
-    free = [row for row in unheld if row.client is None]
+    free = [row for row in unheld if row.client is None and not row.no_topic]
     if free:
         waiting = sum(row.lag or 0 for row in free)
         text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
         if waiting:
             text += f", {count(waiting, 'message')} waiting"
         if not group.members:
-            text += ". No worker of the group runs"
+            text += f". No worker holds anything of the group{_heard(group.idle)}"
         found.append(Problem(name, "no_holder", text, len(free), free))
+    deleted = [row for row in group.leases if row.deleted]
+    if deleted:
+        found.append(Problem(name, "deleted", deleted_text(deleted), len(deleted), deleted))
     for pause in group.pauses:
         if pause.is_over:
             text = (
@@ -76,8 +89,8 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
                 f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
             )
             found.append(Problem(name, "pause_over", text, 1, []))
-    if max_lag is not None and (group.lag or 0) > max_lag:
-        behind = group.lag or 0
+    behind = group.known_lag
+    if max_lag is not None and behind > max_lag:
         found.append(Problem(name, "lag", f"{count(behind, 'message')} behind, more than {max_lag:,}", behind, []))
     return found
 
@@ -85,15 +98,18 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
     hung = {id(row) for member in group.members if member.is_hung for row in member.leases}
     still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
-    for (is_lost, why), rows in _by_reason(still):
+    for (kind, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
-        if is_lost:
+        if kind == "no_topic":
+            text += ". Create it again; or, where the group is over: kafka-marshal forget-group "
+            text += f"{shlex.quote(group.group)} (all of its positions are dropped)"
+        if kind == "position_lost":
             where = " ".join(f"--partition {shlex.quote(name)}=earliest" for name in _named(group, rows))
             text += (
                 ". Nothing of it is handed out until you say where to go on: kafka-marshal release-group "
                 f"{shlex.quote(group.group)} {where}"
             )
-        yield Problem(group.group, "position_lost" if is_lost else "stuck", text, len(rows), rows)
+        yield Problem(group.group, kind, text, len(rows), rows)
 
 
 def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
@@ -103,11 +119,19 @@ def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
     yield from [f"{row.topic}:{row.partition}" for row in rows if row.topic not in whole][:_LISTED]
 
 
-def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[bool, str], list[LeaseRow]]]:
-    found: dict[tuple[bool, str], list[LeaseRow]] = {}
+def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[str, str], list[LeaseRow]]]:
+    """Kind and reason, with their partitions, in the order of `KINDS`."""
+    found: dict[tuple[str, str], list[LeaseRow]] = {}
     for row in rows:
-        found.setdefault((row.stuck.startswith(POSITION_LOST), row.stuck), []).append(row)
-    return sorted(found.items(), key=lambda item: (not item[0][0], item[0][1]))
+        kind = "position_lost" if row.lost else "no_topic" if row.no_topic else "stuck"
+        found.setdefault((kind, row.stuck), []).append(row)
+    return sorted(found.items(), key=lambda item: (list(KINDS).index(item[0][0]), item[0][1]))
+
+
+def _heard(idle: list[HeardRow]) -> str:
+    """Workers that may run all the same: they write nothing while they have nothing."""
+    last = sorted(idle, key=lambda run: run.silence_ms)[:_LISTED]
+    return "".join(f"; {_name(run)} {run.doing}" for run in last) + ("; …" if len(idle) > _LISTED else "")
 
 
 def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
@@ -115,7 +139,7 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
         where = _name(member)
         if member.is_hung:
-            waited = span(member.no_progress_ms or 0)
+            waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
@@ -126,6 +150,6 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             yield Problem(group.group, "silence", text, 1, member.leases)
 
 
-def _name(member: MemberRow) -> str:
+def _name(member: MemberRow | HeardRow) -> str:
     runs_at = member.runs_at
     return member.client if runs_at is None else f"{member.client} ({runs_at})"

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
-from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
+from kafka_marshal.errors import LogCutError, MarshalError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
 from kafka_marshal.ports import Cluster, LogEntry
@@ -35,8 +36,22 @@ def connected(options: Options) -> Iterator[Cluster]:
         cluster = KafkaCluster(servers, properties)
         try:
             yield cluster
+        except TopicMissingError as error:
+            name_the_topic(error, cluster, options)
+            raise
         finally:
             cluster.close()
+
+
+def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options) -> None:
+    """Add the topic that may be meant: a second coordination topic beside the first would share out the work twice."""
+    try:
+        topics = cluster.topics(options.timeout)
+    except MarshalError:
+        return
+    hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
+    if hint:
+        error.add_note(f"There is a topic of a similar name{hint}")
 
 
 class Log:

@@ -53,13 +53,21 @@ class Wish:
     position: Target | None
 
 
+#: The broker's clock may be ahead of ours by that.
+_AHEAD_MS = 60_000
+
+
 def _position(text: str) -> Target:
     """earliest, latest, readable, an offset, or a time. Raises ValueError."""
     if text in ("earliest", "latest", "readable"):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    return _EPOCH + timedelta(milliseconds=parse_time(text, int(time.time() * 1000)))
+    now_ms = int(time.time() * 1000)
+    moment = parse_time(text, now_ms)
+    if moment > now_ms + _AHEAD_MS:
+        raise ValueError(f"{text!r} is in the future: no message is as young as that, and all would be skipped")
+    return _EPOCH + timedelta(milliseconds=moment)
 
 
 def _to(context: click.Context, parameter: click.Parameter, value: str | None) -> Target | None:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kafka_marshal.cli.text import span
 from kafka_marshal.engine.work.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
-__all__ = ["STATES", "GroupRow", "LeaseRow", "MemberRow", "PauseRow", "members_of", "seen_text", "total"]
+__all__ = [
+    "STATES",
+    "GroupRow",
+    "HeardRow",
+    "LeaseRow",
+    "MemberRow",
+    "PauseRow",
+    "members_of",
+    "seen_text",
+    "span_text",
+    "total",
+]
 
 #: What the reason begins with where a holder reports nothing done, and it is not known why.
 NO_PROGRESS = "no progress"
+
+#: What the reason begins with where there is nothing to be read from.
+NO_TOPIC = "there is no such topic"
 
 #: What a lease's freshness (C1) is called for people and programs.
 STATES = {"free": "free", "fresh": "seen", "unknown": "silent", "stale": "gone"}
@@ -47,9 +61,15 @@ def seen_text(state: str, silence_ms: int | None) -> str:
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    """The sum; None where one of them is not known: what is left would be a false number."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def span_text(ms: float, at_least: bool) -> str:
+    """A span in words; "over" where the log that was read does not reach back to its beginning."""
+    return f"over {span(ms)}" if at_least else span(ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,8 @@ class LeaseRow:
     stuck: str = ""
     #: How long its position has not moved, as far back as the log was read.
     idle_ms: int | None = None
+    #: It did not move in all the log that was read: it may have stood still for longer.
+    idle_at_least: bool = False
     #: How long its holder has had it.
     held_ms: int | None = None
     #: How long its next message has been waiting; None: not looked at.
@@ -105,6 +127,18 @@ class LeaseRow:
     def lost(self) -> bool:
         """The position means nothing in the log that is there."""
         return self.stuck.startswith(POSITION_LOST)
+
+    @property
+    def no_topic(self) -> bool:
+        """The partition is not on the cluster."""
+        return self.stuck.startswith(NO_TOPIC)
+
+    @property
+    def deleted(self) -> int:
+        """Offsets that were deleted from the partition's log before they were done."""
+        if self.stable is None or self.log_start is None or self.lost:
+            return 0
+        return max(0, self.log_start - self.position)
 
     @property
     def lag(self) -> int | None:
@@ -138,11 +172,21 @@ class LeaseRow:
         return min(self.idle_ms or 0, self.held_ms or 0)
 
     @property
+    def is_still_longer(self) -> bool:
+        """Whether that may be longer: it goes back to the first record that was read."""
+        return self.idle_at_least and (self.held_ms or 0) >= (self.idle_ms or 0)
+
+    @property
     def behind_ms(self) -> int | None:
         """How long there has been something to do without any progress; None: there is nothing to do, or no telling."""
         if not self.lag or self.idle_ms is None:
             return None
         return self.idle_ms if self.waiting_ms is None else min(self.idle_ms, self.waiting_ms)
+
+    @property
+    def is_behind_longer(self) -> bool:
+        """Whether that may be longer: the position did not move in all the log that was read."""
+        return self.idle_at_least and self.behind_ms == self.idle_ms
 
     @property
     def badness(self) -> tuple[int, int, int]:
@@ -159,6 +203,8 @@ class MemberRow:
     client: str
     instance: str | None
     leases: list[LeaseRow]
+    #: Since an operator asked it to hand over; None: nobody did in the minutes that were read.
+    asked_ms: int | None = None
 
     @property
     def runs_at(self) -> Instance | None:
@@ -196,6 +242,11 @@ class MemberRow:
         return min(max(waits), *(row.still_ms for row in self.leases))
 
     @property
+    def is_still_longer(self) -> bool:
+        """Whether `no_progress_ms` may be longer, see :attr:`LeaseRow.is_still_longer`."""
+        return any(row.is_still_longer and row.still_ms == self.no_progress_ms for row in self.leases)
+
+    @property
     def is_hung(self) -> bool:
         """It beats, has something to do, and gets nothing done."""
         waited = self.no_progress_ms
@@ -215,6 +266,37 @@ def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
         if row.client is not None:
             found.setdefault((row.group, row.client, row.instance or ""), []).append(row)
     return [MemberRow(group, client, run or None, leases) for (group, client, run), leases in sorted(found.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class HeardRow:
+    """The newest run of a worker that wrote something in the last minutes, whether it holds anything or not."""
+
+    group: str
+    client: str
+    instance: str
+    #: Since its last record. One that holds nothing, and asks for nothing, writes nothing.
+    silence_ms: int
+    waits: bool = False
+    released: bool = False
+    #: Since an operator asked it to hand over.
+    asked_ms: int | None = None
+
+    @property
+    def runs_at(self) -> Instance | None:
+        """Host, process and release; None where its name does not say them."""
+        return Instance.parse(self.instance)
+
+    @property
+    def doing(self) -> str:
+        """What it does without a partition, as far as its last records tell."""
+        if self.asked_ms is not None:
+            return f"asked to hand over {span(self.asked_ms)} ago: claims nothing until it is restarted"
+        if self.waits:
+            return "waits for a partition"
+        if self.released:
+            return f"released all it held {span(self.silence_ms)} ago"
+        return f"silent for {span(self.silence_ms)}; others took over what it held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,16 +325,33 @@ class GroupRow:
     leases: list[LeaseRow]
     pauses: list[PauseRow] = field(default_factory=list)
     silent_ms: int = 0
+    #: Workers that wrote something in the last minutes.
+    heard: list[HeardRow] = field(default_factory=list)
 
     @property
     def members(self) -> list[MemberRow]:
         """Who holds something."""
-        return members_of(self.leases)
+        asked = {(run.client, run.instance): run.asked_ms for run in self.heard}
+        return [
+            replace(member, asked_ms=asked.get((member.client, member.instance or "")))
+            for member in members_of(self.leases)
+        ]
+
+    @property
+    def idle(self) -> list[HeardRow]:
+        """Who was heard in the last minutes and holds nothing."""
+        holders = {row.client for row in self.leases}
+        return [run for run in self.heard if run.client not in holders]
 
     @property
     def lag(self) -> int | None:
-        """Of all its partitions whose lag is known."""
+        """Of all its partitions; None where that of one is not known."""
         return total(row.lag for row in self.leases)
+
+    @property
+    def known_lag(self) -> int:
+        """Of its partitions whose lag is known."""
+        return sum(row.lag or 0 for row in self.leases)
 
     @property
     def lost(self) -> list[LeaseRow]:
@@ -278,6 +377,11 @@ class GroupRow:
     def behind_ms(self) -> int | None:
         """The longest that one of its partitions has had messages waiting without progress."""
         return max((row.behind_ms for row in self.leases if row.behind_ms is not None), default=None)
+
+    @property
+    def is_behind_longer(self) -> bool:
+        """Whether that may be longer, see :attr:`LeaseRow.is_behind_longer`."""
+        return any(row.is_behind_longer and row.behind_ms == self.behind_ms for row in self.leases)
 
     @property
     def is_dead(self) -> bool:

@@ -12,10 +12,10 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.problems import KINDS, Problem, problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, MemberRow
+from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, MemberRow, span_text
 from kafka_marshal.cli.text import clock_text, count, number, span, time_text
 from kafka_marshal.cli.view import View
-from kafka_marshal.cli.watch import Picture, Section, show, stuck_section
+from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 
 __all__ = ["status"]
 
@@ -76,14 +76,19 @@ def status(
     \b
     members      workers that hold a partition and are not gone
     partitions   held / of all topics that the group ever worked on
-    no progress  the longest that messages have been waiting while the position did not move (10 minutes are looked at)
+    no progress  the longest that messages have been waiting while the position did not move; "over": all the log that
+                 was read, 10 minutes at most, shows it where it is
     seen         the holder's last heartbeat, by the broker's clock: "silent" beyond one heartbeat interval,
                  "gone" beyond two: others can take what it holds
     next         the offset to be read next, as release-group takes it
+    lag          messages in the log that are not done; "lost", or + behind the rest, where not all of it is known
     progress     of a worker that beats, has messages waiting, and reports none of them done: hung?
 
+    --members also lists workers that hold nothing and wrote something in the last 10 minutes. One that holds nothing
+    and asks for nothing writes nothing, and may run all the same.
+
     The broker's time is learned from what members write meanwhile (up to 1.2 seconds), else taken from this machine's
-    clock, with a note. Nothing is written, unless --tick asks the broker. A worker that holds nothing does not show.
+    clock, with a note. Nothing is written, unless --tick asks the broker.
 
     \b
     Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
@@ -103,6 +108,8 @@ def _picture(view: View, group: str | None, members: bool, everything: bool) -> 
     groups = view.groups(group)
     problems = {each.group: problems_of(each) for each in groups}
     notes = _notes(view, groups)
+    if members or group is not None:  # the overview says so among what is wrong
+        notes += deleted_notes(groups)
     if group is not None and not groups:
         notes.append(no_group(group, view.names()))
     is_folding = is_terminal() and not everything and group is None  # programs get all
@@ -137,7 +144,9 @@ def _picture(view: View, group: str | None, members: bool, everything: bool) -> 
                 for cp, world in view.worlds.items()
             ],
             "groups": [_group_json(each, problems[each.group]) for each in groups],
-            "members": [_member_json(member) for each in groups for member in each.members],
+            "members": [
+                found for each in groups for found in [*map(_member_json, each.members), *map(_heard_json, each.idle)]
+            ],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
                 {"partition": cp, "group": pause.group, "client": pause.client, "expires": expires}
@@ -179,8 +188,8 @@ def _group_cells(group: GroupRow, problems: list[Problem]) -> list[str | Cell]:
         group.group,
         str(sum(member.state != "gone" for member in members)),
         f"{held}/{len(group.leases)}",
-        _lag_text(group.lag, group.lag is None and bool(group.lost)),
-        "-" if group.behind_ms is None else span(group.behind_ms),
+        lag_cell(group.leases),
+        "-" if group.behind_ms is None else span_text(group.behind_ms, group.is_behind_longer),
         _group_state(group, problems),
     ]
 
@@ -190,11 +199,14 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
     for problem in problems:
         amounts[problem.kind] = amounts.get(problem.kind, 0) + problem.amount
     words = [KINDS[kind] if kind == "pause_over" else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
+    draining = sum(member.asked_ms is not None for member in group.members)
+    if draining:
+        words.append(f"{draining:,} draining")
     if group.is_paused:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):
         return Cell("not known", "yellow")
-    bad = {"position_lost", "stuck", "gone", "hung"} & amounts.keys()
+    bad = {"position_lost", "no_topic", "stuck", "gone", "hung"} & amounts.keys()
     return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
 
 
@@ -214,6 +226,7 @@ def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
         "positions_lost": len(group.lost),
         "stuck": len(group.stuck),
         "no_progress_ms": group.behind_ms,
+        "no_progress_at_least": group.is_behind_longer,
         "paused": group.is_paused,
         "silence_ms": group.silent_ms,
         "problems": [problem_json(problem) for problem in problems],
@@ -227,7 +240,9 @@ def _member_section(view: View, groups: list[GroupRow]) -> Section:
     members = [member for each in groups for member in each.members]
     if view.watched:
         members.sort(key=lambda member: member.badness)
-    return Section(_MEMBERS, [_member_cells(member) for member in members], "no worker holds anything")
+    rows = [_member_cells(member) for member in members]
+    rows += [_heard_cells(run) for each in groups for run in each.idle]
+    return Section(_MEMBERS, rows, "no worker holds anything")
 
 
 def _member_cells(member: MemberRow) -> list[str | Cell]:
@@ -240,15 +255,33 @@ def _member_cells(member: MemberRow) -> list[str | Cell]:
         "-" if runs_at is None else str(runs_at.pid),
         "-" if runs_at is None else runs_at.release,
         str(len(member.leases)),
-        _lag_text(member.lag, any(row.lost for row in member.leases)),
+        lag_cell(member.leases),
         Cell(silence.seen, _STYLES.get(state, "")),
         _progress(member),
     ]
 
 
+def _heard_cells(run: HeardRow) -> list[str | Cell]:
+    runs_at = run.runs_at
+    return [
+        run.group,
+        run.client,
+        "-" if runs_at is None else runs_at.host,
+        "-" if runs_at is None else str(runs_at.pid),
+        "-" if runs_at is None else runs_at.release,
+        "0",
+        "-",
+        Cell(f"{span(run.silence_ms)} ago", "dim"),
+        Cell(run.doing, "yellow"),
+    ]
+
+
 def _progress(member: MemberRow) -> Cell:
     if member.is_hung:
-        return Cell(f"no progress for {span(member.no_progress_ms or 0)}, hung?", "bold red")
+        still = span_text(member.no_progress_ms or 0, member.is_still_longer)
+        return Cell(f"no progress for {still}, hung?", "bold red")
+    if member.asked_ms is not None:
+        return Cell(f"asked to hand over {span(member.asked_ms)} ago", "yellow")
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
 
 
@@ -266,15 +299,35 @@ def _member_json(member: MemberRow) -> dict[str, object]:
         "state": member.state,
         "silence_ms": member.silence_ms,
         "no_progress_ms": member.no_progress_ms,
+        "no_progress_at_least": member.is_still_longer,
         "hung": member.is_hung,
+        "asked_to_hand_over_ms": member.asked_ms,
+        "waits": False,
+    }
+
+
+def _heard_json(run: HeardRow) -> dict[str, object]:
+    runs_at = run.runs_at
+    return {
+        "group": run.group,
+        "client": run.client,
+        "instance": run.instance,
+        "host": None if runs_at is None else runs_at.host,
+        "pid": None if runs_at is None else runs_at.pid,
+        "release": None if runs_at is None else runs_at.release,
+        "partitions": 0,
+        "lag": None,
+        "state": "idle",
+        "silence_ms": run.silence_ms,
+        "no_progress_ms": None,
+        "no_progress_at_least": False,
+        "hung": False,
+        "asked_to_hand_over_ms": run.asked_ms,
+        "waits": run.waits,
     }
 
 
 # -- partitions ----------------------------------------------------------------------------------------------
-
-
-def _lag_text(lag: int | None, lost: bool) -> Cell:
-    return Cell("position lost", "bold red", "lost") if lost else Cell(number(lag))
 
 
 def _cells(row: LeaseRow) -> list[str | Cell]:
@@ -286,7 +339,7 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
         number(row.epoch),
         Cell(row.seen, _STYLES.get(row.state, "dim")),
         number(row.next),
-        _lag_text(row.lag, row.lost),
+        lag_cell([row]),
     ]
 
 

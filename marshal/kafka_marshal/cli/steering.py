@@ -11,9 +11,9 @@ import click
 
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
-from kafka_marshal.cli.reading import connected
+from kafka_marshal.cli.reading import connected, name_the_topic
 from kafka_marshal.cli.text import clean, span
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import MarshalError, TopicMissingError
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
@@ -29,11 +29,16 @@ def admin_of(options: Options, client_id: str | None = None) -> Iterator[Admin]:
     servers, properties = options.connection()
     with connected(options) as cluster:
         cluster.topic_info([options.topic], options.timeout)  # whether anybody answers, as quickly as --timeout wants
-    with (
-        warnings_from_the_library(options.debug),
-        Admin(servers, topic=options.topic, client_id=client_id, config=properties) as admin,
-    ):
-        yield admin
+    try:
+        with (
+            warnings_from_the_library(options.debug),
+            Admin(servers, topic=options.topic, client_id=client_id, config=properties) as admin,
+        ):
+            yield admin
+    except TopicMissingError as error:
+        with connected(options) as cluster:
+            name_the_topic(error, cluster, options)
+        raise
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms
-from kafka_marshal.cli.text import span
+from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
 from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 
 __all__ = ["mark_stuck"]
@@ -70,9 +69,8 @@ def _with_reason(
     done_nothing_ms = min(row.still_ms, waiting_ms)
     if not row.held or is_at_work or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):
         return row
-    return replace(
-        row, stuck=f"{NO_PROGRESS} for {span(done_nothing_ms)} with messages waiting: see {row.client}'s log"
-    )
+    still = span_text(done_nothing_ms, row.is_still_longer and done_nothing_ms == row.still_ms)
+    return replace(row, stuck=f"{NO_PROGRESS} for {still} with messages waiting: see {row.client}'s log")
 
 
 def _probe(

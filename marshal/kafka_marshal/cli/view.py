@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.heard import Heard
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond, local_ms
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow
 from kafka_marshal.cli.stuck import mark_stuck
 from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.engine.work.topic_mark import split
@@ -54,6 +55,7 @@ class View:
         self.replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock = BrokerClock()
         self.meter = Meter(window_ms)
+        self.heard = Heard(self.replica.worlds)
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
         #: The topics as the cluster described them then.
@@ -103,10 +105,12 @@ class View:
         return _COARSE_MS if stamp >= self._window_start - _HISTORY_MS else 0
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
-        self.replica.apply(TailBatch({cp: entries}))
+        is_recent = self._step_ms(entries[-1][1]) > 0
+        self.replica.apply(TailBatch({cp: entries}), self.heard.note if is_recent else None, history=is_recent)
         world, stamp = self.worlds[cp], entries[-1][1]
         if stamp >= self._window_start or (self._step_ms(stamp) and len(world.leases()) * len(self.worlds) <= _MANY):
             self.meter.sample(world)
+            self.heard.look(world)
 
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Take in what comes for so long, or until something is so; learn the broker's time from it."""
@@ -116,9 +120,10 @@ class View:
             for entries in batch.records.values():
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
-            self.replica.apply(batch)
+            self.replica.apply(batch, self.heard.note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
+                self.heard.look(self.worlds[cp])
 
     def learn_time(self) -> None:
         """Wait a moment for a record that somebody appends now, if anybody's silence is to be told."""
@@ -217,12 +222,25 @@ class View:
         for pause in pauses:
             by_group.setdefault(pause.group, [])
         now_ms = self.clock.now_ms()
+        heard = [
+            HeardRow(
+                run.group,
+                run.client,
+                run.instance,
+                max(0, now_ms - run.last_at),
+                waits=run.waits,
+                released=run.released,
+                asked_ms=None if run.asked_at is None else max(0, now_ms - run.asked_at),
+            )
+            for run in self.heard.since(now_ms - _HISTORY_MS)
+        ]
         return [
             GroupRow(
                 name,
                 sorted(rows, key=lambda row: (row.topic, row.partition)),
                 [pause for pause in pauses if pause.group == name],
                 now_ms - max((row.last_beat or 0 for row in rows if row.cp is not None), default=now_ms),
+                [run for run in heard if run.group == name],
             )
             for name, rows in sorted(by_group.items())
         ]
@@ -264,6 +282,7 @@ class View:
         key = (lease.group_id, lease.topic, lease.partition)
         # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
         moved_at = min(self.meter.moved_at(key) or lease.last_beat, lease.last_beat)
+        is_seen_moving = self.meter.has_moved(key) or moved_at == lease.last_beat
         granted_at = min(self.meter.granted_at(key) or lease.last_beat, lease.last_beat)
         row = LeaseRow(
             group=lease.group_id,
@@ -284,14 +303,17 @@ class View:
             log_end=high,
             stuck=self._why_stuck(lease, high),
             idle_ms=max(0, now_ms - moved_at),
+            idle_at_least=not is_seen_moving,
             held_ms=max(0, now_ms - granted_at),
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
     def _why_stuck(self, lease: Lease, log_end: int | None) -> str:
         topic = self.topics.get(lease.topic)
-        if topic is None or lease.partition >= topic.partitions:
-            return ""
+        if topic is None:
+            return f"{NO_TOPIC} on this cluster any more"
+        if lease.partition >= topic.partitions:
+            return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
         if lease.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
         return why_lost(topic, lease.progress, log_end)

@@ -25,8 +25,8 @@ from kafka_marshal.cli.output import (
     say_warning,
     warnings_from_the_library,
 )
-from kafka_marshal.cli.problems import places
-from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow
+from kafka_marshal.cli.problems import deleted_text, places
+from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow
 from kafka_marshal.cli.text import clean, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
@@ -35,7 +35,7 @@ from kafka_marshal.ports import Cluster
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["Picture", "Section", "show", "stuck_section"]
+__all__ = ["Picture", "Section", "deleted_notes", "lag_cell", "show", "stuck_section"]
 
 _STUCK = (
     Column("stuck group", fold=True),
@@ -253,6 +253,26 @@ def _check(view: View, cluster: Cluster, options: Options, checked: float) -> fl
         return checked
     view.replica.check(cluster.topic_info([options.topic], _PATIENCE_S).get(options.topic))
     return time.monotonic()
+
+
+def lag_cell(rows: Sequence[LeaseRow], style: str = "") -> Cell:
+    """The lag of all of these; "position lost", or what is known with a +, where that of one is not known."""
+    if any(row.lost for row in rows):
+        return Cell("position lost", "bold red", "lost")
+    known = [row.lag for row in rows if row.lag is not None]
+    if not known:
+        return Cell("-", style)
+    return Cell(f"{sum(known)}+" if len(known) < len(rows) else str(sum(known)), style)
+
+
+def deleted_notes(groups: Iterable[GroupRow]) -> list[str]:
+    """What nobody will read any more: a lag does not count it."""
+    notes = []
+    for each in groups:
+        rows = [row for row in each.leases if row.deleted]
+        if rows:
+            notes.append(f"{each.group}: {deleted_text(rows)}")
+    return notes
 
 
 def stuck_section(rows: Iterable[LeaseRow]) -> Section:

@@ -103,6 +103,10 @@ class Ownership:
             self.moment = Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)
 
 
+#: The broker's clock may be ahead of ours by that.
+_AHEAD_MS = 60_000
+
+
 @command()
 @click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.argument("topic_name", metavar="TOPIC", callback=id_argument, shell_complete=complete_topic)
@@ -134,6 +138,8 @@ def who(
     """
     if at is not None and offset is not None:
         raise click.UsageError("--at and --offset both say when: give one of them.")
+    if at is not None and at > local_ms() + _AHEAD_MS:
+        raise click.BadParameter(f"{time_text(at)} is in the future: nobody can know.", param_hint="'--at'")
     key = (group, topic_name, partition)
     with ExitStack() as stack:
         if from_dump is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -25,21 +25,18 @@ from kafka_marshal.client.closing import (
     late_text,
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
-from kafka_marshal.client.serving import EndedError
-from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.effects import Call, Key
+from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.fork_guard import exiting
+from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.marshal import Marshal
 
 __all__ = ["Membership", "TopicPartition", "calling"]
 
@@ -66,12 +63,22 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
+class Host(Protocol):
+    """The Marshal of a consumer, as the consumer sees it."""
+
+    #: Not empty: loops end.
+    stop_signal: list[bool]
+
+    @property
+    def group_id(self) -> str: ...
+
+
 class Membership(OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         topics: Sequence[str],
         settings: ConsumerSettings,
@@ -83,7 +90,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._callbacks = callbacks
         self._closed = False
         self._drained_at = 0.0
-        self._limit = Limit(driver.runtime)
+        self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
         self._entered = False
         #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
@@ -95,6 +102,10 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         for topic in sorted(subscription.names - known):
             text = "topic %s does not exist (yet); this consumer waits for it"
             log(logging.WARNING, "topic_missing", text, topic, topic=topic)
+        for pattern in subscription.patterns:
+            if not any(pattern.match(topic) for topic in known):
+                text = "no topic matches %s (yet); this consumer waits for one. (Internal topics never do.)"
+                log(logging.WARNING, "topic_missing", text, pattern.pattern, topic=pattern.pattern)
 
     def _enter(
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
@@ -105,18 +116,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
             self._engine = engine.add_consumer(subscription, settings)
-            self._engine.errors.extend(driver.upgrades_told())
-            driver.ports[self._engine.number] = self
+            self._engine.errors.extend(driver.upkeep.levels.told())
+            driver.lock.ports[self._engine.number] = self
             self._entered = True
         try:
-            driver.topics.add(self._engine.number, subscription, count_partitions)
+            driver.upkeep.topics.add(self._engine.number, subscription, count_partitions)
         except BaseException:
             self._free()
             raise
 
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
-        if self._closed or self._marshal.stopping:
+        if self._closed or self._marshal.stop_signal:
             return True
         self._driver.check()
         if self._engine.errors:
@@ -169,7 +180,9 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def __repr__(self) -> str:
         topics = ", ".join(sorted(self._engine.subscription.topics))
-        state = "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stopping else "open"
+        state = (
+            "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stop_signal else "open"
+        )
         return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
 
     def assignment(self) -> list[TopicPartition]:
@@ -198,23 +211,23 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _unprocessed(self) -> list[tuple[str, int, int, int]]:
         with self._driver.locked(step=False):
-            self._engine.delivery.decide()
-            return list(self._engine.delivery.unprocessed)
+            self._engine.delivery.grants.decide()
+            return list(self._engine.delivery.grants.unprocessed)
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
         """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
-        return [(*key, first, last) for key, first, last in self._engine.gaps]
+        return [(*key, first, last) for key, first, last in self._engine.positions.gaps]
 
     @property
     def stuck(self) -> list[Stuck]:
         """Partitions that stand still though there is something to read, each with why and the way past it."""
-        return self._engine.stuck.found
+        return self._engine.positions.stuck.found
 
     @property
     def lost_positions(self) -> list[Stuck]:
-        """Those of them whose position is lost (P11): no member works on them until it is set."""
-        return self._engine.stuck.lost
+        """Those of ``stuck`` whose position is lost (P11): no member works on them until it is set."""
+        return self._engine.positions.stuck.lost
 
     # What the driver asks of it (ConsumerPort).
 
@@ -242,14 +255,15 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """The log end as of the last look, None if there was none."""
         raise NotImplementedError
 
-    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, call: Call) -> None:
         """Run the user's callback."""
-        function = self._callbacks.get(callback)
+        function = self._callbacks.get(call.callback)
         if function is not None:
             calling.set(self)
             before = is_ours.set(False)
             try:
-                function(self, [TopicPartition(*x.key, x.position, x.epoch) for x in assignments])  # type: ignore[arg-type]
+                partitions = [TopicPartition(*x.key, x.position, x.token) for x in call.pieces]
+                arguments.a_result(str(call.callback), function(self, partitions))  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)
@@ -311,7 +325,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def _identify(self) -> None:
         """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
         with self._driver.locked():
-            names = self._engine.marks.lacking()
+            names = self._engine.positions.marks.lacking()
         if names:
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
@@ -320,18 +334,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
                 log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
-                self._engine.marks.learn(infos)
+                self._engine.positions.marks.learn(infos)
 
     def _abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
-            self._engine.delivery.abandon(self._driver.now_ms())
+            self._engine.delivery.grants.abandon(self._driver.now_ms())
             self._engine.closing = True
 
     def _await_answers(self) -> None:
         """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
         with self._driver.condition:
-            self._driver.wait_for(lambda: not self._engine.delivery.awaited, CLOSE_TIMEOUT_S)
+            self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
 
     def _free(self) -> None:
         """Give up what the driver holds for it."""
@@ -341,12 +355,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         if not self._entered:
             self._freed()
             return
-        self._driver.topics.remove(self._engine.number)
+        self._driver.upkeep.topics.remove(self._engine.number)
         with self._driver.condition:
             self._drain()
-            self._engine.delivery.decide(final=True)
+            self._engine.delivery.grants.decide(final=True)
             self._driver.engine.remove_consumer(self._engine)
-            self._driver.ports.pop(self._engine.number, None)
+            self._driver.lock.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()
         self._freed()
 

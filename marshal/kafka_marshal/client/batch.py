@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator
+from typing import cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.engine.work.tracker import Run
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.engine.work.assignment import Run
 
 __all__ = ["Batch"]
 
@@ -27,7 +24,7 @@ class Batch:
 
     __slots__ = (
         "__weakref__",
-        "_consumer",
+        "_done",
         "_run",
         "epoch",
         "first_offset",
@@ -37,8 +34,8 @@ class Batch:
         "topic",
     )
 
-    def __init__(self, consumer: Consumer, run: Run, messages: list[ports.Message]) -> None:
-        self._consumer = consumer
+    def __init__(self, done: Callable[[Run], object], run: Run, messages: list[ports.Message]) -> None:
+        self._done = done
         self._run = run
         self.topic, self.partition = run.assignment.key
         self.epoch = run.assignment.epoch
@@ -48,7 +45,7 @@ class Batch:
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""
-        self._consumer._batch_done(self._run)
+        self._done(self._run)
 
     def __len__(self) -> int:
         return len(self.messages)

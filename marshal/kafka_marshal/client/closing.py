@@ -7,19 +7,17 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from kafka_marshal.client.health import examine
-from kafka_marshal.client.serving import EndedError, LateError
 from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.inputs import Called
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.pulse import say
+from kafka_marshal.node.serving import EndedError, LateError
 from kafka_marshal.runtime import Runtime, is_ours
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.base import Membership
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -45,6 +43,16 @@ EXIT_TIMEOUT_S = 1.0
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
 calling: ContextVar[object] = ContextVar("calling", default=None)
+
+
+class Member(Protocol):
+    """A consumer, as far as its end goes."""
+
+    @property
+    def _callbacks_running(self) -> int: ...
+
+    @property
+    def _is_released(self) -> bool: ...
 
 
 class Limit:
@@ -86,7 +94,7 @@ def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, 
         try:
             driver.servants.ask(lambda _: end()).wait(None if timeout is None else max(0.0, timeout) + CLOSE_TIMEOUT_S)
         except LateError:
-            say(driver.runtime, logging.WARNING, "close_late", late())
+            say(driver.cluster.runtime, logging.WARNING, "close_late", late())
         except EndedError:
             _if_possible(driver, end)
 
@@ -105,13 +113,13 @@ def late_text(driver: Driver, what: str, timeout: float | None) -> str:
 
 def cut_off(driver: Driver) -> None:
     """End it without its lock, which somebody may keep: no beat is sent any more, and no call waits (any thread)."""
-    driver._ended = True
+    driver.life.ended = True
     driver.servants.over = True
 
 
 def end_all(
     driver: Driver,
-    consumers: Sequence[Membership[Any]],
+    consumers: Sequence[Member],
     limit: Limit,
     in_callback: bool,
     manual: Sequence[ManualLease] = (),
@@ -132,7 +140,7 @@ def end_all(
         log(logging.WARNING, "close_late", "%s", left)
 
 
-def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit: Limit, for_good: bool) -> str:
+def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, for_good: bool) -> str:
     """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
 
     def is_running() -> bool:
@@ -145,19 +153,18 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Membership[Any]], limit
         driver.wait_for(lambda: limit.is_over or not is_running(), limit.left_s)
     if not is_running() or is_cut_off():
         return ""
-    dropped = driver.callbacks.drop(consumers)
+    dropped = driver.effects.callbacks.drop(consumers)
     now = driver.now_ms()
     with driver.locked():
-        for call in dropped:
-            for assignment in call.assignments:
-                assignment.consumer.called(assignment, call.callback, now)
+        for dropped_call in dropped:
+            driver.engine.take(Called(dropped_call.call), now)
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 
 def _left_text(driver: Driver, dropped: list[str], for_good: bool) -> str:
     """What was not waited for, and what that means, for people."""
     told = []
-    if (call := driver.callbacks.running) is not None:
+    if (call := driver.effects.callbacks.running) is not None:
         hi_s = driver.engine.settings.heartbeat_interval_ms / 1000
         kept = (
             "The leases of its partitions are not released: they end by themselves after two heartbeat intervals "

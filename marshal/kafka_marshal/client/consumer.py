@@ -16,11 +16,12 @@ from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.fetching import FetchingConsumer, PartitionsCallback
-from kafka_marshal.client.serving import LOOK_S, Answer, EndedError, LateError
-from kafka_marshal.engine.work.tracker import ALL, Run, Taken
+from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
@@ -42,7 +43,10 @@ T = TypeVar("T")
 _Found = list[tuple[Run, list[ports.Message]]]
 
 
-class Consumer(FetchingConsumer):
+PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
+
+
+class Consumer(FetchingConsumer["Consumer"]):
     """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
 
     Any thread may call anything. Several may ask for messages: each message goes to one of them, and those of a
@@ -70,7 +74,7 @@ class Consumer(FetchingConsumer):
         case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
         several would hand out the others while somebody else has the partition (T4).
         """
-        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
         # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
         # all that is done here between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
@@ -102,7 +106,7 @@ class Consumer(FetchingConsumer):
         What counts here is whether the lease is proven; that it is being let go does not matter to what is granted.
         Leaving the loop leaves the rest of the batch to the next loop.
         """
-        runtime, stop = self._driver.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
         now, pace = 0.0, _Pace()
         run: Run | None = None
@@ -253,7 +257,7 @@ class Consumer(FetchingConsumer):
                 run = self._waited(answer)
                 if run is None:
                     return
-                batch = Batch(self, run, list(run.messages))
+                batch = Batch(self._batch_done, run, list(run.messages))
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -273,7 +277,7 @@ class Consumer(FetchingConsumer):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self, hand, list(messages))
+                    batch = Batch(self._batch_done, hand, list(messages))
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
@@ -328,13 +332,14 @@ class Consumer(FetchingConsumer):
     def done(self, message: ports.Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
-        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``. Raises
-        ConfigurationError for what this consumer has not handed out.
+        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``, as what
+        is not in hand is. Raises ConfigurationError for what is of a partition that this consumer never had.
         """
         try:
             is_known = (message.topic(), message.partition()) in self._ever_fetched
-        except AttributeError:
-            raise arguments.wrong("message", "one that this consumer has handed out", message) from None
+        except (AttributeError, TypeError):
+            wanted = "one that this consumer has handed out (of a batch, call batch.done())"
+            raise arguments.wrong("message", wanted, message) from None
         if not is_known:
             raise ConfigurationError(
                 f"{message.topic()} [{message.partition()}]: this consumer has never had this partition, so it has not "
@@ -348,7 +353,7 @@ class Consumer(FetchingConsumer):
     def _say(self, what: ports.Message | Run) -> None:
         if self._options.at_most_once:
             return
-        if self._driver.forked:
+        if self._driver.life.forked:
             self._driver.refuse_fork()
         self._inbox.append(what)
         if self._engine.is_moving:
@@ -405,6 +410,8 @@ class Consumer(FetchingConsumer):
         self._driver.call(self._carry_out_seek, topic, partition, offset, arguments.a_flag("force", force))
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
+        with self._driver.locked(step=False):
+            self._check_partitions([(topic, partition)])
         if not force and not under_lock.get():  # nobody else may wait for a look-up
             marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
             end = marks.get((topic, partition), (0, offset))[1]
@@ -415,13 +422,14 @@ class Consumer(FetchingConsumer):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
-            self._check_partitions([(topic, partition)])
-            if not self._engine.seek((topic, partition), offset):
-                raise ConfigurationError(
-                    f"{topic} [{partition}]: can't seek to {offset}: the partition is not assigned to this "
-                    "consumer, or the "
-                    "offset lies behind its position. To go back, reposition the group: kafka-marshal release-group"
-                )
+            if self._engine.seek((topic, partition), offset):
+                return
+        position = {x[:2]: x.offset for x in self._assignment()}.get((topic, partition), -1)
+        if offset < position:
+            why = f"its position is {position} already. To go back, reposition the group: kafka-marshal release-group"
+        else:
+            why = "it is not assigned to this consumer now, or about to be released: see assignment()"
+        raise ConfigurationError(f"{topic} [{partition}]: can't seek to {offset}: {why}. Nothing was changed")
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What threads of our own do for the calls of user threads on a consumer (:mod:`kafka_marshal.client.serving`).
+"""What threads of our own do for the calls of user threads on a consumer (:mod:`kafka_marshal.node.serving`).
 
 They fetch, group what came by partition, give it to the engine and take out a run that may be handed over. What user
 threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
@@ -9,24 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from kafka_marshal.client.base import Membership, TopicPartition
+from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.gc_pause import collector_resting
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
-from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, TooLarge
+from kafka_marshal.engine.work import tracker
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.tracker import Run
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 
-if TYPE_CHECKING:
-    from kafka_marshal.client.consumer import Consumer
-    from kafka_marshal.client.marshal import Marshal
-
-__all__ = ["FetchingConsumer", "PartitionsCallback"]
+__all__ = ["FetchingConsumer"]
 
 Key = tuple[str, int]
 
@@ -58,22 +55,20 @@ SLICE_S = 0.2
 HAND_SIZE = 10_000
 LEAST_HAND = 64
 
-PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
-
-class FetchingConsumer(Membership["Consumer"]):
+class FetchingConsumer(Membership[S]):
     """The part of a consumer that runs on threads of our own."""
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
-        callbacks: Mapping[str, PartitionsCallback | None],
+        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
         config: Mapping[str, object],
     ) -> None:
         self._options = options
-        self._reading = driver.runtime.lock()
+        self._reading = driver.cluster.runtime.lock()
         #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
         #: thread compares what it was before its read with what it is now.
         self._fetched: dict[Key, int] = {}
@@ -122,7 +117,7 @@ class FetchingConsumer(Membership["Consumer"]):
         while self._inbox:
             said = self._inbox.popleft()
             now = self._driver.now_ms()
-            if isinstance(said, Run):
+            if isinstance(said, tracker.Run):
                 self._delivery.done_run(said, now)
             else:
                 self._delivery.done(cast("Message", said), now)
@@ -150,7 +145,7 @@ class FetchingConsumer(Membership["Consumer"]):
         """Something that was taken from a run may not have left the library: it is the next again (lock held)."""
         self._in_doubt = False
         if self._options.at_most_once:
-            self._delivery.decide()
+            self._delivery.grants.decide()
             return
         if self._hand is not None:
             self._hand_size = max(LEAST_HAND, min(2 * self._hand.handed_out, HAND_SIZE))
@@ -258,26 +253,26 @@ class FetchingConsumer(Membership["Consumer"]):
                     return None
                 if self._in_doubt:
                     self._regather()
-                run = self._delivery.granted
+                run = self._delivery.grants.granted
                 if run is not None:
-                    if self._delivery.has_granted() and self._is_proven(run):
+                    if self._delivery.grants.has_granted() and self._is_proven(run):
                         return run
-                    self._delivery.finish_granted(self._driver.now_ms())
+                    self._delivery.grants.finish_granted(self._driver.now_ms())
                     self._spent = list(run.messages)
                 now = self._driver.now_ms()
                 if any(run.assignment.lease.is_ending(now) for run in collected):
                     return None
-                self._delivery.take_up(now)
-                if self._delivery.granted is not None:
+                self._delivery.grants.take_up(now)
+                if self._delivery.grants.granted is not None:
                     continue
-                waiting = self._delivery.proposed
+                waiting = self._delivery.grants.proposed
                 room = self._options.batch_size - self._delivery.fullest(self._driver.now_ms())
             if waiting is None and self._fill(room):
                 continue  # a backlog is there: claim full batches
             with self._driver.locked(step=False):
-                if self._delivery.is_handing_out and not self._options.claim_ahead:
+                if self._delivery.grants.is_handing_out and not self._options.claim_ahead:
                     continue  # another thread was faster
-                waiting = self._delivery.propose(self._driver.now_ms())
+                waiting = self._delivery.grants.propose(self._driver.now_ms())
             if waiting is not None:
                 self._await_grant(waiting)
                 if self._options.claim_ahead:
@@ -314,18 +309,18 @@ class FetchingConsumer(Membership["Consumer"]):
             self._driver.wait_for(answered, None)
         with self._driver.locked(step=False):
             if assignment.grant is grant:
-                self._delivery.collect(assignment, self._driver.now_ms())
+                self._delivery.grants.collect(assignment, self._driver.now_ms())
 
     def _claim_ahead(self) -> None:
         """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""
         size = self._options.batch_size
         while True:
             with self._driver.locked(step=False):
-                if self._delivery.granted is None:
+                if self._delivery.grants.granted is None:
                     return
                 room = size - self._delivery.fullest(self._driver.now_ms())
                 if room <= 0:
-                    self._delivery.propose(self._driver.now_ms())
+                    self._delivery.grants.propose(self._driver.now_ms())
                     return
             if not self._fill(room):
                 return
@@ -369,7 +364,7 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._driver.locked(step=False):
             assignments = self._engine.assignments
             if room <= 0:
-                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffered]
+                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffer.size]
                 if full and self._delivery.is_full:
                     self._engine.warn(
                         f"max_bytes_in_flight ({self._options.max_bytes_in_flight} bytes) is reached: nothing more is "
@@ -381,9 +376,9 @@ class FetchingConsumer(Membership["Consumer"]):
             ready = [
                 key
                 for key in self._held_up
-                if (x := assignments.get(key)) is not None and (not x.buffered or room >= self._half() / 2)
+                if (x := assignments.get(key)) is not None and (not x.buffer.size or room >= self._half() / 2)
             ]
-            self._change({key: assignments[key].fetch_next for key in ready})
+            self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
 
     def _pump(self, timeout_s: float) -> int:
@@ -395,7 +390,7 @@ class FetchingConsumer(Membership["Consumer"]):
         with self._reading:
             if self._closed:
                 return 0
-            if self._engine.stuck.is_reader_deaf:
+            if self._engine.positions.stuck.is_reader_deaf:
                 self._renew()
             if self._is_torn:
                 self._go_back()
@@ -421,16 +416,16 @@ class FetchingConsumer(Membership["Consumer"]):
     ) -> None:
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
-        with self._driver.locked(step=False):
+        number, now = self._engine.number, self._driver.now_ms()
+        with self._driver.locked(step=False) as engine:
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
-                    self._delivery.fetched(key, group)
+                    engine.take(Fetched(number, key, group), now)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
-                assignment = self._engine.assignments.get(key)
-                if assignment is not None and fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
-                    assignment.reached(end)
+                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    engine.take(Reached(number, key, end), now)
             for fault in faults:
                 self._judge(fault)
 
@@ -456,10 +451,10 @@ class FetchingConsumer(Membership["Consumer"]):
         new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
         with self._driver.locked(step=False):
             old, self._reader = self._reader, new
-            self._engine.stuck.is_reader_deaf = False
+            self._engine.positions.stuck.is_reader_deaf = False
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
             self._fetched = {}
-            self._change({key: x.fetch_next for key, x in found.items()})
+            self._change({key: x.buffer.fetch_next for key, x in found.items()})
             self._reader.pause([key for key, x in found.items() if x.user_paused])
         self._driver.post(old.close)
 
@@ -476,18 +471,18 @@ class FetchingConsumer(Membership["Consumer"]):
         """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
-            self._fetch({key: assignment.fetch_next})
+            self._fetch({key: assignment.buffer.fetch_next})
 
     def _judge(self, fault: DataFault) -> None:
-        now = self._driver.now_ms()
+        number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
         if fault.kind is FaultKind.TOO_LARGE:
-            self._engine.stuck.too_large(fault.message, now)
+            take(TooLarge(number, fault.message), now)
         elif fault.topic is None or fault.partition is None:
             self._engine.warn(f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
-            self._engine.out_of_range((fault.topic, fault.partition), now)
+            take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:
-            self._engine.stuck.failed((fault.topic, fault.partition), fault.message, now)
+            take(ReadFailed(number, (fault.topic, fault.partition), fault.message), now)
 
     # What the driver asks of it (ConsumerPort).
 

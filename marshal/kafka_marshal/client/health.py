@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_marshal.engine.work.consumer import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     """Look at a driver, from any thread, also in a signal's handler: it takes no lock and waits for nobody."""
     now = driver.now_ms()
     failure = driver.engine.failure
-    if driver.forked:
+    if driver.life.forked:
         ends = [FORKED]
     elif failure is not None:
         ends = [f"this Marshal has ended, and so have all its leases: {failure}"]
@@ -66,7 +67,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     else:
         ends = list(_standing(driver, now))
     others = ["it is closed: it holds no lease and hands out nothing. Make a new Marshal to go on"] if closed else []
-    if not closed and not driver.forked and failure is None:
+    if not closed and not driver.life.forked and failure is None:
         others.extend(_unwell(driver, now))
     problems = (*ends, *others)
     return Health(
@@ -77,7 +78,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         closed=closed,
         failure=failure,
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values())),
-        stuck=tuple(one for consumer in list(driver.engine.consumers.values()) for one in consumer.stuck.found),
+        stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
     )
 
 
@@ -101,13 +102,13 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             f"no further thread could be started to carry out calls ({driver.servants.refusal}): a call waits until "
             "the one before has ended. Nothing is lost. Raise the limit of threads of this process or container"
         )
-    call = driver.callbacks.running
+    call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
         yield (
             f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
             "and new ones hand out nothing. Nothing is lost. Let it return, and do what takes long on another thread"
         )
-    if (failing := driver.failures.failing) is not None:
+    if (failing := driver.effects.appends.failures.failing) is not None:
         reason, since = failing
         yield (
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
@@ -119,6 +120,13 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "
             "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
         )
+    for consumer in list(driver.engine.consumers.values()):
+        if consumer.let_go_why == HUNG:
+            yield (
+                f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
+                "and it claims nothing until one comes back. What they have in hand is repeated, here or elsewhere. "
+                "Find out what they wait for, or restart the process"
+            )
     for cp, level in driver.replica.stopped():
         yield (
             f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "

@@ -50,6 +50,7 @@ class Lease(OneProcess, WithBlock):
     def require(self) -> None:
         """Raise LeaseLostError unless the lease is valid. Call it before what can't be undone."""
         if not self.valid:
+            self._driver.refuse_fork()
             raise LeaseLostError(self._lost_message())
 
     def heartbeat(self, last_offset: int | None = None) -> None:

@@ -32,11 +32,11 @@ from kafka_marshal.client.options import (
     Delivery,
     Start,
     WhenStuck,
+    check_log_name,
     checked_callbacks,
     checked_topics,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
-from kafka_marshal.client.serving import Answer, Servants
 from kafka_marshal.client.view import WorldView, lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.policies import Balanced, Policy
@@ -51,9 +51,17 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
 )
 from kafka_marshal.logs import Event, log
-from kafka_marshal.node.config import START_TIMEOUT_S, check_bootstrap, check_ids, check_threads, new_client_id
+from kafka_marshal.node.config import (
+    MOST_START_S,
+    START_TIMEOUT_S,
+    check_bootstrap,
+    check_ids,
+    check_threads,
+    new_client_id,
+)
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster
 from kafka_marshal.watchdog import Watchdog
@@ -133,6 +141,8 @@ class Marshal(OneProcess, WithBlock):
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        if not hasattr(cluster, "runtime"):
+            raise arguments.wrong("cluster", "a Cluster of kafka_marshal.adapters", cluster)
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
@@ -146,8 +156,8 @@ class Marshal(OneProcess, WithBlock):
         self.client_id = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.topic = arguments.text("topic", topic)
-        self._timeout_s = arguments.seconds("timeout", timeout, above=0)
+        self.topic = check_log_name(topic)
+        self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
         self.instance_id = cluster.runtime.new_instance_id()
@@ -194,7 +204,7 @@ class Marshal(OneProcess, WithBlock):
                 servants=servants,
                 timeout_s=self._timeout_s,
             )
-            driver.at_exit = self._end_at_exit
+            driver.life.at_exit = self._end_at_exit
         except BaseException:
             if beside is not None:
                 beside.close()
@@ -202,8 +212,7 @@ class Marshal(OneProcess, WithBlock):
             raise
         if beside is not None:
             beside.watch(driver)
-        with driver.condition:
-            driver.events.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
+        driver.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
         return _Opened(driver, beside, WorldView(driver))
 
     def _start_watchdog(self) -> Watchdog:
@@ -361,7 +370,7 @@ class Marshal(OneProcess, WithBlock):
         with self._driver.locked() as engine:
             self._driver.check()
             self._check_lease_name(topic, partition)
-            self._driver.check_level(route_lease(topic, partition, len(self._driver.replica.worlds)))
+            self._driver.upkeep.levels.check(route_lease(topic, partition, len(self._driver.replica.worlds)))
             if is_going(key):
                 raise ClaimTimeoutError(
                     f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
@@ -369,7 +378,7 @@ class Marshal(OneProcess, WithBlock):
                 )
             if engine.is_taken(key):
                 raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-            manual = engine.claim(key)
+            manual = engine.leases.claim(key)
         with self._driver.condition:
             # One answer of the log is waited for in any case, so that timeout=0 means: one try.
             answer_s = 2 * self.heartbeat_interval_ms / 1000
@@ -383,7 +392,7 @@ class Marshal(OneProcess, WithBlock):
             if manual.is_proven:
                 return Lease(self._driver, manual)
             manual.release(None, self._driver.now_ms())
-            self._driver.check_level(manual.lease.cp)
+            self._driver.upkeep.levels.check(manual.lease.cp)
             raise self._refusal(manual)
 
     def _check_partition(self, topic: str, partition: int) -> None:
@@ -466,7 +475,7 @@ class Marshal(OneProcess, WithBlock):
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
         """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
-        return tuple(self._driver.alarms)
+        return tuple(self._driver.upkeep.snapshots.alarms)
 
     def health(self) -> Health:
         """How this member is at this moment: for probes, and for people (``str()`` of it).
@@ -501,7 +510,7 @@ class Marshal(OneProcess, WithBlock):
             return  # another thread ends it, and waits for this callback
         self._closed = True
         self.stop_signal.append(True)
-        if not self._driver.forked:
+        if not self._driver.life.forked:
             self._limit.lower(timeout)
             in_callback = calling.get() is not None
             carry_out(
@@ -543,8 +552,7 @@ class Marshal(OneProcess, WithBlock):
                 for consumer in self._consumers:
                     consumer._free()
                 how = "left" if release else "left without releasing; a restart takes its partitions over"
-                with self._driver.condition:
-                    self._driver.events.say(Event.LEFT, how)
+                self._driver.say(Event.LEFT, how)
                 self._driver.shut_down()
                 self._call_off_watchdog()
 

@@ -12,11 +12,11 @@ from typing import Literal, get_args
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.work.consumer import ConsumerSettings
-from kafka_marshal.engine.work.stuck import UNREADABLE, Why
+from kafka_marshal.engine.settings import ConsumerSettings, Why
+from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
-from kafka_marshal.node.coordination_topic import snapshots_topic
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 
 __all__ = [
     "DEFAULT_BYTES_IN_FLIGHT",
@@ -24,6 +24,7 @@ __all__ = [
     "Delivery",
     "Start",
     "WhenStuck",
+    "check_log_name",
     "checked_callbacks",
     "checked_topics",
 ]
@@ -86,6 +87,8 @@ class ConsumerOptions:
         elif start.tzinfo is None:
             raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
         arguments.an_instance("policy", policy, Policy, "a Policy such as Balanced()")
+        if type(policy).wishes is Policy.wishes and type(policy).refine is Policy.refine:
+            raise arguments.wrong("policy", "of a class that overrides wishes()", policy)
         batch_size = arguments.a_whole("batch_size", batch_size, 1)
         if handler_timeout is not None:
             arguments.seconds("handler_timeout", handler_timeout, above=0)
@@ -146,6 +149,24 @@ def checked_topics(topics: Sequence[str], coordination_topic: str) -> tuple[str,
     return tuple(names)
 
 
+def check_log_name(topic: object) -> str:
+    """A name that a coordination topic can have; raises ConfigurationError for others."""
+    name = arguments.text("topic", topic)
+    if not is_topic_name(name):
+        wanted = "a name that a topic can have (1 to 249 ASCII letters, digits, dots, underscores and hyphens)"
+        raise arguments.wrong("topic", wanted, name, "Nothing was sent")
+    if name == snapshots_topic(DEFAULT_TOPIC):
+        raise arguments.wrong(
+            "topic", f"a coordination topic; this one is the log of snapshots of {DEFAULT_TOPIC!r}", name
+        )
+    return name
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka lets a topic be called so."""
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 def _check_topic(topic: object, coordination_topic: str) -> None:
     if not isinstance(topic, str):
         raise ConfigurationError(f"topics must be a list of names or ^patterns; {topic!r} is no string")
@@ -154,7 +175,7 @@ def _check_topic(topic: object, coordination_topic: str) -> None:
             re.compile(topic)
         except re.error as error:
             raise ConfigurationError(f"topics: the pattern {topic!r} is no regular expression: {error}") from error
-    elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+    elif not is_topic_name(topic):
         raise ConfigurationError(
             f"topics: no topic can be called {topic!r}, so nobody would ever get a message of it. Names have 1 to 249 "
             "ASCII letters, digits, dots, underscores and hyphens; a pattern begins with ^"

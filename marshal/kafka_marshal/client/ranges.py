@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import Membership, TopicPartition
+from kafka_marshal.client.base import Host, Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.serving import LOOK_S, EndedError, LateError
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
@@ -45,7 +41,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def __init__(
         self,
-        marshal: Marshal,
+        marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
         callbacks: Mapping[str, RangesCallback | None],
@@ -54,7 +50,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         self._options = options
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
-        self._aside = driver.runtime.executor(1, "kafka-marshal-ahead")
+        self._aside = driver.cluster.runtime.executor(1, "kafka-marshal-ahead")
         self._ahead: Future[Marks] | None = None
         self._ends: dict[Key, int] = {}
         settings = options.settings(callbacks, ranges=True)
@@ -196,7 +192,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
                 for run in granted:
                     self._delivery.never_handed_out(run, self._driver.now_ms())
                 for run in waiting:
-                    self._delivery.give_up(run.assignment, self._driver.now_ms())
+                    self._delivery.grants.give_up(run.assignment, self._driver.now_ms())
             raise
         return granted
 
@@ -219,6 +215,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
         A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
         is done, nor counted, unless all of them are still in hand.
         """
+        arguments.a_flag("flush", flush)
+        arguments.a_flag("together", together)
         return self._driver.call(self._done, _checked(ranges), flush, together)
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
@@ -275,7 +273,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def starts(self, keys: Iterable[Key]) -> dict[Key, int]:
         """Where these partitions' logs begin now (*blocking*); those without a leader are left out."""
-        return {key: low for key, (low, _) in self._look_up(list(keys)).items()}
+        return {key: low for key, (low, _) in self._look_up(arguments.partitions("keys", keys)).items()}
 
     def missing_topics(self) -> list[str]:
         """Topics asked for by name that do not exist (yet)."""
@@ -310,6 +308,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def is_done(self, ends: Mapping[Key, int]) -> bool:
         """Whether the log says that the group has done everything below these offsets."""
+        arguments.offsets("ends", ends)
         return self._driver.call(self._is_done, ends)
 
     def _is_done(self, ends: Mapping[Key, int]) -> bool:
@@ -321,6 +320,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
         What has lost its position is not waited for: nobody works on it (``lost_positions``).
         """
+        arguments.offsets("ends", ends)
         timeout = arguments.seconds("timeout", timeout)
         return self._driver.servants.ask(self._wait_done, ends, timeout).wait()
 

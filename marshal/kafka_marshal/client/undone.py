@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka_marshal.engine.work.tracker import Run
+from kafka_marshal.engine.work.assignment import Run
 
 __all__ = ["Undone"]
 

@@ -126,7 +126,7 @@ class WorldView(OneProcess):
         def is_met() -> bool:
             token = under_lock.set(True)  # it may call what takes the lock
             try:
-                return is_gone() or bool(predicate(self))
+                return is_gone() or bool(arguments.a_result("predicate", predicate(self)))
             finally:
                 under_lock.reset(token)
 

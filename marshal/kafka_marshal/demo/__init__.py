@@ -20,6 +20,6 @@ __all__ = ["DataMissingError", "DemoError", "DemoOptions", "FencedError", "SinkE
 def run(options: DemoOptions) -> int:
     """Run the demo: 0 if the workers' result equals the file's, else 1 (see :func:`kafka_marshal.demo.job.run`)."""
     # Imported here: a worker is a module of this package and needs nothing of it.
-    from kafka_marshal.demo.job import run as run_job
+    from kafka_marshal.demo.run import run as run_job
 
     return run_job(options)

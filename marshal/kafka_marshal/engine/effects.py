@@ -9,14 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rationalizer import Record
 
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.assignment import Assignment
-
-__all__ = ["Append", "Call", "Callback", "Effect", "Key", "LookUp", "Note", "StartFetch", "StopFetch", "Warn"]
+__all__ = [
+    "Append",
+    "Call",
+    "Callback",
+    "Effect",
+    "Key",
+    "LookUp",
+    "Note",
+    "Outbox",
+    "Piece",
+    "StartFetch",
+    "StopFetch",
+    "Warn",
+]
 
 Key = tuple[str, int]
 Start = str | datetime
@@ -52,10 +62,13 @@ class StopFetch:
 class LookUp:
     """Ask the leader for log start, log end and (for a start other than earliest) the start offset.
 
-    Answer with ``Engine.located(assignment, …)``.
+    Answer with ``Engine.located(…)``.
     """
 
-    assignment: Assignment
+    consumer: int
+    key: Key
+    #: Of whose holding it is asked: an answer that comes when that is over is none.
+    token: int
     start: Start
     #: By CP, an offset of the coordination topic: if the record at one of them is older than members need to see that a
     #: topic has grown, the partition is one that was added, and its start is the earliest offset (P9).
@@ -70,13 +83,23 @@ class Callback(StrEnum):
     LOST = "on_lost"
 
 
+class Piece(NamedTuple):
+    """A partition as one holding of it has it."""
+
+    key: Key
+    #: The lease's epoch (C9).
+    token: int
+    #: The offset of the next message to be handed out, when this was said.
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """Run a callback of the user; answer with ``Engine.called(…)`` when it has returned or raised."""
 
     consumer: int
     callback: Callback
-    assignments: tuple[Assignment, ...]
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +122,26 @@ class Note:
 
 
 Effect = Append | StartFetch | StopFetch | LookUp | Call | Note | Warn
+
+
+class Outbox:
+    """Collects effects, and numbers the records to append."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self._next_token = 0
+
+    def append(self, cp: int, record: Record) -> int:
+        """Have a record appended; returns the token under which its acknowledgement comes back."""
+        self._next_token += 1
+        self.effects.append(Append(cp, record, self._next_token))
+        return self._next_token
+
+    def add(self, effect: Effect) -> None:
+        """Have something done."""
+        self.effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        """What was collected since the last call."""
+        taken, self.effects = self.effects, []
+        return taken

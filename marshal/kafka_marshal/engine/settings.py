@@ -6,8 +6,14 @@ that counts suspend (T4).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
+from typing import NoReturn
+
+from kafka_marshal.engine.effects import Callback, Start
+from kafka_marshal.engine.policies import Policy
 
 __all__ = [
     "BEATS_PER_INTERVAL",
@@ -16,7 +22,9 @@ __all__ = [
     "MARGIN_FLOOR_MS",
     "MAX_BATCH_ENTRIES",
     "MAX_IN_HAND_MESSAGES",
+    "ConsumerSettings",
     "EngineSettings",
+    "Why",
     "proof_margin_ms",
 ]
 
@@ -60,3 +68,42 @@ class EngineSettings:
     coordination_partitions: int
     #: HI of the leases we claim (C2).
     heartbeat_interval_ms: int
+
+    @property
+    def ids(self) -> tuple[str, str, str]:
+        """What every record of ours begins with."""
+        return self.instance_id, self.client_id, self.group_id
+
+
+class Why(StrEnum):
+    """Why a partition stands still."""
+
+    UNREADABLE = "unreadable"
+    TOO_LARGE = "too large"
+    SILENT = "silent"
+    NO_LEADER = "no leader"
+    POSITION = "position lost"
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What a consumer was asked for."""
+
+    at_most_once: bool
+    policy: Policy
+    #: "earliest", "latest" or a datetime: where the group begins on partitions it never held (P9).
+    start: Start
+    batch_size: int
+    handler_timeout_ms: float | None
+    #: Which callbacks the user gave.
+    callbacks: frozenset[Callback]
+    #: Ranges of offsets are handed out, not messages; nothing is fetched.
+    ranges: bool = False
+    #: Why a partition may stand still so that the user's next call raises it, once; all else is only logged and listed.
+    raises: frozenset[Why] = frozenset()
+    #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
+    policy_raised: Callable[[BaseException], object] = _raise

@@ -11,10 +11,11 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import ClaimingPartition, InvalidRecordError
 
-__all__ = ["START_TIMEOUT_S", "check_bootstrap", "check_ids", "check_threads", "new_client_id"]
+__all__ = ["MOST_START_S", "START_TIMEOUT_S", "check_bootstrap", "check_ids", "check_threads", "new_client_id"]
 
-#: How long a start waits for Kafka, unless it is told otherwise.
+#: How long a start waits for Kafka, unless it is told otherwise, and what librdkafka does not take any more.
 START_TIMEOUT_S = 15.0
+MOST_START_S = 3_600.0
 
 
 def new_client_id() -> str:
@@ -25,7 +26,9 @@ def new_client_id() -> str:
 
 def check_bootstrap(bootstrap_servers: str) -> None:
     """Raises ConfigurationError for what names no broker."""
-    arguments.text("bootstrap_servers", bootstrap_servers, "a string such as 'host:9092' or 'host-1:9092,host-2:9092'")
+    wanted = "a string such as 'host:9092' or 'host-1:9092,host-2:9092'"
+    if not arguments.text("bootstrap_servers", bootstrap_servers, wanted).strip(" ,"):
+        raise arguments.wrong("bootstrap_servers", wanted, bootstrap_servers)
 
 
 def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
@@ -39,7 +42,9 @@ def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None
     try:
         ClaimingPartition("instance", client_id, group_id, "topic", 0, heartbeat_interval_ms)
     except InvalidRecordError as error:
-        raise ConfigurationError(f"no member would accept records with these settings: {error}") from error
+        given = {"group_id": group_id, "client_id": client_id, "heartbeat_interval_ms": heartbeat_interval_ms}
+        shown = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
+        raise ConfigurationError(f"no member would accept records with {shown}: {error}") from error
 
 
 def check_threads() -> None:

@@ -1,32 +1,34 @@
-"""The engine's lock as a context manager, and what the driver needs of those who use it."""
+"""The lock around one engine: on leaving it, what the engine wants done is carried out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
-from kafka_marshal.engine.effects import Callback, Key
+from kafka_marshal.engine.effects import Call, Effect, Key
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.inputs import Step
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.runtime import Condition
 
-if TYPE_CHECKING:
-    from kafka_marshal.node.driver import Driver
+__all__ = ["ConsumerPort", "EngineLock", "LockUse", "under_lock"]
 
-__all__ = ["ConsumerPort", "Hold", "under_lock"]
+T = TypeVar("T")
 
 #: Whether this thread runs code of the user's with the lock held (a predicate of ``WorldView.wait_for``).
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
 
 
 class ConsumerPort(Protocol):
-    """What the driver needs of a consumer of the shell."""
+    """What the node needs of a consumer of the shell."""
 
     def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Fetch these from an offset on, or (None) no more."""
 
-    def _call(self, callback: Callback, assignments: tuple[Assignment, ...]) -> None:
+    def _call(self, call: Call) -> None:
         """Run the user's callback; runs on the callback thread."""
 
     #: When a read last took all that had come (own clock, ms); 0: nothing is read.
@@ -41,33 +43,100 @@ class ConsumerPort(Protocol):
         """Tell the engine what user threads have said since; the lock is held."""
 
 
-class Hold:
-    """The lock, as a context manager around a use of the engine; see ``Driver.locked``.
+class LockUse:
+    """The lock as a context manager; see ``EngineLock.locked``.
 
     A class, and one made once: four of them come with each run of messages, and a generator takes five times as long.
     """
 
-    __slots__ = ("_driver", "_step")
+    __slots__ = ("_lock", "_step")
 
-    def __init__(self, driver: Driver, step: bool) -> None:
-        self._driver = driver
+    def __init__(self, lock: EngineLock, step: bool) -> None:
+        self._lock = lock
         self._step = step
 
     def __enter__(self) -> Engine:
-        driver = self._driver
-        driver.refuse_fork()
-        driver.condition.__enter__()
+        lock = self._lock
+        lock.life.refuse_fork()
+        lock.condition.__enter__()
         try:
-            driver.drain()
+            lock.drain()
         except BaseException:
-            driver.condition.__exit__(None, None, None)
+            lock.condition.__exit__(None, None, None)
             raise
-        return driver.engine
+        return lock.engine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        driver = self._driver
+        lock = self._lock
         try:
             if kind is None:
-                (driver.settle if self._step else driver.empty_outbox)()
+                (lock.settle if self._step else lock.empty_outbox)()
         finally:
-            driver.condition.__exit__(kind, error, tb)
+            lock.condition.__exit__(kind, error, tb)
+
+
+class EngineLock:
+    """One engine, its lock, and the consumers that speak to it. All but ``locked`` and ``fail``: the lock is held."""
+
+    def __init__(self, condition: Condition, life: Life, engine: Engine, now_ms: Callable[[], float]) -> None:
+        self.condition = condition
+        self.life = life
+        self.engine = engine
+        self.ports: dict[int, ConsumerPort] = {}
+        #: The replica has caught up, and the engine was told.
+        self.started = False
+        #: Set before anybody uses the lock.
+        self.carry_out: Callable[[list[Effect]], object]
+        self._now_ms = now_ms
+        self._use, self._use_and_step = LockUse(self, step=False), LockUse(self, step=True)
+
+    def locked(self, *, step: bool = True) -> LockUse:
+        """Use the engine; on leaving, what it wants done is carried out.
+
+        With step=False what is due by time is left to the background thread: for handing out and looking, which are
+        frequent.
+        """
+        return self._use_and_step if step else self._use
+
+    def drain(self) -> None:
+        """Tell the engine what user threads have said since."""
+        for port in list(self.ports.values()):
+            port._drain()
+
+    def empty_outbox(self) -> None:
+        """Carry out what the engine wants done, if anything."""
+        if self.engine.outbox.effects:
+            self.carry_out(self.engine.take_effects())
+            self.condition.notify_all()
+
+    def settle(self) -> None:
+        """Let the engine do what is due, and carry it out."""
+        if self.started and not self.life.ended:
+            self.engine.take(Step(), self._now_ms())
+        self.carry_out(self.engine.take_effects())
+        self.condition.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """End for good: every lease is over (any thread)."""
+        with self.condition:
+            if self.engine.failure is None:
+                self.engine.fail(error, self._now_ms())
+            self.carry_out(self.engine.take_effects())
+            self.condition.notify_all()
+
+    def tell(self, error: Exception) -> None:
+        """Each consumer raises this, once."""
+        for consumer in self.engine.consumers.values():
+            consumer.errors.append(error)
+
+    def check(self) -> None:
+        """Raise why the engine can't go on, if it can't."""
+        if self.life.ended:
+            raise ClosedError("this Marshal is closed; make a new one")
+        if self.engine.failure is not None:
+            raise self.engine.failure
+
+    def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
+        """Wait until predicate() is true, the engine fails, its driver ends or the time is up; its last value."""
+        self.condition.wait_for(lambda: predicate() or self.engine.failure is not None or self.life.ended, timeout_s)
+        return predicate()

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from kafka_marshal.engine.effects import Note
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.guard import Guard
 from kafka_marshal.logs import Event, log
@@ -26,6 +27,11 @@ GATHER_MS = 1_000.0
 AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "What is in hand is not committed by this process any more; the next holder may get it again"
+#: Where no holder follows.
+_LOSS_MEANS_TOO = {
+    Loss.POSITION.value: "No member works on it until its position is set; what is in hand is not committed",
+    Loss.TOPIC_GONE.value: "What is in hand is not committed",
+}
 
 
 class Events:
@@ -108,7 +114,7 @@ class Events:
         notes, self._notes = self._notes, []
         for (event, topic, reason), partitions in notes:
             level = logging.WARNING if event == Event.LOST else logging.INFO
-            why = f": {reason}. {_LOSS_MEANS}" if reason else ""
+            why = f": {reason}. {_LOSS_MEANS_TOO.get(reason, _LOSS_MEANS)}" if reason else ""
             numbers = sorted(partitions)
             text = f"{event} {topic} [{spans(numbers)}]{why}"
             fields: dict[str, Any] = {"reason": reason} if reason else {}

@@ -7,12 +7,12 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
+from kafka_marshal.errors import ForkedError
 from kafka_marshal.logs import LOGGER, log
 from kafka_marshal.runtime import THREADS, Runtime
 
-__all__ = ["WATCHED", "exiting"]
+__all__ = ["WATCHED", "Life", "exiting"]
 
 #: No further Marshal is closed once the interpreter's end has taken this long (s).
 EXIT_S = 5.0
@@ -21,26 +21,40 @@ EXIT_S = 5.0
 exiting: list[bool] = []
 
 
-class Watched(Protocol):
-    """A driver, as far as it goes."""
+class Life:
+    """Whether one driver goes on: it ends, its process forks, or the interpreter ends."""
 
-    runtime: Runtime
-    forked: bool
-    #: Called at the interpreter's end, unless it has ended by then.
-    at_exit: Callable[[], object] | None
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        #: This is a forked child's copy.
+        self.forked = False
+        self.ended = False
+        #: Called in a forked child.
+        self.on_fork: Callable[[], object] = lambda: None
+        #: Called at the interpreter's end, unless the driver has ended by then.
+        self.at_exit: Callable[[], object] | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
+    def refuse_fork(self) -> None:
+        """Raise ForkedError in a forked child: its copy of the lock may be held for ever."""
+        if self.forked:
+            raise ForkedError(
+                "this Marshal was made in the parent process and can't be used after a fork: its leases belong to the "
+                "parent. Make a Marshal of its own in the child"
+            )
+
+    def mark_forked(self) -> None:
+        """This process is a forked child: what the parent had fetched, and its leases, are the parent's alone."""
+        self.forked = True
+        self.on_fork()
 
 
-#: All drivers of this process that have not ended.
-WATCHED: weakref.WeakSet[Watched] = weakref.WeakSet()
+#: Those of all drivers of this process that have not ended.
+WATCHED: weakref.WeakSet[Life] = weakref.WeakSet()
 
 
 def _mark_forked() -> None:
-    for driver in WATCHED:
-        driver.forked = True
+    for life in WATCHED:
+        life.mark_forked()
 
 
 def _end_all() -> None:
@@ -49,12 +63,12 @@ def _end_all() -> None:
     if not LOGGER.hasHandlers():  # else those who have not asked for any log would get some now
         LOGGER.addHandler(logging.NullHandler())
     until = THREADS.monotonic() + EXIT_S
-    for driver in list(WATCHED):
-        is_real = driver.runtime is THREADS and not driver.forked  # else a simulation's, or the parent's
-        if driver.at_exit is None or not is_real or driver.is_over or THREADS.monotonic() >= until:
+    for life in list(WATCHED):
+        is_real = life.runtime is THREADS and not life.forked  # else a simulation's, or the parent's
+        if life.at_exit is None or not is_real or life.ended or THREADS.monotonic() >= until:
             continue
         try:
-            driver.at_exit()
+            life.at_exit()
         except Exception as error:  # noqa: BLE001 - the interpreter ends, and others are to be closed, too
             text = "a Marshal was not closed at the interpreter's end; its leases end by themselves"
             log(logging.ERROR, "not_closed", text, error=error)

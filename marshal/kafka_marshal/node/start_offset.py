@@ -20,7 +20,7 @@ def first_offset(
 ) -> int:
     """The offset that a look-up asks for (*blocking*). marks: log start and end; log_time: the newest of all CPs."""
     low, high = marks
-    key, start = wanted.assignment.key, wanted.start
+    key, start = wanted.key, wanted.start
     if start == "earliest" or _is_old(cluster, coordination, log_time, wanted.claims_before, timeout_s):
         return low
     if isinstance(start, datetime):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 
+from kafka_marshal.engine.inputs import Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.events import Events
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.topics import (
     FEW_PARTITIONS,
     IDS_WITHIN_MS,
@@ -18,10 +22,8 @@ from kafka_marshal.node.topics import (
     Interest,
     TopicWatch,
 )
-from kafka_marshal.ports import TopicInfo
-
-if TYPE_CHECKING:
-    from kafka_marshal.node.driver import Driver
+from kafka_marshal.ports import Cluster, TopicInfo
+from kafka_marshal.repeats import Told
 
 __all__ = ["TopicRounds"]
 
@@ -29,18 +31,31 @@ __all__ = ["TopicRounds"]
 class TopicRounds:
     """The regular looks of one driver."""
 
-    def __init__(self, driver: Driver, coordination: str) -> None:
-        self._driver = driver
-        self._coordination = coordination
-        self._watch = TopicWatch(driver.cluster, coordination)
-        self._rng = driver.runtime.random()
+    def __init__(
+        self,
+        cluster: Cluster,
+        replica: Replica,
+        lock: EngineLock,
+        events: Events,
+        told: Told,
+        find_snapshots: Callable[[], object],
+    ) -> None:
+        """find_snapshots: called after each look that succeeded (it may block)."""
+        self._replica = replica
+        self._lock = lock
+        self._events = events
+        self._told = told
+        self._find_snapshots = find_snapshots
+        self._watch = TopicWatch(cluster, replica.topic)
+        self._rng = cluster.runtime.random()
+        self._now_ms = cluster.runtime.now_ms
         #: When the next look is due (own clock, ms), and whether one is under way.
         self.next_at = 0.0
         self.is_running = False
 
     def is_due(self, now: float) -> bool:
         """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
-        if self._driver.engine.take_ids_wanted():
+        if self._lock.engine.take_ids_wanted():
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
         if now < self.next_at or self.is_running:
@@ -54,17 +69,16 @@ class TopicRounds:
 
         count: a cheap look at the topics, for the first consumer. Their ids come with the next regular look, soon.
         """
-        driver = self._driver
-        with driver.condition:
+        with self._lock.condition:
             self._watch.add(number, subscription)
-            if driver.engine.has_marks(subscription.names):
+            if self._lock.engine.has_marks(subscription.names):
                 count = None  # nothing begins before the ids are known (P12)
         told = False
         while not told:
             interest = self._watch.interest
             counted = self._watch.count(interest, count)
             topics = counted or self._watch.look(interest)
-            with driver.locked():
+            with self._lock.locked():
                 told = self._tell(interest, topics)
                 if counted:
                     are_few = sum(info.partitions for info in counted.values()) <= FEW_PARTITIONS
@@ -72,7 +86,7 @@ class TopicRounds:
 
     def remove(self, number: int) -> None:
         """A consumer has ended: its topics need not be looked at for it any more."""
-        with self._driver.condition:
+        with self._lock.condition:
             self._watch.remove(number)
 
     def _tell(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
@@ -80,29 +94,29 @@ class TopicRounds:
         if interest is not self._watch.interest:
             return False
         if interest:
-            self._driver.engine.metadata(topics, self._driver.now_ms())
+            self._lock.engine.take(Topics(topics), self._now_ms())
         return True
 
     def look(self) -> None:
         """Look, and tell the engine; nobody sees what this raises."""
-        driver = self._driver
+        lock, events = self._lock, self._events
         try:
             interest = self._watch.interest
             topics = self._watch.look(interest)
-            with driver.condition:
-                if driver.is_over or driver.engine.failure is not None:
+            with lock.condition:
+                if lock.life.ended or lock.engine.failure is not None:
                     return
-                driver.replica.check(topics.get(self._coordination))
-                driver.events.heard(driver.now_ms())
+                self._replica.check(topics.get(self._replica.topic))
+                events.heard(self._now_ms())
                 self._tell(interest, topics)
-                driver.settle()
-            driver.find_snapshots()
+                lock.settle()
+            self._find_snapshots()
         except (KafkaUnavailableError, AuthenticationError) as error:
             # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
-            driver.events.trouble(str(error), driver.now_ms())
-            driver.told.warn("topics_not_found", "topics", f"topics not looked up this time: {error}")
+            events.trouble(str(error), self._now_ms())
+            self._told.warn("topics_not_found", "topics", f"topics not looked up this time: {error}")
         except MarshalError as error:
-            driver.fail(error)
+            lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback
             # On a thread of its own, whose end nobody looks at: here or nowhere.
             text = "looking up topics failed; it is tried again"
@@ -113,4 +127,4 @@ class TopicRounds:
 
     def _look_again_within(self, interval_ms: float) -> None:
         jitter = self._rng.uniform(1 - METADATA_JITTER, 1 + METADATA_JITTER)
-        self.next_at = min(self.next_at, self._driver.now_ms() + interval_ms * jitter)
+        self.next_at = min(self.next_at, self._now_ms() + interval_ms * jitter)

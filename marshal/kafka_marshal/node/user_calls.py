@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.effects import Call, Piece
 from kafka_marshal.node.engine_lock import ConsumerPort
 from kafka_marshal.node.pulse import place_of
 from kafka_marshal.runtime import Runtime
@@ -19,26 +18,19 @@ __all__ = ["UserCall", "UserCalls"]
 MOST_NAMED = 10
 
 
-#: Runs a callback of a consumer for these partitions.
-Run = Callable[["ConsumerPort | None", Callback, tuple[Assignment, ...]], object]
+#: Runs a callback of a consumer.
+Run = Callable[["ConsumerPort | None", Call], object]
 
 
 class UserCall:
     """One call of one callback."""
 
-    __slots__ = ("assignments", "began_at", "callback", "port", "run", "thread_id")
+    __slots__ = ("began_at", "call", "port", "run", "thread_id")
 
-    def __init__(
-        self,
-        run: Run,
-        port: ConsumerPort | None,
-        callback: Callback,
-        assignments: tuple[Assignment, ...],
-    ) -> None:
+    def __init__(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
         self.run = run
         self.port = port
-        self.callback = callback
-        self.assignments = assignments
+        self.call = call
         #: Own clock (ms).
         self.began_at = 0.0
         self.thread_id: int | None = None
@@ -51,7 +43,7 @@ class UserCall:
     @property
     def named(self) -> str:
         """For people: ``on_revoke of flights [3], flights [4]``."""
-        return f"{self.callback} of {named(self.assignments)}"
+        return f"{self.call.callback} of {named(self.call.pieces)}"
 
 
 class UserCalls:
@@ -64,15 +56,9 @@ class UserCalls:
         #: The one that runs; read without a lock.
         self.running: UserCall | None = None
 
-    def submit(
-        self,
-        run: Run,
-        port: ConsumerPort | None,
-        callback: Callback,
-        assignments: tuple[Assignment, ...],
-    ) -> None:
-        """Have ``run(port, callback, assignments)`` called soon."""
-        self._waiting.append(UserCall(run, port, callback, assignments))
+    def submit(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
+        """Have ``run(port, call)`` called soon."""
+        self._waiting.append(UserCall(run, port, call))
         self._executor.submit(self._carry_out)
 
     def _carry_out(self) -> None:
@@ -83,7 +69,7 @@ class UserCalls:
         call.began_at, call.thread_id = self._now_ms(), threading.get_ident()
         self.running = call
         try:
-            call.run(call.port, call.callback, call.assignments)
+            call.run(call.port, call.call)
         finally:
             self.running = None
 
@@ -105,8 +91,8 @@ class UserCalls:
         self._executor.shutdown(wait=wait)
 
 
-def named(assignments: tuple[Assignment, ...]) -> str:
+def named(pieces: tuple[Piece, ...]) -> str:
     """For people: ``flights [3], flights [4]``, and of many how many more there are."""
-    names = [f"{topic} [{partition}]" for topic, partition in sorted(x.key for x in assignments)]
+    names = [f"{topic} [{partition}]" for topic, partition in sorted(x.key for x in pieces)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

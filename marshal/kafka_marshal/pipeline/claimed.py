@@ -45,11 +45,17 @@ from kafka_marshal.errors import (
     PositionLostError,
     RangeGoneError,
     StaleEpochError,
-    TopicAbsentError,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
-from kafka_marshal.pipeline.reading import check_options, read_ranges, without_done
+from kafka_marshal.pipeline.reading import (
+    check_options,
+    check_properties,
+    java_properties,
+    read_ranges,
+    refuse_missing,
+    without_done,
+)
 from kafka_marshal.pipeline.session import check_session, kafka_options
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
@@ -192,7 +198,7 @@ class ClaimedBatches:
         options: Mapping[str, str] = _NOTHING,
     ) -> None:
         _check_kind(spark)
-        check_options(options)
+        options = check_options(options)
         arguments.an_instance("marshal", marshal, Marshal, "a Marshal")
         max_records_per_batch = arguments.a_whole("max_records_per_batch", max_records_per_batch, 1)
         checked_callbacks(on_lost=on_lost)
@@ -201,6 +207,7 @@ class ClaimedBatches:
                 "this Marshal is not on a real Kafka, so Spark can't read there. Nothing was claimed"
             )
         check_session(spark)
+        check_properties(options, java_properties(spark))
         if delivery == "at-most-once":
             _check_at_most_once(spark)
         self._spark = spark
@@ -227,12 +234,11 @@ class ClaimedBatches:
         except BaseException:
             self._close_gate()
             raise
-        if missing := self._consumer.missing_topics():
+        try:
+            refuse_missing(self._consumer.missing_topics())
+        except BaseException:
             self.close()
-            raise TopicAbsentError(
-                f"the topic {missing[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
-                "was claimed. Create it first, or mend its name"
-            )
+            raise
 
     # Working.
 
@@ -258,7 +264,8 @@ class ClaimedBatches:
         A partition whose position is lost (P11) is left alone (``lost_positions``); with ``available_now`` or
         ``until``, PositionLostError says so when all others are done.
 
-        Raises RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
+        Raises ConfigurationError where ``until`` names a partition that does not exist or is of another topic,
+        RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
         and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
         """
         arguments.a_function("fn", fn, "df, batch")
@@ -272,7 +279,12 @@ class ClaimedBatches:
                 "foreach_batch runs already; one round at a time. Make another Marshal for another"
             )
         try:
-            ends = self._consumer.ends() if available_now and until is None else until
+            ends: Mapping[Key, int] | None = None
+            if available_now or until is not None:
+                ends = self._consumer.ends()
+            if until is not None:
+                _check_until(until, ends or {})
+                ends = until
             batches = records = 0
             while not self._is_over():
                 ranges = self._take(ends)
@@ -471,6 +483,17 @@ class ClaimedBatches:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _check_until(until: Mapping[Key, int], known: Mapping[Key, int]) -> None:
+    """Refuse to wait for a partition that no driver of the group can ever get."""
+    for topic, partition in until:
+        if (topic, partition) not in known:
+            here = ", ".join(sorted({name for name, _ in known})) or "no topic that exists"
+            raise ConfigurationError(
+                f"until: {topic} [{partition}] is no partition of what this driver reads ({here}), so the call would "
+                "wait for ever. Nothing was read. Correct the topic or the partition's number"
+            )
 
 
 def _check_kind(spark: SparkSession) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from kafka_marshal import arguments
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, TopicAbsentError
 
-__all__ = ["check_options", "read_ranges"]
+__all__ = ["check_options", "check_properties", "java_properties", "read_ranges", "refuse_missing"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -33,6 +35,7 @@ _OURS = frozenset(
         "startingoffsetsbytimestampstrategy",
         "failondataloss",
         "kafka.isolation.level",
+        "kafka.bootstrap.servers",  # offsets of one cluster would name records of another
     }
 )
 
@@ -43,18 +46,41 @@ _THEIRS = (
     *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
 )
 
+#: The ones that are numbers, and their least values.
+_NUMBERS = {
+    "minpartitions": 1,
+    "maxrecordsperpartition": 1,
+    "kafkaconsumer.polltimeoutms": 0,
+    "fetchoffset.numretries": 0,
+    "fetchoffset.retryintervalms": 0,
+}
+_MOST = 2**31 - 1
 
-def check_options(options: Mapping[str, str]) -> None:
+#: Options of Spark's streams that people look for here, and what does the same.
+_INSTEAD = {"maxoffsetspertrigger": "max_records_per_batch=", "startingoffset": "start="}
+
+
+def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Refuse what the connector does not know, or would read other records by than were claimed (ConfigurationError).
 
-    Spark itself passes over an option that it does not know.
+    Spark itself ignores an option that it does not know. Returns the options as text, as Spark takes them.
     """
     options = arguments.a_mapping("options", options, "a mapping of the Kafka connector's options to strings")
     known = {name.lower() for name in _THEIRS}
+    seen: dict[str, str] = {}
     for name in options:
-        if not (str(name).lower() in known | _OURS or str(name).lower().startswith("kafka.")):
+        if not isinstance(name, str):
+            raise arguments.wrong("options: a name", "a string", name, "Nothing was claimed")
+        if (other := seen.setdefault(name.lower(), name)) != name:
             raise ConfigurationError(
-                f"Spark's Kafka connector has no option {name!r}{arguments.near(str(name), _THEIRS)} It has: "
+                f"options: {other!r} and {name!r} are one option for Spark, which would use either. Nothing was "
+                "claimed; leave one out"
+            )
+        if not (name.lower() in known | _OURS or name.lower().startswith("kafka.")):
+            instead = _INSTEAD.get(name.lower())
+            hint = f"; ClaimedBatches has {instead} for it." if instead else arguments.near(name, _THEIRS)
+            raise ConfigurationError(
+                f"Spark's Kafka connector has no option {name!r}{hint} It has: "
                 f"{', '.join(_THEIRS)}, and kafka.… for properties of its consumer. Nothing was claimed"
             )
     wrong = sorted(name for name in options if name.lower() in _OURS)
@@ -62,7 +88,59 @@ def check_options(options: Mapping[str, str]) -> None:
         raise ConfigurationError(
             f"the option {wrong[0]!r} can't be set for claimed batches: which records a batch holds is decided by the "
             "claims and the log, and none may be skipped silently. Nothing was claimed; leave it out (isolation.level "
-            "goes into the Marshal's config, where to begin into start=)"
+            "goes into the Marshal's config, where to begin into start=, the cluster is the Marshal's)"
+        )
+    return {name: _checked(name, value) for name, value in options.items()}
+
+
+def _checked(name: str, value: object) -> str:
+    """The value as text; numbers and flags are what they have to be (Spark's own error does not name the option)."""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    if value is None or not isinstance(value, str | int | float):
+        raise arguments.wrong(f"the option {name!r}", "a string", value, "Nothing was claimed")
+    text = str(value)
+    least = _NUMBERS.get(name.lower())
+    if least is not None and not (re.fullmatch(r"[0-9]{1,10}", text) and least <= int(text) <= _MOST):
+        raise arguments.wrong(
+            f"the option {name!r}", f"a whole number from {least} to {_MOST}", value, "Nothing was claimed"
+        )
+    if name.lower() == "includeheaders" and text.lower() not in ("true", "false"):
+        raise arguments.wrong(f"the option {name!r}", "true or false", value, "Nothing was claimed")
+    return text
+
+
+def java_properties(spark: SparkSession) -> frozenset[str]:
+    """Names of the Java consumer's properties, from the client that this Spark carries; empty: it can't be asked."""
+    try:
+        names = spark._jvm.org.apache.kafka.clients.consumer.ConsumerConfig.configNames()  # type: ignore[union-attr]
+        return frozenset(map(str, names))
+    except (Py4JError, TypeError):  # not in the driver's own class loader
+        return frozenset()
+
+
+def check_properties(options: Mapping[str, str], known: Collection[str]) -> None:
+    """Refuse a ``kafka.…`` option that is close to a property of the consumer and is none (ConfigurationError).
+
+    Others may be read by a login module or an interceptor of the user's.
+    """
+    for option in options:
+        name = option.lower().removeprefix("kafka.")
+        if option.lower().startswith("kafka.") and name not in known:
+            hint = arguments.near(name, known)
+            if hint != ".":
+                raise ConfigurationError(
+                    f"Kafka's Java consumer has no property {name!r}{hint} It would ignore this one. Nothing was "
+                    "claimed; correct the option's name (kafka.…)"
+                )
+
+
+def refuse_missing(topics: Sequence[str]) -> None:
+    """Raise TopicAbsentError where one of the topics that were named does not exist."""
+    if topics:
+        raise TopicAbsentError(
+            f"the topic {topics[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
+            "was claimed. Create it first, or mend its name"
         )
 
 

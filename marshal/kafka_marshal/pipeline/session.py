@@ -6,6 +6,7 @@ Python; Java must be one that Spark runs on. Each of these fails late and obscur
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ from kafka_marshal.errors import (
     SparkVersionError,
 )
 from kafka_marshal.extras import needs
+from kafka_marshal.logs import log
 from kafka_marshal.pipeline.kafka_options import kafka_options
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
@@ -127,7 +129,21 @@ def spark_session(
             ) from error
         raise
     check_session(session)
+    _say_what_is_ignored(session, {**config, **({} if master is None else {"spark.master": master})})
     return session
+
+
+def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> None:
+    """A session that was there already keeps its master and whatever else Spark reads only at its start."""
+    has = session.sparkContext.getConf()
+    other = [
+        f"{name}={value} (it has {has.get(name)})"
+        for name, value in sorted(wanted.items())
+        if not name.startswith(("spark.sql.", "spark.jars")) and str(has.get(name)).lower() != str(value).lower()
+    ]
+    if other:
+        text = "a Spark session runs already and is used as it is: %s has no effect. To change that, stop it first"
+        log(logging.WARNING, "spark_settings_ignored", f"{text} (spark.stop())", ", ".join(other))
 
 
 def _end_jvm_without(wanted: list[str]) -> None:
@@ -167,7 +183,8 @@ def _connector(submitted: bool) -> list[str]:
 def check_session(spark: SparkSession) -> None:
     """See that this session can read Kafka, before work rests on it. Takes about a second.
 
-    Raises SparkVersionError where PySpark, Spark or the connector differ in version, ConnectorMissingError where the
+    Raises SparkSetupError for a session that is stopped, SparkVersionError where PySpark, Spark or the connector
+    differ in version, ConnectorMissingError where the
     connector or one of its companions is missing. (A fat jar under a name of its own is looked into by Spark only.)
     """
     import pyspark
@@ -177,6 +194,12 @@ def check_session(spark: SparkSession) -> None:
             f"PySpark is {pyspark.__version__}, but the Spark it talks to is {spark.version}. Between them results can "
             "be wrong without an error; nothing was read or written. Install PySpark of the cluster's version, or "
             "unset SPARK_HOME where it names another Spark"
+        )
+    java = spark.sparkContext._jsc
+    if java is None or java.sc().isStopped():
+        raise SparkSetupError(
+            "This Spark session is stopped. Nothing was read or written. Make another with "
+            "kafka_marshal.pipeline.session.spark_session(), and use that"
         )
     _check_names(_jar_names(spark), spark.version, trust_others=_has_extra_class_path(spark))
     _try_connector(spark)

@@ -35,6 +35,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.pipeline.reading import refuse_missing
 from kafka_marshal.pipeline.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ class ClaimedStream:
             start=settings.start_position(),
             config=dict(settings.config),
         )
+        refuse_missing(self._consumer.missing_topics())
         self._number = 0
         self._last: Token = dict(NOTHING)
         #: What the last token names.

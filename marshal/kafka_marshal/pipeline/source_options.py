@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.arguments import near
-from kafka_marshal.client.options import Start
+from kafka_marshal.client.options import Start, checked_topics
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import check_ids, new_client_id
@@ -60,7 +60,12 @@ class SourceOptions:
         given = {name.lower(): value for name, value in options.items()}
         config = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
         if "bootstrap.servers" in config:
-            given.setdefault("bootstrap_servers", config.pop("bootstrap.servers"))
+            servers = config.pop("bootstrap.servers")
+            if given.setdefault("bootstrap_servers", servers) != servers:
+                raise ConfigurationError(
+                    f"bootstrap_servers is {given['bootstrap_servers']!r}, but kafka.bootstrap.servers is {servers!r}: "
+                    "records would come from the first only. Nothing was claimed; leave one out"
+                )
         unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
         if unknown:
             raise ConfigurationError(
@@ -87,6 +92,7 @@ class SourceOptions:
         )
         check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
         settings.check(dict(made.config))
+        checked_topics(made.topics, made.coordination_topic)
         made.start_position()
         if made.policy not in _POLICIES:
             raise ConfigurationError(

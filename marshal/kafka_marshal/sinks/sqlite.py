@@ -49,7 +49,11 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
         """Nothing is opened yet."""
         super().__init__()
-        self._path = Path(arguments.an_instance("path", path, (str, os.PathLike), "the path of a file"))
+        path = arguments.an_instance("path", path, (str, os.PathLike), "the path of a file")
+        # SQLite gives each connection a database of its own there: nothing would be fenced.
+        if os.fspath(path) in ("", ":memory:"):
+            raise arguments.wrong("path", "the path of a file, which all writers share", path, "Nothing was opened")
+        self._path = Path(path)
         self._busy_timeout_s = arguments.seconds("busy_timeout_s", busy_timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -166,7 +166,7 @@ class _Worker:
 
     def report_unanswered(self, consumer: Consumer) -> None:
         """At its end, what it gave up claiming, and the log may have granted since or not: nobody can tell yet."""
-        for (topic, partition), _, first, last in consumer._engine.delivery._given_up:
+        for (topic, partition), _, first, last in consumer._engine.delivery.grants._given_up:
             self.pen.write("reported", topic, partition, first, last)
 
     # Kinds of work.

@@ -168,7 +168,10 @@ class Troubles:
         try:
             text = message % args if args else message
             if _HUNG_UP in text:
-                hint = "it may want TLS or SASL (security.protocol), or be no Kafka broker"
+                hint = (
+                    "it may stand still, be starting or ending; it may want TLS or SASL (security.protocol), or be no "
+                    "Kafka broker"
+                )
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
             self._logger.log(level, message, *args)

@@ -19,16 +19,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from math import inf
 from random import Random
-from typing import Protocol
 
-from kafka_marshal.engine.effects import Append, Effect, Note
+from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.plane import Loss, Owner
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition
 
-__all__ = ["LeaseBook", "LeaseOwner", "LeaseState", "Loss", "Outbox", "OwnLease"]
-
-Key = tuple[str, int]
+__all__ = ["HeldLease", "LeaseBook", "LeaseState"]
 
 #: Beats are jittered downwards to this share of their interval, at most (T4).
 EARLIEST_BEAT = 0.8
@@ -43,41 +41,7 @@ class LeaseState(StrEnum):
     LOST = "lost"
 
 
-class Loss(StrEnum):
-    """Why a lease was lost, for people and for what to do next."""
-
-    FENCED = "another holder or epoch stands in the log"
-    UNPROVEN = "not confirmed within two heartbeat intervals, by this process's own clock"
-    HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
-    POSITION = "the stored position is not in the partition's log"
-    TOPIC_GONE = "the topic was deleted"
-    EVICTED = "an operator took it away (kafka-marshal evict)"
-    ENDED = "this Marshal has ended"
-
-
-class LeaseOwner(Protocol):
-    """Whom a lease is for: a consumer's assignment, or a user who claimed by hand."""
-
-    def granted(self, now: float) -> None:
-        """The log granted the lease."""
-
-    def refused(self, code: str, now: float) -> None:
-        """A claim was rejected (HELD, PAUSED, NOT_FRESH …)."""
-
-    def lost(self, reason: str, now: float) -> None:
-        """The lease is over, not by our will."""
-
-    def released(self, now: float) -> None:
-        """The log shows our release."""
-
-    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
-        """A beat of ours was applied."""
-
-    def progress_to_report(self) -> int | None:
-        """The last_offset for the next beat; None: nothing new."""
-
-
-class OwnLease:
+class HeldLease:
     """One lease that we hold, want or are letting go."""
 
     __slots__ = (
@@ -102,7 +66,7 @@ class OwnLease:
         "valid_until",
     )
 
-    def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: LeaseOwner) -> None:
+    def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key = key
         self.cp = cp
         self.heartbeat_interval_ms = heartbeat_interval_ms
@@ -156,34 +120,16 @@ class OwnLease:
             entry = self._beaten = BeatEntry(*self.key, self.epoch, last_offset)
         return entry
 
+    def stop(self) -> None:
+        """Nothing more is handed out: it is being let go."""
+        self.stopped = True
+        self.refresh()
+
     def refresh(self) -> None:
         """Work out proven_until and hand_out_until anew."""
         self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0
         self.hand_out_until = 0.0 if self.stopped else self.proven_until
         self.hand_out_until_s = self.hand_out_until / 1000.0
-
-
-class Outbox:
-    """Collects effects, and numbers the records to append."""
-
-    def __init__(self) -> None:
-        self.effects: list[Effect] = []
-        self._next_token = 0
-
-    def append(self, cp: int, record: Record) -> int:
-        """Have a record appended; returns the token under which its acknowledgement comes back."""
-        self._next_token += 1
-        self.effects.append(Append(cp, record, self._next_token))
-        return self._next_token
-
-    def add(self, effect: Effect) -> None:
-        """Have something done."""
-        self.effects.append(effect)
-
-    def take(self) -> list[Effect]:
-        """What was collected since the last call."""
-        taken, self.effects = self.effects, []
-        return taken
 
 
 class LeaseBook:
@@ -198,25 +144,21 @@ class LeaseBook:
         self._next_forget = 0.0
         #: Nothing is due before this, so that most wakes look at nothing; 0: something changed, work it out anew.
         self._due = 0.0
-        self.leases: dict[Key, OwnLease] = {}
+        self.leases: dict[Key, HeldLease] = {}
 
-    @property
-    def _ids(self) -> tuple[str, str, str]:
-        return self._settings.instance_id, self._settings.client_id, self._settings.group_id
-
-    def want(self, key: Key, cp: int, owner: LeaseOwner) -> OwnLease:
+    def want(self, key: Key, cp: int, owner: Owner) -> HeldLease:
         """Note that we want a lease; ``claim`` sends the claim."""
-        lease = OwnLease(key, cp, self._settings.heartbeat_interval_ms, owner)
+        lease = HeldLease(key, cp, self._settings.heartbeat_interval_ms, owner)
         self.leases[key] = lease
         return lease
 
-    def claim(self, lease: OwnLease, now: float, *, take_over: bool = False) -> None:
+    def claim(self, lease: HeldLease, now: float, *, take_over: bool = False) -> None:
         """Send a claim, or, while starting, a takeover of our predecessor's lease (C3, C7)."""
         topic, partition = lease.key
         record = (
-            Heartbeat(*self._ids, topic, partition, None, None)
+            Heartbeat(*self._settings.ids, topic, partition, None, None)
             if take_over
-            else ClaimingPartition(*self._ids, topic, partition, self._settings.heartbeat_interval_ms)
+            else ClaimingPartition(*self._settings.ids, topic, partition, self._settings.heartbeat_interval_ms)
         )
         token = self._outbox.append(lease.cp, record)
         self._proofs.sent(token, lease.cp, now)
@@ -227,7 +169,7 @@ class LeaseBook:
         lease = self.leases.get(key)
         return lease is not None and lease.state is LeaseState.RELEASING
 
-    def drop(self, lease: OwnLease) -> None:
+    def drop(self, lease: HeldLease) -> None:
         """Want it no longer. A claim under way that is granted later is released then (C17)."""
         if self.leases.get(lease.key) is lease:
             del self.leases[lease.key]
@@ -235,7 +177,7 @@ class LeaseBook:
         lease.refresh()
 
     def grant(
-        self, lease: OwnLease, epoch: int, offset: int, log_time: int, heartbeat_interval_ms: int, now: float
+        self, lease: HeldLease, epoch: int, offset: int, log_time: int, heartbeat_interval_ms: int, now: float
     ) -> None:
         """Our replica applied our claim (or takeover) as accepted.
 
@@ -258,9 +200,9 @@ class LeaseBook:
         self._due = 0.0
         lease.owner.granted(now)
 
-    def beat(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
+    def beat(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
         """Beat one lease out of turn, with an offset (P9, or a user's own heartbeat)."""
-        token = self._outbox.append(lease.cp, Heartbeat(*self._ids, *lease.key, lease.epoch, last_offset))
+        token = self._outbox.append(lease.cp, Heartbeat(*self._settings.ids, *lease.key, lease.epoch, last_offset))
         self._proofs.sent(token, lease.cp, now)
 
     def beat_soon(self, cp: int, now: float) -> None:
@@ -268,7 +210,7 @@ class LeaseBook:
         self._next_beat[cp] = now
         self._due = 0.0
 
-    def release(self, lease: OwnLease, last_offset: int | None, now: float) -> None:
+    def release(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
         """Send the release; from here on the epoch is over for us (C17)."""
         if lease.held:
             self._outbox.add(Note("released", lease.key))
@@ -281,9 +223,9 @@ class LeaseBook:
 
     def release_epoch(self, key: Key, cp: int, epoch: int, last_offset: int | None) -> None:
         """Release an epoch of ours, whether or not a lease object stands for it (C17)."""
-        self._outbox.append(cp, ReleasingPartition(*self._ids, *key, epoch, last_offset))
+        self._outbox.append(cp, ReleasingPartition(*self._settings.ids, *key, epoch, last_offset))
 
-    def lose(self, lease: OwnLease, reason: str, now: float) -> None:
+    def lose(self, lease: HeldLease, reason: str, now: float) -> None:
         """The lease is over, not by our will."""
         if lease.held:
             self._outbox.add(Note("lost", lease.key, reason))
@@ -297,17 +239,17 @@ class LeaseBook:
         """Our replica applied a record of ours that moved the last beat of these (key, epoch)s."""
         self._credit(self._proofs.applied(cp, offset, log_time, beaten, now))
 
-    def acked(self, token: int, offset: int | None) -> list[OwnLease]:
+    def acked(self, token: int, offset: int | None) -> list[HeldLease]:
         """The broker acknowledged an append at this offset (None: failed, or no offset told); what that proves.
 
         It proves it as of when the record was applied: log time may have moved on since (T5).
         """
         return self._credit(self._proofs.acked(token, offset))
 
-    def _credit(self, proof: Proof | None) -> list[OwnLease]:
+    def _credit(self, proof: Proof | None) -> list[HeldLease]:
         if proof is None:
             return []
-        credited: list[OwnLease] = []
+        credited: list[HeldLease] = []
         for key, epoch in proof.leases:
             lease = self.leases.get(key)
             if lease is None or not lease.held or lease.epoch != epoch or proof.sent_at < lease.proof_sent_at:
@@ -317,7 +259,7 @@ class LeaseBook:
                 credited.append(lease)
         return credited
 
-    def _prove(self, lease: OwnLease, sent_at: float, log_time: int) -> None:
+    def _prove(self, lease: HeldLease, sent_at: float, log_time: int) -> None:
         lease.proof_sent_at = sent_at
         lease.proof_log_time = log_time
         lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)
@@ -332,7 +274,7 @@ class LeaseBook:
             if lease.cp in log_times and lease.held:
                 self.compare_clocks(lease, log_times[lease.cp], now)
 
-    def compare_clocks(self, lease: OwnLease, log_time: int, now: float) -> None:
+    def compare_clocks(self, lease: HeldLease, log_time: int, now: float) -> None:
         """The same of one lease that we hold."""
         ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
@@ -353,7 +295,7 @@ class LeaseBook:
         for lease in list(self.leases.values()):
             if lease.held and now >= lease.ends_at:
                 self.lose(lease, Loss.UNPROVEN, now)
-        beating: dict[int, list[OwnLease]] = {}
+        beating: dict[int, list[HeldLease]] = {}
         for lease in self.leases.values():
             if lease.held:
                 beating.setdefault(lease.cp, []).append(lease)
@@ -370,7 +312,7 @@ class LeaseBook:
         self._due = self._first_due()
         return beaten
 
-    def _beat_due(self, beating: dict[int, list[OwnLease]], now: float, silent_cps: frozenset[int]) -> bool:
+    def _beat_due(self, beating: dict[int, list[HeldLease]], now: float, silent_cps: frozenset[int]) -> bool:
         """Beat where it is due, and where it might as well be: CPs that beat together wake us once, not once each."""
         if not any(now >= self._next_beat.get(cp, 0.0) for cp in beating):
             return False
@@ -391,15 +333,15 @@ class LeaseBook:
     def _beat_time(self, interval_ms: int, now: float) -> float:
         return now + interval_ms / BEATS_PER_INTERVAL * self._rng.uniform(EARLIEST_BEAT, 1.0)
 
-    def _send_beats(self, cp: int, leases: list[OwnLease], now: float) -> None:
+    def _send_beats(self, cp: int, leases: list[HeldLease], now: float) -> None:
         entries = [lease.beat_entry() for lease in leases]
         for start in range(0, len(entries), MAX_BATCH_ENTRIES):
             chunk = entries[start : start + MAX_BATCH_ENTRIES]
             one = chunk[0]
             record: Record = (
-                Heartbeat(*self._ids, one.topic, one.partition, one.epoch, one.last_offset)
+                Heartbeat(*self._settings.ids, one.topic, one.partition, one.epoch, one.last_offset)
                 if len(chunk) == 1
-                else HeartbeatBatch(*self._ids, tuple(chunk))
+                else HeartbeatBatch(*self._settings.ids, tuple(chunk))
             )
             self._proofs.sent(self._outbox.append(cp, record), cp, now)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState, Outbox, OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Observer
-from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.effects import Key, Outbox
+from kafka_marshal.engine.plane import HandIn
 from rationalizer import ClaimingMessages, CommitRanges, codes
 
-__all__ = ["Answer", "HandIn", "ManualLease"]
+__all__ = ["Answer", "ManualLease"]
 
 
 @dataclass(slots=True)
@@ -20,16 +21,6 @@ class Answer:
     code: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HandIn:
-    """Our release as our replica applied it, accepted."""
-
-    last_offset: int | None
-    code: str
-    #: We had the group paused at that very place of the log: last_offset replaced the progress (C11).
-    pausing: bool
-
-
 class ManualLease:
     """One lease that a user claimed by hand. Called under the shell's lock."""
 
@@ -37,7 +28,7 @@ class ManualLease:
         self, key: Key, book: LeaseBook, observer: Observer, outbox: Outbox, ids: tuple[str, str, str]
     ) -> None:
         self.key = key
-        self.lease: OwnLease = book.want(key, observer.cp_of(key), self)
+        self.lease: HeldLease = book.want(key, observer.cp_of(key), self)
         #: Why the last claim was rejected; "": none was yet.
         self.refusal = ""
         #: Why the lease is over; "": it is not.
@@ -86,13 +77,13 @@ class ManualLease:
     def progress_to_report(self) -> int | None:
         return None
 
-    def grant_applied(self, last_offset: int, accepted: bool, code: str) -> None:
+    def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """A ClaimingMessages of ours was applied; any accepted copy counts (C17)."""
         answer = self._grants.get(last_offset)
         if answer is not None and not answer.accepted:
             answer.accepted, answer.code = accepted, code
 
-    def release_applied(self, hand_in: HandIn) -> None:
+    def handed_in(self, hand_in: HandIn) -> None:
         """A release of ours was applied as accepted; the first copy ends the lease."""
         self.hand_in = self.hand_in or hand_in
 

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.policies import (
     IDLE_TURN,
     LEFT_OVER_TURN,
@@ -24,15 +26,9 @@ from kafka_marshal.engine.policies import (
     Wishes,
     standing,
 )
-from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.engine.work.assignment import Assignment, Stage
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 
 __all__ = ["Placement"]
-
-Key = tuple[str, int]
 
 #: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
 #: under way: who is alone has 5,000 within 20 round trips, who is not sees the others before it has too many.
@@ -42,9 +38,15 @@ ANSWERS_PER_CLAIM = 4
 #: HI for which what was taken up idle is kept: who came second with it is seen waiting for two of them.
 TAKEN_UP_INTERVALS = 3
 
-_OWN_STAGES = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
-
 _NONE: frozenset[Key] = frozenset()
+
+
+class Claimer(Protocol):
+    """Who claims what an older instance of this client holds."""
+
+    def is_taken(self, key: Key) -> bool: ...
+
+    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None: ...
 
 
 class Placement:
@@ -54,10 +56,14 @@ class Placement:
     that falls silent. When the first could be silent for too long, everything is looked at.
     """
 
-    def __init__(self, consumer: ConsumerEngine, observer: Observer, settings: EngineSettings) -> None:
-        self._consumer = consumer
+    def __init__(
+        self, work: Work, claimer: Claimer, observer: Observer, settings: EngineSettings, wanted: ConsumerSettings
+    ) -> None:
+        self._work = work
+        self._claimer = claimer
         self._observer = observer
         self._settings = settings
+        self._wanted = wanted
         #: Anything may have changed since the policy was last asked.
         self.dirty = True
         #: When it must be asked again though nothing changes.
@@ -70,6 +76,8 @@ class Placement:
         #: What we claimed since it lay idle, and until when it is kept.
         self._taken_up: dict[Key, float] = {}
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
+        #: At the start of the present cycle: (epoch, time, done, log end).
+        self._meters: dict[Key, tuple[int, float, int, int]] = {}
         self._shown = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
         self._by_cp: dict[int, list[Key]] = {}
@@ -100,30 +108,28 @@ class Placement:
         """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
         self._let_go[key] = now + intervals * self._settings.heartbeat_interval_ms
 
-    def measure(self, assignment: Assignment, log_end: int, now: float) -> None:
-        """Close a cycle of an assignment where one HI has gone by (ReleaseIfBehind)."""
-        assignment.log_end = log_end
-        done = assignment.tracker.done.stable
-        if assignment.meter is None:
-            assignment.meter = (now, done, log_end)
+    def measure(self, key: Key, epoch: int, done: int, log_end: int, now: float) -> None:
+        """Close a cycle of a partition of ours where one HI has gone by (ReleaseIfBehind)."""
+        of, since, old_done, old_end = self._meters.get(key, (-1, 0.0, 0, 0))
+        if of != epoch:
+            self._meters[key] = (epoch, now, done, log_end)
             return
-        since, old_done, old_end = assignment.meter
         seconds = (now - since) / 1000
         if seconds * 1000 < self._settings.heartbeat_interval_ms:
             return
-        assignment.meter = (now, done, log_end)
+        self._meters[key] = (epoch, now, done, log_end)
         cycle = Cycle(max(0, log_end - done - 1), (done - old_done) / seconds, (log_end - old_end) / seconds)
-        before = self._cycles.get(assignment.key, ())
+        before = self._cycles.get(key, ())
         cycles = (*before, cycle)[-MAX_CYCLES:]
         if cycles != before:  # where nothing comes and nothing is done, there is nothing new to ask the policy about
-            self._cycles[assignment.key] = cycles
-            self.changed(assignment.key)
+            self._cycles[key] = cycles
+            self.changed(key)
 
     def wishes(self, now: float) -> Wishes | None:
         """What the policy wants done now; None: nothing changed, or the group is paused."""
         if not (self.dirty or self._ask_policy) and now < self.deadline:
             return None
-        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        under_way = sum(x.is_claiming for x in self._work.parts.values())
         if 2 * under_way > self._limit_of_claims(under_way) and now < self.deadline:
             return None  # the answers will be many at once: one look at them all, and then a wave of claims, not a drip
         self._look(now)
@@ -132,10 +138,10 @@ class Placement:
         self.deadline = min((self._look_at, *self._closed.values(), *self._let_go.values(), *self._taken_up.values()))
         if not self._shown:
             return None
-        assignments = self._consumer.assignments
-        own = [(key, x) for key, x in assignments.items() if x.stage in _OWN_STAGES and not x.releasing]
+        parts = self._work.parts
+        own = [(key, x) for key, x in parts.items() if x.is_kept]
         keys = tuple(sorted(key for key, _ in own if key in self._shown))
-        waiting = self._observer.waiting(self._consumer.subscription.topics, now)
+        waiting = self._observer.waiting(self._work.subscription.topics, now)
         view = View(
             client_id=self._settings.client_id,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
@@ -145,19 +151,19 @@ class Placement:
             asked_for=self._observer.asked_for(now),
             left_alone=frozenset(self._let_go),
             taken_up=frozenset(self._taken_up),
-            pending=frozenset(key for key, x in own if x.stage is Stage.CLAIMING),
-            letting_go=frozenset(assignments).difference(keys) if len(keys) < len(assignments) else _NONE,
+            pending=frozenset(key for key, x in own if x.is_claiming),
+            letting_go=frozenset(parts).difference(keys) if len(keys) < len(parts) else _NONE,
             order=self._order,
         )
         wishes = self._answer(view, keys, now)
-        if wishes is not None and self._consumer.delivery.evicted:
+        if wishes is not None and self._work.owes:
             wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
         return None if wishes is None else self._limit(wishes, now)
 
     def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:
         """What the policy wishes of what it was shown; None: it raised, and is asked again after HI, or a change."""
         try:
-            wishes = self._consumer.settings.policy.wishes(view, own, now)
+            wishes = self._wanted.policy.wishes(view, own, now)
             if not isinstance(wishes, Wishes):
                 raise TypeError(f"wishes() must return Wishes, not {type(wishes).__name__}")
             is_shown = self._shown.__contains__
@@ -169,7 +175,7 @@ class Placement:
                 idle=frozenset(wishes.idle),
             )
         except BaseException as error:  # noqa: BLE001 - a policy is the user's; this thread keeps the leases
-            self._consumer.settings.policy_raised(error)
+            self._wanted.policy_raised(error)
             self.deadline = min(self.deadline, now + self._settings.heartbeat_interval_ms)
             return None
 
@@ -180,10 +186,10 @@ class Placement:
             self._taken_up[key] = now + TAKEN_UP_INTERVALS * self._settings.heartbeat_interval_ms
         asks, hi = list[Key](), self._settings.heartbeat_interval_ms
         for key in wishes.ask:
-            if key in self._consumer.assignments or key in self._let_go:
+            if key in self._work.parts or key in self._let_go:
                 continue
-            under_way = self._consumer.assignments.get(self._asked.get(key[0], key))
-            if under_way is not None and under_way.stage is Stage.CLAIMING:
+            under_way = self._work.parts.get(self._asked.get(key[0], key))
+            if under_way is not None and under_way.is_claiming:
                 continue
             wished_at = self._observer.wished_at(key[0])
             if now >= wished_at + hi or self._observer.may_not_know(key, wished_at):
@@ -198,7 +204,7 @@ class Placement:
 
         So members that start together see each other before each of them has claimed everything.
         """
-        under_way = sum(1 for x in self._consumer.assignments.values() if x.stage is Stage.CLAIMING)
+        under_way = sum(x.is_claiming for x in self._work.parts.values())
         if not wanted:
             self._claimed = under_way
             return ()
@@ -221,12 +227,12 @@ class Placement:
     def _inherit(self, now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
         inherited = self._observer.inherited
-        keys = [key for key in inherited if key in self._shown and not self._consumer.is_taken(key)]
+        keys = [key for key in inherited if key in self._shown and not self._claimer.is_taken(key)]
         for key in keys:
             epoch = inherited.pop(key)
             lease = self._observer.lease(key)
             if lease is not None and lease.held and lease.epoch == epoch and self._observer.opens_at(key, now) > now:
-                self._consumer.claim(key, now, take_over=True)
+                self._claimer.claim(key, now, take_over=True)
         return bool(keys)
 
     def _look(self, now: float) -> None:
@@ -236,7 +242,7 @@ class Placement:
         closed = self._observer.closed_cps(now)
         partitions: Iterable[Key] = self._touched
         if self.dirty or now >= self._look_at or closed.keys() != self._closed.keys():
-            partitions = self._consumer.subscription.partitions
+            partitions = self._work.subscription.partitions
             if self.dirty:
                 self._subscribed = frozenset(partitions)
                 self._by_cp = {}
@@ -258,15 +264,15 @@ class Placement:
 
     def _view(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView | None:
         """A partition of the subscription, where it can be worked on now."""
-        observer, assignment = self._observer, self._consumer.assignments.get(key)
+        observer, part = self._observer, self._work.parts.get(key)
         if (
             key not in self._subscribed
-            or key in self._consumer.blocked
+            or key in self._work.blocked
             or (self._closed and observer.cp_of(key) in self._closed)
         ):
             return None
         holder: str | None = self._settings.client_id
-        if assignment is not None and not assignment.over:
+        if part is not None and not part.over:
             if cycles := self._cycles.get(key):
                 return PartitionView(holder=holder, cycles=cycles)
         else:
@@ -274,7 +280,7 @@ class Placement:
             opens_at, holder = observer.look(key, now, self._look_at)
             if opens_at > now:
                 self._look_at = min(self._look_at, opens_at)
-            elif assignment is None:
+            elif part is None:
                 return self._idle(key, now, alike)
             else:  # released by us, and not yet shown in the log
                 holder = self._settings.client_id

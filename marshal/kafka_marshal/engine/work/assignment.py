@@ -14,24 +14,19 @@ outside ACTIVE, nor at a moment when the lease is not proven (T4).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from kafka_marshal.engine.claims.leases import OwnLease
-from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.work.tracker import Run, Tracker, offset_of
+from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece
+from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
+from kafka_marshal.engine.work import tracker
+from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.consumer import ConsumerEngine
-
-__all__ = ["REPORTING", "Assignment", "Grant", "Stage"]
+__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage"]
 
 
 class Stage(StrEnum):
@@ -48,8 +43,88 @@ class Stage(StrEnum):
     LOST = "lost"
 
 
+_WORK = (Stage.ASSIGNING, Stage.ACTIVE)
+
+#: Where each stage leads to; LOST follows on all but the last two.
+MOVES: Mapping[Stage, tuple[Stage, ...]] = {
+    Stage.CLAIMING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
+    Stage.IDENTIFYING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
+    Stage.LOCATING: (Stage.POSITIONING, *_WORK, Stage.REVOKING),
+    Stage.POSITIONING: (*_WORK, Stage.REVOKING),
+    Stage.ASSIGNING: (Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # out of the log's range: located anew
+    Stage.ACTIVE: (*_WORK, Stage.LOCATING, Stage.REVOKING),
+    Stage.REVOKING: (Stage.RELEASED,),
+    Stage.RELEASED: (),
+    Stage.LOST: (),
+}
+
 #: What was done is told to the log. (LOCATING: thrown out of range in the midst of work; else there is nothing new.)
 REPORTING = (Stage.LOCATING, Stage.ACTIVE, Stage.REVOKING)
+
+#: What counts as ours for the source: it is not being let go.
+_KEPT = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
+
+
+class Mover(Protocol):
+    """What moves assignments, as they and the parts around them see it: the consumer engine."""
+
+    number: int
+    settings: ConsumerSettings
+    outbox: Outbox
+    source: PartitionSource
+    assignments: dict[Key, Assignment]
+    #: Errors to be raised from the user's next call, oldest first.
+    errors: list[Exception]
+    closing: bool
+
+    @property
+    def at_most_once(self) -> bool: ...
+
+    # What an assignment is told by who holds it for us.
+
+    def on_granted(self, assignment: Assignment, now: float) -> None: ...
+
+    def on_refused(self, assignment: Assignment, code: str, now: float) -> None: ...
+
+    def on_lost(self, assignment: Assignment, reason: str, now: float) -> None: ...
+
+    def on_released(self, assignment: Assignment, now: float) -> None: ...
+
+    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None: ...
+
+    def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None: ...
+
+    # What its parts ask for.
+
+    def known_stable(self, key: Key) -> int:
+        """Stable as our replica knows it."""
+
+    def warn(self, message: str) -> None:
+        """Tell people."""
+
+    def look_after(self, assignment: Assignment) -> None:
+        """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
+
+    def enter(self, assignment: Assignment, stage: Stage) -> None:
+        """An assignment goes on to another stage."""
+
+    def call(self, callback: Callback, assignment: Assignment) -> None:
+        """Have the user's callback called."""
+
+    def look_up(self, assignment: Assignment) -> None:
+        """Ask the leader where the partition's log starts and ends."""
+
+    def out_of_range(self, key: Key, now: float) -> None:
+        """The reader's position is not in the log."""
+
+    def reread(self, assignment: Assignment) -> None:
+        """Fetch again from what the log says is done."""
+
+    def revoke(self, assignment: Assignment, why: str, now: float) -> None:
+        """Let an assignment go: finish what is in hand, then release with the offset."""
+
+    def try_finish(self, assignment: Assignment, now: float) -> None:
+        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
 
 
 class Grant:
@@ -65,60 +140,73 @@ class Grant:
         self.accepted: bool | None = None
 
 
+class Told:
+    """What the log was told of an assignment, and when to tell it again if it does not know it by then."""
+
+    __slots__ = ("mark_sent_at", "ranges", "ranges_due", "start_beat", "start_beat_sent")
+
+    def __init__(self) -> None:
+        #: The last_offset of the P9 beat under way; None: none is.
+        self.start_beat: int | None = None
+        self.start_beat_sent = 0.0
+        #: By the last CommitRanges.
+        self.ranges: list[tuple[int, int]] = []
+        self.ranges_due = 0.0
+        #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
+        self.mark_sent_at: float | None = None
+
+
+class Watch:
+    """What is known of where an assignment's log ends, and since when nothing has come of it (StuckPartitions)."""
+
+    __slots__ = ("asked_at", "asked_end", "log_end", "look_up_at", "looked_up", "quiet")
+
+    def __init__(self) -> None:
+        #: The offset that came next when it was last looked, and since when.
+        self.quiet: tuple[int, float] | None = None
+        #: The position at which the leader was last asked what its log holds, and when; the next time it is to be.
+        self.looked_up: tuple[int, float] = (-1, 0.0)
+        self.look_up_at: float | None = None
+        self.log_end: int | None = None
+        #: Where the leader said that it ends, and when it was last asked (or the reader last heard of it).
+        self.asked_end = 0
+        self.asked_at = 0.0
+
+
 class Assignment:
-    """State of one assigned partition. Only its consumer engine changes it."""
+    """State of one assigned partition. Only its consumer engine and that one's parts change it."""
 
     __slots__ = (
-        "_buffer",
-        "_covered_to",
-        "buffered",
+        "buffer",
         "callbacks_running",
         "consumer",
-        "fetch_next",
         "first_claim",
         "grant",
         "is_new",
         "key",
         "lease",
-        "look_up_at",
-        "asked_at",
-        "asked_end",
-        "log_end",
-        "mark_sent_at",
-        "looked_up",
-        "meter",
-        "quiet",
-        "ranges_due",
         "releasing",
-        "reported_ranges",
         "shown",
         "stage",
-        "start_beat",
-        "start_beat_sent",
+        "told",
         "tracker",
         "user_paused",
+        "watch",
     )
 
-    def __init__(self, key: Key, consumer: ConsumerEngine) -> None:
+    def __init__(self, key: Key, consumer: Mover) -> None:
         self.key = key
         self.consumer = consumer
         self.stage = Stage.CLAIMING
-        self.lease: OwnLease = None  # type: ignore[assignment]  # set by the consumer engine right after
-        self.tracker = Tracker(-1, ())
-        #: (messages, first offset they cover), in offset order.
-        self._buffer: deque[tuple[list[Message], int]] = deque()
-        self.buffered = 0
-        #: The first offset that no message in the buffer covers yet.
-        self._covered_to = 0
-        #: The next offset to come from the reader.
-        self.fetch_next = 0
+        self.lease: Ownership = None  # type: ignore[assignment]  # set by the consumer engine right after
+        self.tracker: Tracker = tracker.Tracker(-1, ())
+        self.buffer = Buffer()
+        self.told = Told()
+        self.watch = Watch()
         #: Nobody of the group ever held this lease: ``start=`` decides where to begin (P9).
         self.first_claim = False
         #: That it begins, where nothing is done, at the log's start: nobody missed what was there before the group.
         self.is_new = False
-        #: The last_offset of the P9 beat under way; None: none is.
-        self.start_beat: int | None = None
-        self.start_beat_sent = 0.0
         self.grant: Grant | None = None
         #: Callbacks of the user that were called and have not returned.
         self.callbacks_running = 0
@@ -126,25 +214,15 @@ class Assignment:
         self.releasing = ""
         #: on_assign was called, or would have been.
         self.shown = False
-        #: What the last CommitRanges told the log, and when to tell it again if it does not know it by then.
-        self.reported_ranges: list[tuple[int, int]] = []
-        self.ranges_due = 0.0
-        #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
-        self.mark_sent_at: float | None = None
-        #: The offset that came next when it was last looked, and since when (StuckPartitions).
-        self.quiet: tuple[int, float] | None = None
-        #: The position at which the leader was last asked what its log holds, and when; the next time it is to be.
-        self.looked_up: tuple[int, float] = (-1, 0.0)
-        self.look_up_at: float | None = None
         self.user_paused = False
-        self.log_end: int | None = None
-        #: Where the leader said that it ends, and when it was last asked (or the reader last heard of it).
-        self.asked_end = 0
-        self.asked_at = 0.0
-        #: (time, done, log end) at the start of the present cycle, for Cycle.
-        self.meter: tuple[float, int, int] | None = None
 
-    # What a lease tells its owner (LeaseOwner) goes to the consumer engine.
+    def enter(self, stage: Stage) -> None:
+        """Go on to another stage; see ``MOVES``."""
+        if stage not in MOVES[self.stage] and (stage is not Stage.LOST or self.over):
+            raise AssertionError(f"{self.key}: an assignment does not go from {self.stage} to {stage}")
+        self.stage = stage
+
+    # What it is told by who holds it for us (plane.Owner) goes to the consumer engine.
 
     def granted(self, now: float) -> None:
         self.consumer.on_granted(self, now)
@@ -158,8 +236,14 @@ class Assignment:
     def released(self, now: float) -> None:
         self.consumer.on_released(self, now)
 
+    def handed_in(self, hand_in: HandIn) -> None:
+        pass
+
     def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
         self.consumer.on_beaten(self, last_offset, accepted, now)
+
+    def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        self.consumer.on_answered(self, last_offset, accepted, code, now)
 
     def progress_to_report(self) -> int | None:
         """The last_offset for a beat: what is done without a gap, where the log does not know it yet (C14)."""
@@ -175,63 +259,24 @@ class Assignment:
         self.tracker.follow()
         return self.tracker.done.stable
 
-    # The buffer between the reader and the user.
-
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start anew at offset, with what the log says is done."""
-        self.tracker = Tracker(stable, ranges)
-        self.drop_buffer()
-        self.go_on_at(offset)
-
-    def go_on_at(self, offset: int) -> None:
-        """What is fetched next begins at offset; all between that and the buffer is done or gone."""
-        self.fetch_next = self._covered_to = offset
-
-    def drop_buffer(self) -> None:
-        """Forget what was fetched and not handed out."""
-        self._buffer.clear()
-        self.buffered = 0
+        self.tracker = tracker.Tracker(stable, ranges)
+        self.buffer.clear()
+        self.buffer.go_on_at(offset)
 
     def put(self, messages: list[Message]) -> None:
-        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment."""
-        first = offset_of(messages[0])
-        if first < self.fetch_next:
-            messages = [m for m in messages if offset_of(m) >= self.fetch_next]
-            if not messages:
-                return
-        self.fetch_next = offset_of(messages[-1]) + 1
-        done = self.tracker.done
-        if self.tracker.has_islands or done.stable >= offset_of(messages[0]):
-            messages = [m for m in messages if not done.is_done(offset_of(m))]
-        if messages:
-            self._buffer.append((messages, self._covered_to))
-            self._covered_to = offset_of(messages[-1]) + 1
-            self.buffered += len(messages)
+        """Take in what was fetched."""
+        self.buffer.put(messages, self.tracker)
 
     def reached(self, end: int) -> None:
         """The reader has passed everything below end; what it was not given, nobody is (P6)."""
-        if end > self.fetch_next and self.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            self.fetch_next = end
-            self.tracker.pass_over(self._covered_to, end - 1)
-
-    def put_back(self, messages: list[Message], covers_from: int) -> None:
-        """Messages that were taken and not handed out, or not done, come first next time."""
-        if messages:
-            place = bisect_left(self._buffer, covers_from, key=lambda entry: entry[1])
-            self._buffer.insert(place, (messages, covers_from))
-            self.buffered += len(messages)
-
-    def skip_to(self, offset: int) -> None:
-        """Forget buffered messages below offset."""
-        kept = [([m for m in messages if offset_of(m) >= offset], covers) for messages, covers in self._buffer]
-        self._buffer = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
-        self.buffered = sum(len(messages) for messages, _ in self._buffer)
-        self.fetch_next = max(self.fetch_next, offset)
-        self._covered_to = max(self._covered_to, offset)
+        if self.stage in _WORK:
+            self.buffer.reached(end, self.tracker)
 
     def can_hand_out(self, now: float) -> bool:
         """Whether there is something that may be handed out now (T4)."""
-        return self.buffered > 0 and self.is_open(now)
+        return self.buffer.size > 0 and self.is_open(now)
 
     def is_open(self, now: float) -> bool:
         """Whether anything of this partition may be handed out now (T4)."""
@@ -244,25 +289,13 @@ class Assignment:
 
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:
         """The next messages, as one run that is not in hand yet; can_hand_out() must hold."""
-        messages, covers_from = self._buffer.popleft()
-        if len(messages) > max_messages:
-            rest = messages[max_messages:]
-            messages = messages[:max_messages]
-            self._buffer.appendleft((rest, offset_of(messages[-1]) + 1))
-        self.buffered -= len(messages)
-        parts = [messages]
-        room = max_messages - len(messages)
-        while self._buffer and room > 0 and self._buffer[0][1] <= offset_of(parts[-1][-1]) + 1:
-            more, _ = self._buffer.popleft()
-            if len(more) > room:
-                self._buffer.appendleft((more[room:], offset_of(more[room - 1]) + 1))
-                more = more[:room]
-            parts.append(more)
-            room -= len(more)
-            self.buffered -= len(more)
-        if len(parts) > 1:
-            messages = list(chain.from_iterable(parts))
-        return Run(self, messages, covers_from, iterating, now)
+        messages, covers_from = self.buffer.take(max_messages)
+        return tracker.Run(self, messages, covers_from, iterating, now)
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether batches are claimed before they are handed out (C13)."""
+        return self.consumer.at_most_once
 
     @property
     def epoch(self) -> int:
@@ -270,10 +303,16 @@ class Assignment:
         return self.lease.epoch
 
     @property
+    def piece(self) -> Piece:
+        """As effects name it."""
+        return Piece(self.key, self.epoch, self.position)
+
+    @property
     def position(self) -> int:
         """The offset of the next message to be handed out."""
-        ahead = [offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
-        return min(ahead, default=offset_of(self._buffer[0][0][0]) if self._buffer else self.fetch_next)
+        ahead = [tracker.offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
+        buffered = self.buffer.first
+        return min(ahead, default=self.buffer.fetch_next if buffered is None else buffered)
 
     @property
     def is_at_work(self) -> bool:
@@ -281,6 +320,20 @@ class Assignment:
         return self.stage is Stage.ACTIVE and self.lease.held
 
     @property
+    def is_claiming(self) -> bool:
+        """The claim is under way."""
+        return self.stage is Stage.CLAIMING
+
+    @property
+    def is_kept(self) -> bool:
+        """Claimed or held, and not being let go."""
+        return self.stage in _KEPT and not self.releasing
+
+    @property
     def over(self) -> bool:
         """Whether the assignment has ended: released, or lost."""
         return self.stage in (Stage.RELEASED, Stage.LOST)
+
+
+Run = tracker.Run[Assignment]
+Tracker = tracker.Tracker[Assignment]

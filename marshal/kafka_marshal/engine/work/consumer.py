@@ -1,371 +1,231 @@
-"""One consumer's logic: which leases to claim and let go, where to start, when to call the user back.
+"""One consumer's logic: where its assignments stand, and when to call the user back.
 
-Each assignment walks the stages of :mod:`kafka_marshal.engine.work.assignment`; this module moves it. Handing messages
-out is :mod:`kafka_marshal.engine.work.delivery`; whom to claim from is a policy's business.
+Each assignment walks the stages of :mod:`.assignment`; this module moves it, :mod:`.positions` as far as its start.
+Handing messages out is :mod:`.delivery`; what it works on, a :class:`~kafka_marshal.engine.plane.PartitionSource` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Collection, Mapping
 
-from kafka_marshal.engine.claims.leases import LeaseState, Loss, Outbox
-from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.claims.prior import Past
-from kafka_marshal.engine.effects import Call, Callback, LookUp, StartFetch, StopFetch, Warn
-from kafka_marshal.engine.policies import Policy, Wishes
+from kafka_marshal.engine.effects import Call, Callback, Key, Outbox, Piece, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.plane import Loss, Owner, Ownership, PartitionSource
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.ranges import RangeDelivery
-from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions, Why
-from kafka_marshal.engine.work.topic_mark import TopicMarks, split
 from kafka_marshal.engine.work.tracker import beyond
-from rationalizer import CommitRanges, Record
-from rationalizer.limits import MAX_COMMIT_RANGES, MAX_OFFSET
+from rationalizer.limits import MAX_COMMIT_RANGES
 
-if TYPE_CHECKING:
-    from kafka_marshal.engine.engine import Engine
+__all__ = ["HUNG", "ConsumerEngine"]
 
-__all__ = ["ConsumerEngine", "ConsumerSettings", "Loss"]
-
-Key = tuple[str, int]
-
-#: Why an assignment is let go when an admin pauses the group.
-PAUSED = "the group is paused"
-
-#: Why it is let go where we may want it back at once (Wishes.surplus), and where not.
-SURPLUS = "others are waiting and this member holds more than its share"
-UNWANTED = "the policy of this member lets it go"
-
-#: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
-EVICTED_INTERVALS = 3
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerSettings:
-    """What a consumer was asked for."""
-
-    at_most_once: bool
-    policy: Policy
-    #: "earliest", "latest" or a datetime: where the group begins on partitions it never held (P9).
-    start: str | datetime
-    batch_size: int
-    handler_timeout_ms: float | None
-    #: Which callbacks the user gave.
-    callbacks: frozenset[Callback]
-    #: Ranges of offsets are handed out, not messages; nothing is fetched.
-    ranges: bool = False
-    #: Why a partition may stand still so that the user's next call raises it, once; all else is only logged and listed.
-    raises: frozenset[Why] = frozenset()
-    #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
-    policy_raised: Callable[[BaseException], object] = _raise
+#: All is released: the user's threads have not come back.
+HUNG = "no handler of this member has come back within handler_timeout"
 
 
 class ConsumerEngine:
     """All assignments of one subscription. Called under the shell's lock, with our own clock's now (ms)."""
 
-    def __init__(self, number: int, engine: Engine, subscription: Subscription, settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        number: int,
+        settings: ConsumerSettings,
+        subscription: Subscription,
+        source: PartitionSource,
+        about: EngineSettings,
+        outbox: Outbox,
+        want_ids: Callable[[], object],
+    ) -> None:
         self.number = number
         self.settings = settings
         self.subscription = subscription
+        self.source = source
+        self.outbox = outbox
         self.assignments: dict[Key, Assignment] = {}
         #: Those of them for which something may come due: all that are not merely handed out. There may be thousands.
-        self._restless: dict[Key, Assignment] = {}
+        self._pending: dict[Key, Assignment] = {}
         #: The hand-out of ranges; None: messages are handed out.
         self.ranges = RangeDelivery(self) if settings.ranges else None
-        self.delivery: Delivery = self.ranges or Delivery(self, settings.batch_size)
-        self.placement = Placement(self, engine.observer, engine.settings)
+        self.delivery: Delivery = self.ranges or Delivery(self)
         #: Errors to be raised from the user's next call, oldest first.
         self.errors: list[Exception] = []
-        #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
-        self.gaps: list[tuple[Key, int, int]] = []
-        #: Lost positions: left alone until somebody sets them (P11).
-        self.blocked: set[Key] = set()
-        self.stuck = StuckPartitions(self, engine.settings.group_id)
-        self.marks = TopicMarks(engine.observer, subscription)
+        self.positions = Positions(self, subscription, about.group_id, want_ids)
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
         self.callbacks_running = 0
         self.closing = False
+        #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
+        self.let_go_why = ""
         self._close_at = 0.0
-        self._engine = engine
-        #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
-        self._past = None if settings.start == "earliest" else Past(engine.observer)
+        self._heartbeat_interval_ms = about.heartbeat_interval_ms
 
     @property
     def at_most_once(self) -> bool:
         """Whether batches are claimed before they are handed out (C13)."""
         return self.settings.at_most_once
 
-    # Small helpers for the other parts.
-
-    @property
-    def ids(self) -> tuple[str, str, str]:
-        """What every record of ours begins with."""
-        return self._engine.ids
-
-    @property
-    def outbox(self) -> Outbox:
-        """Where effects go."""
-        return self._engine.outbox
-
-    def append(self, assignment: Assignment, record: Record) -> None:
-        """Append a record about an assignment."""
-        self._engine.outbox.append(assignment.lease.cp, record)
-
-    def beat(self, assignment: Assignment, last_offset: int, now: float) -> None:
-        """Beat one lease out of turn, with an offset."""
-        self._engine.book.beat(assignment.lease, last_offset, now)
-
     def warn(self, message: str) -> None:
         """Tell people."""
-        self._engine.outbox.add(Warn(message))
+        self.outbox.add(Warn(message))
 
     def known_stable(self, key: Key) -> int:
         """Stable as our replica knows it."""
-        lease = self._engine.observer.lease(key)
-        return -1 if lease is None else lease.progress.stable
-
-    def is_taken(self, key: Key) -> bool:
-        """Does this Marshal hold or want the lease already?"""
-        return self._engine.is_taken(key)
+        progress = self.source.progress(key)
+        return -1 if progress is None else progress.stable
 
     @property
     def is_moving(self) -> bool:
         """Whether an assignment begins or ends."""
-        return bool(self._restless)
+        return bool(self._pending)
+
+    @property
+    def parts(self) -> Mapping[Key, Assignment]:
+        """The assignments, as the source sees them."""
+        return self.assignments
+
+    @property
+    def blocked(self) -> Collection[Key]:
+        """Left alone until somebody sets their positions (P11)."""
+        return self.positions.blocked
+
+    @property
+    def owes(self) -> bool:
+        """Whether something that was taken away is in hand still (C18)."""
+        return bool(self.delivery.evicted)
 
     def look_after(self, assignment: Assignment) -> None:
         """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
         if self.assignments.get(assignment.key) is assignment:
-            self._restless[assignment.key] = assignment
+            self._pending[assignment.key] = assignment
 
-    def _enter(self, assignment: Assignment, stage: Stage) -> None:
-        assignment.stage = stage
+    def enter(self, assignment: Assignment, stage: Stage) -> None:
+        assignment.enter(stage)
         if stage is not Stage.ACTIVE:
             self.look_after(assignment)
 
-    def _call(self, callback: Callback, assignment: Assignment) -> None:
+    def call(self, callback: Callback, assignment: Assignment) -> None:
         if callback in self.settings.callbacks:
             assignment.callbacks_running += 1
             self.callbacks_running += 1
-            self._engine.outbox.add(Call(self.number, callback, (assignment,)))
+            self.outbox.add(Call(self.number, callback, (assignment.piece,)))
 
-    # Claiming and its answers.
-
-    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
-        """Reach for a lease."""
+    def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
+        """A partition is reached for; want: called once with its owner."""
         assignment = Assignment(key, self)
-        assignment.first_claim = key not in self._engine.observer.claimed
-        assignment.lease = self._engine.book.want(key, self._engine.observer.cp_of(key), assignment)
+        assignment.first_claim = is_first
+        assignment.lease = want(assignment)
         self.assignments[key] = assignment
         self.look_after(assignment)
-        self.placement.touched(key)
-        self._engine.book.claim(assignment.lease, now, take_over=take_over)
 
     def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
         """Somebody else was faster, or holds it still."""
-        self._engine.book.drop(assignment.lease)
+        self.source.drop(assignment.lease)
         self._remove(assignment)
 
     def on_granted(self, assignment: Assignment, now: float) -> None:
         """The lease is ours: find out where to start (P9)."""
-        self.placement.changed(assignment.key)
-        assignment.first_claim = assignment.first_claim and assignment.key not in self._engine.observer.claimed
-        self._begin(assignment)
+        self.source.changed(assignment.key)
+        assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)
+        self.positions.begin(assignment)
         assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
-        self.marks.begun(assignment)
-        self._locate(assignment, now)
+        self.positions.marks.begun(assignment)
+        self.positions.locate(assignment, now)
 
-    def _begin(self, assignment: Assignment) -> None:
-        """Start anew with what the log says is done."""
-        lease = self._engine.observer.lease(assignment.key)
-        if lease is None:
-            raise AssertionError("a granted lease is in the state of the world")
-        stable, ranges = lease.progress.stable, split(lease.progress.ranges).ranges
-        assignment.begin(stable + 1, stable, ranges)
+    def is_asked(self, key: Key, token: int) -> bool:
+        """Whether the answer to a look-up is wanted still."""
+        return self._of(key, token) is not None
 
-    def _locate(self, assignment: Assignment, now: float) -> None:
-        """Find out where to start, in the topic that is there (P9, P12)."""
-        is_made_anew = self.marks.is_made_anew(assignment.key)
-        if is_made_anew is not False:
-            self._enter(assignment, Stage.IDENTIFYING)
-            if is_made_anew:
-                self._position_lost(assignment, assignment.fetch_next, None, None, now)
-                return
-            self._engine.want_ids()
-        elif assignment.is_new and self._past is not None:
-            self._enter(assignment, Stage.LOCATING)
-            claims_before = self._past.claims_before(assignment.key)
-            self._engine.outbox.add(LookUp(assignment, self.settings.start, claims_before))
-        elif not self.closing:
-            self._assign(assignment)
-        if self.closing:
-            self.revoke(assignment, "the consumer closes", now)
+    def _of(self, key: Key, token: int) -> Assignment | None:
+        assignment = self.assignments.get(key)
+        return assignment if assignment is not None and assignment.epoch == token and not assignment.over else None
 
-    def topics_told(self, now: float) -> None:
-        """The ids of topics may be known now (P12)."""
-        for assignment in [x for x in self._restless.values() if x.stage is Stage.IDENTIFYING and x.lease.held]:
-            if self.marks.is_made_anew(assignment.key) is not None:
-                self._locate(assignment, now)
-
-    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
-        """The leader told the partition's log start and end, and the start offset asked for."""
-        self.stuck.answered(assignment, high)
-        if assignment.over or assignment.stage is not Stage.LOCATING or not assignment.lease.held:
-            return
-        position = assignment.fetch_next
-        if assignment.first_claim:
-            position = max(position, start)
-        elif position > high:
-            self._position_lost(assignment, position, low, high, now)
-            return
-        if position < low:
-            if position > 0 or not assignment.is_new:
-                self._gap(assignment, position, low - 1)
-            position = low
-        assignment.is_new = False
-        if assignment.releasing:  # only its start was waited for
-            assignment.start_beat = position - 1
-            self._enter(assignment, Stage.POSITIONING)
-            self.revoke(assignment, assignment.releasing, now)
-        elif position == assignment.fetch_next:
-            self._assign(assignment)
-        elif assignment.tracker.runs or assignment.buffered:  # what was fetched before the gap is handed out first
-            assignment.tracker.done.commit([(assignment.fetch_next, position - 1)])
-            assignment.go_on_at(position)
-            self._assign(assignment)
-        else:
-            self._enter(assignment, Stage.POSITIONING)
-            assignment.start_beat = position - 1
-            self._beat_start(assignment, now)
-
-    def _beat_start(self, assignment: Assignment, now: float) -> None:
-        if assignment.start_beat is not None:
-            assignment.start_beat_sent = now
-            self.beat(assignment, assignment.start_beat, now)
-
-    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
-        """A beat was applied; P9's lets us start."""
-        if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.start_beat:
-            assignment.start_beat = None
-            self._begin(assignment)
-            self._assign(assignment)
-
-    def _assign(self, assignment: Assignment) -> None:
-        self.placement.changed(assignment.key)
-        if assignment.fetch_next <= MAX_OFFSET:
-            self._engine.outbox.add(StartFetch(self.number, assignment.key, assignment.fetch_next))
-        if not assignment.shown:
-            assignment.shown = True
-            self._call(Callback.ASSIGN, assignment)
-        self._enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
-
-    def called(self, assignment: Assignment, callback: Callback, now: float) -> None:
+    def called(self, piece: Piece, now: float) -> None:
         """A callback of the user has returned (or raised)."""
-        assignment.callbacks_running -= 1
         self.callbacks_running -= 1
+        assignment = self._of(piece.key, piece.token)
+        if assignment is None:
+            return
+        assignment.callbacks_running -= 1
         if assignment.stage is Stage.ASSIGNING and not assignment.callbacks_running:
-            assignment.stage = Stage.ACTIVE
+            assignment.enter(Stage.ACTIVE)
         elif assignment.stage is Stage.REVOKING:
             self.try_finish(assignment, now)
-
-    # Faults while reading.
-
-    def out_of_range(self, key: Key, now: float) -> None:
-        """The reader's position is not in the log: ask the leader what is (P9, P11)."""
-        assignment = self.assignments.get(key)
-        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            self._enter(assignment, Stage.LOCATING)
-            assignment.first_claim = False
-            position, asked_at = assignment.looked_up
-            # A reader that comes back at once, though the leader says that we stand in its log, is not asked for more.
-            is_again = position == assignment.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
-            assignment.look_up_at = asked_at + LOOK_UP_AGAIN_MS if is_again else now
-            self._look_up_if_due(assignment, now)
-
-    def _look_up_if_due(self, assignment: Assignment, now: float) -> None:
-        if assignment.look_up_at is not None and now >= assignment.look_up_at:
-            assignment.looked_up, assignment.look_up_at = (assignment.fetch_next, now), None
-            self._engine.outbox.add(LookUp(assignment, "earliest"))
-
-    def topic_recreated(self, topic: str, now: float) -> None:
-        """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
-        for key in [key for key in self.subscription.partitions if key[0] == topic]:
-            assignment, lease = self.assignments.get(key), self._engine.observer.lease(key)
-            if assignment is not None and assignment.lease.held:
-                self._position_lost(assignment, assignment.fetch_next, None, None, now)
-            elif lease is not None and (lease.held or lease.progress.stable >= 0):
-                if assignment is not None:
-                    self.revoke(assignment, "the topic was made anew", now)
-                if not lease.held:
-                    self._report_position(key, lease.progress.stable + 1, None, None, now)
-                self.blocked.add(key)
-                self.placement.changed(key)
-
-    def unblock(self, keys: Collection[Key]) -> None:
-        """Somebody has set the positions of these."""
-        self.blocked.difference_update(keys)
-        self.stuck.forget(keys)
-
-    def _gap(self, assignment: Assignment, first: int, last: int) -> None:
-        self.gaps.append((assignment.key, first, last))
-        self.warn(
-            f"{assignment.key[0]} [{assignment.key[1]}]: offsets {first} to {last} are gone from the log (retention or "
-            "deletion) before this group handled them; going on at the log start"
-        )
-
-    def _position_lost(
-        self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
-    ) -> None:
-        self._report_position(assignment.key, position, low, high, now)
-        self.blocked.add(assignment.key)
-        self._engine.book.lose(assignment.lease, Loss.POSITION, now)
-
-    def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
-        where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
-        topic, partition = key
-        text = (
-            f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
-            "this partition is handed out to any member until its position is set; other partitions go on. Set it: "
-            f"kafka-marshal release-group {self._engine.settings.group_id} --partition {topic}:{partition}=OFFSET "
-            "(or =earliest)"
-        )
-        self.stuck.position_lost(key, position, text, now)
-
-    # Letting go.
 
     def revoke(self, assignment: Assignment, why: str, now: float) -> None:
         """Let an assignment go: finish what is in hand, then release with the offset."""
         if assignment.over or assignment.stage is Stage.REVOKING:
             return
         if not assignment.lease.held:
-            self._engine.book.drop(assignment.lease)
+            self.source.drop(assignment.lease)
             self._remove(assignment)
             return
         assignment.releasing = why
-        assignment.lease.stopped = True
-        assignment.lease.refresh()
+        assignment.lease.stop()
         if (
             assignment.stage is Stage.LOCATING
             and assignment.first_claim
             and not (self.closing and now >= self._close_at)
         ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
-        self._enter(assignment, Stage.REVOKING)
+        self.enter(assignment, Stage.REVOKING)
         if not self.at_most_once:
             self.delivery.recall(assignment, keep=False)
-        assignment.drop_buffer()
+        assignment.buffer.clear()
         if assignment.shown:
-            self._engine.outbox.add(StopFetch(self.number, assignment.key))
-            self._call(Callback.REVOKE, assignment)
+            self.outbox.add(StopFetch(self.number, assignment.key))
+            self.call(Callback.REVOKE, assignment)
         self.try_finish(assignment, now)
+
+    def let_go(self, key: Key, why: str, now: float) -> None:
+        """The source wants a partition back."""
+        if (assignment := self.assignments.get(key)) is not None:
+            self.revoke(assignment, why, now)
+
+    def reread(self, assignment: Assignment) -> None:
+        """Fetch again from what the log says is done."""
+        self.positions.reread(assignment)
+
+    def out_of_range(self, key: Key, now: float) -> None:
+        """The reader's position is not in the log."""
+        self.positions.out_of_range(key, now)
+
+    def look_up(self, assignment: Assignment) -> None:
+        """Ask the leader where the partition's log starts and ends."""
+        self.positions.look_up(assignment)
+
+    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat was applied."""
+        self.positions.on_beaten(assignment, last_offset, accepted, now)
+
+    def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        """A ClaimingMessages was applied (C12)."""
+        self.delivery.grants.applied(assignment, last_offset, accepted, code, now)
+
+    def located(self, key: Key, token: int, low: int, high: int, start: int, now: float) -> None:
+        """The leader told the partition's log start and end, and the start offset asked for."""
+        if (assignment := self._of(key, token)) is not None:
+            self.positions.located(assignment, low, high, start, now)
+
+    def topics_told(self, now: float) -> None:
+        """The ids of topics may be known now (P12)."""
+        self.positions.topics_told(list(self._pending.values()), now)
+
+    def reached(self, key: Key, end: int, now: float) -> None:
+        """The reader has passed everything below end (P6)."""
+        if (assignment := self.assignments.get(key)) is not None:
+            assignment.reached(end)
+
+    def done_run(self, key: Key, first: int, now: float) -> None:
+        """The run that begins at first is done."""
+        if (assignment := self.assignments.get(key)) is not None and first in assignment.tracker.runs:
+            self.delivery.done_run(assignment.tracker.runs[first], now)
+
+    def log_ends(self, key: Key, log_end: int, now: float) -> None:
+        """The reader has heard where a partition's log ends."""
+        if (assignment := self.assignments.get(key)) is not None:
+            assignment.watch.log_end = log_end
+            self.source.measured(assignment.lease, assignment.tracker.done.stable, log_end, now)
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
         """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
@@ -376,28 +236,20 @@ class ConsumerEngine:
             return
         self._release(assignment, now)
 
-    def reread(self, assignment: Assignment) -> None:
-        """Fetch again from what the log says is done."""
-        if assignment.stage is Stage.ACTIVE:
-            self._begin(assignment)
-            self._assign(assignment)
-
     def _release(self, assignment: Assignment, now: float) -> None:
-        assignment.ranges_due = now
+        assignment.told.ranges_due = now
         self.commit_ranges(assignment, now)
-        self._enter(assignment, Stage.RELEASED)
+        self.enter(assignment, Stage.RELEASED)
         last_offset = self._unreported(assignment)
         if last_offset is not None or self.known_stable(assignment.key) >= 0:
-            self.marks.released(assignment, now)
-        self._engine.book.release(assignment.lease, last_offset, now)
-        if assignment.releasing not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
-            self.placement.leave_alone(assignment.key, now)
+            self.positions.marks.released(assignment, now)
+        self.source.let_go(assignment.lease, last_offset, assignment.releasing, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
         """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
         done = assignment.done_through()
-        if assignment.start_beat is not None:
-            done = max(done, assignment.start_beat)
+        if assignment.told.start_beat is not None:
+            done = max(done, assignment.told.start_beat)
         return done if done > self.known_stable(assignment.key) else None
 
     def on_released(self, assignment: Assignment, now: float) -> None:
@@ -413,47 +265,44 @@ class ConsumerEngine:
         assignment.tracker.follow()
         if assignment.tracker.runs:
             self.delivery.overdue()  # whoever had it in hand may hang: until a thread is back, it works on nothing else
-        self._enter(assignment, Stage.LOST)
+        self.enter(assignment, Stage.LOST)
         if reason == Loss.EVICTED:
             self.delivery.taken_away(assignment, now)
-            self.placement.leave_alone(assignment.key, now, EVICTED_INTERVALS)
-        assignment.drop_buffer()
+            self.source.evicted(assignment.key, now)
+        assignment.buffer.clear()
         self._remove(assignment)
-        self.delivery.give_up(assignment, now)
+        self.delivery.grants.give_up(assignment, now)
         if was_claiming:
             return
-        self._engine.outbox.add(StopFetch(self.number, assignment.key))
+        self.outbox.add(StopFetch(self.number, assignment.key))
         if assignment.shown or reason == Loss.POSITION:
-            self._call(Callback.LOST, assignment)
+            self.call(Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
             last_offset = self._unreported(assignment)
-            self._engine.book.release_epoch(assignment.key, assignment.lease.cp, assignment.epoch, last_offset)
+            self.source.give_back(assignment.lease, last_offset)
 
     def _remove(self, assignment: Assignment) -> None:
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
-            self._restless.pop(assignment.key, None)
-            self.stuck.let_go(assignment.key)
-        self.placement.changed(assignment.key)
-
-    # Progress.
+            self._pending.pop(assignment.key, None)
+            self.positions.stuck.let_go(assignment.key)
+        self.source.changed(assignment.key)
 
     def commit_ranges(self, assignment: Assignment, now: float) -> None:
         """Commit what is done beyond a gap and the log does not know (P6); again after HI if it still does not."""
         assignment.tracker.follow()
         if self.at_most_once or not assignment.tracker.has_islands:
             return
-        lease = self._engine.observer.lease(assignment.key)
-        if lease is None:
+        progress = self.source.progress(assignment.key)
+        if progress is None:
             return
-        new = beyond(assignment.tracker.done.ranges, lease.progress.ranges)
-        if not new or (new == assignment.reported_ranges and now < assignment.ranges_due):
+        new, told = beyond(assignment.tracker.done.ranges, progress.ranges), assignment.told
+        if not new or (new == told.ranges and now < told.ranges_due):
             return
-        assignment.reported_ranges = new
-        assignment.ranges_due = now + lease.heartbeat_interval_ms
+        told.ranges = new
+        told.ranges_due = now + assignment.lease.heartbeat_interval_ms
         for place in range(0, len(new), MAX_COMMIT_RANGES):
-            chunk = tuple(new[place : place + MAX_COMMIT_RANGES])
-            self.append(assignment, CommitRanges(*self.ids, *assignment.key, assignment.epoch, chunk))
+            self.source.commit(assignment.lease, new[place : place + MAX_COMMIT_RANGES])
 
     def seek(self, key: Key, offset: int) -> bool:
         """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
@@ -463,13 +312,11 @@ class ConsumerEngine:
         if assignment is None or not assignment.shown or assignment.releasing or offset < assignment.position:
             return False
         assignment.tracker.done.through(offset - 1)
-        ahead = offset > assignment.fetch_next
-        assignment.skip_to(offset)
+        ahead = offset > assignment.buffer.fetch_next
+        assignment.buffer.skip_to(offset)
         if ahead and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            self._engine.outbox.add(StartFetch(self.number, key, offset))
+            self.outbox.add(StartFetch(self.number, key, offset))
         return True
-
-    # Time.
 
     def step(self, now: float, silent_cps: frozenset[int]) -> None:
         """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes.
@@ -478,93 +325,80 @@ class ConsumerEngine:
         """
         timeout = self.settings.handler_timeout_ms
         every = timeout is not None or bool(silent_cps)
-        for assignment in list((self.assignments if every else self._restless).values()):
+        for assignment in list((self.assignments if every else self._pending).values()):
             if assignment.stage is not Stage.ACTIVE or assignment.grant is not None:
                 self._step_one(assignment, now)
             else:
-                self._restless.pop(assignment.key, None)
+                self._pending.pop(assignment.key, None)
                 if timeout is not None or assignment.lease.cp in silent_cps:
                     self._step_one(assignment, now)
         if self.closing:
             return
-        if why := self._lets_all_go(now):
+        self.let_go_why = why = self._lets_all_go(now)
+        if why:
             for assignment in list(self.assignments.values()):
                 self.revoke(assignment, why, now)
             return
         if self.delivery.evicted and self.delivery.has_returned():
-            self.placement.dirty = True
-        wishes = self.placement.wishes(now)
-        if wishes is not None:
-            self._act(wishes, now)
+            self.source.look_again()
+        self.source.step(now)
 
     def _lets_all_go(self, now: float) -> str:
         """Why all is released and nothing claimed; "": it is not."""
         timeout = self.settings.handler_timeout_ms
-        if self._engine.draining:
-            return "an operator asked this member to hand over (kafka-marshal drain)"
+        if why := self.source.lets_all_go():
+            return why
         if timeout is not None and self.delivery.is_hung(now, timeout):  # until a thread of the user's comes back
-            return "no handler of this member has come back within handler_timeout"
+            return HUNG
         return ""
 
     def _step_one(self, assignment: Assignment, now: float) -> None:
-        hi = self._engine.settings.heartbeat_interval_ms
-        lease = assignment.lease
-        stopped = self._engine.observer.is_stopped(lease.cp)
+        hi, lease = self._heartbeat_interval_ms, assignment.lease
         if assignment.stage is Stage.CLAIMING:
-            if lease.state is LeaseState.WANTED and (stopped or now >= (lease.claim_sent_at or 0.0) + hi):
-                self._engine.book.drop(lease)
+            if self.source.is_claim_over(lease, now):
+                self.source.drop(lease)
                 self._remove(assignment)
             return
-        if assignment.stage is Stage.POSITIONING and now >= assignment.start_beat_sent + hi:
-            self._beat_start(assignment, now)
+        if assignment.stage is Stage.POSITIONING and now >= assignment.told.start_beat_sent + hi:
+            self.positions.beat_start(assignment, now)
         if (
             assignment.grant is not None
             and assignment.grant.accepted is None
             and now >= assignment.grant.sent_at + hi / 2
         ):
-            self.delivery.send_grant(assignment, now)
+            self.delivery.grants.send(assignment, now)
         if assignment.over:
             return
         if assignment.stage is Stage.LOCATING:
-            self._look_up_if_due(assignment, now)
+            self.positions.look_up_if_due(assignment, now)
         if assignment.stage is Stage.LOCATING and self.closing and now >= self._close_at:
             self.revoke(assignment, assignment.releasing, now)
-        if stopped:
-            self.revoke(assignment, "its part of the coordination topic needs a newer release", now)
-        elif self._engine.observer.paused_until(lease.cp, now) is not None:
-            self.revoke(assignment, PAUSED, now)
+        if why := self.source.closed(lease.cp, now):
+            self.revoke(assignment, why, now)
         timeout = self.settings.handler_timeout_ms
         if timeout is not None and lease.held:
             oldest = assignment.tracker.oldest_in_hand(now)
             if oldest is not None and now >= oldest + timeout:
-                self._engine.book.lose(lease, Loss.HANDLER_TIMEOUT, now)
+                self.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
                 return
         if assignment.stage is Stage.REVOKING:
             self.try_finish(assignment, now)
 
-    def _act(self, wishes: Wishes, now: float) -> None:
-        for key in wishes.release:
-            if (assignment := self.assignments.get(key)) is not None:
-                self.revoke(assignment, SURPLUS if key in wishes.surplus else UNWANTED, now)
-        for key in wishes.claim:
-            if not self._engine.is_taken(key):
-                self.claim(key, now)
-
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again."""
-        hi = self._engine.settings.heartbeat_interval_ms
+        hi = self._heartbeat_interval_ms
         timeout = self.settings.handler_timeout_ms
-        times = [] if self.closing or self._lets_all_go(now) else [self.placement.deadline]
-        for assignment in (self._restless if timeout is None else self.assignments).values():
+        times = [] if self.closing or self._lets_all_go(now) else [self.source.deadline]
+        for assignment in (self._pending if timeout is None else self.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:
-                times.append((assignment.lease.claim_sent_at or now) + hi)
+                times.append(self.source.claim_due(assignment.lease, now))
             elif assignment.stage is Stage.LOCATING:
                 times += [self._close_at] if self.closing else []
-                times += [assignment.look_up_at] if assignment.look_up_at is not None else []
+                times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
             elif assignment.stage is Stage.POSITIONING:
-                times.append(assignment.start_beat_sent + hi)
+                times.append(assignment.told.start_beat_sent + hi)
             elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
                 times.append(oldest + timeout)
         return min(times, default=float("inf"))
@@ -572,9 +406,9 @@ class ConsumerEngine:
     def close(self, now: float) -> None:
         """Let everything go at once: what is in hand and not done stays not done."""
         self.closing = True
-        self._close_at = now + self._engine.settings.heartbeat_interval_ms
+        self._close_at = now + self._heartbeat_interval_ms
         for assignment in list(self.assignments.values()):
-            self.delivery.give_up(assignment, now)
+            self.delivery.grants.give_up(assignment, now)
             self.revoke(assignment, "the consumer closes", now)
 
     @property

@@ -10,18 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kafka_marshal.engine.work.assignment import Assignment, Grant
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.work import tracker
+from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.tracker import Run
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.consumer import ConsumerEngine
 
 __all__ = ["MAX_LEFT_OUT", "OffsetRange", "RangeDelivery", "RangeRun", "fair_shares"]
-
-Key = tuple[str, int]
 
 #: A range ends before it would leave out more intervals than this: each is a condition that every row is tested for.
 MAX_LEFT_OUT = 100
@@ -46,7 +41,7 @@ class OffsetRange:
         return self.last - self.first + 1 - sum(last - first + 1 for first, last in self.done)
 
 
-class RangeRun(Run):
+class RangeRun(tracker.Run[Assignment]):
     """A range of one assignment, in hand. It is done, or given back, as a whole."""
 
     __slots__ = ("left_out",)
@@ -82,8 +77,8 @@ def fair_shares(available: Sequence[int], limit: int) -> list[int]:
 class RangeDelivery(Delivery):
     """The hand-out side of a consumer of ranges. All methods are called under the shell's lock."""
 
-    def __init__(self, consumer: ConsumerEngine) -> None:
-        super().__init__(consumer, 0)
+    def __init__(self, consumer: Mover) -> None:
+        super().__init__(consumer)
         #: At most once: what was granted and handed out, and is neither done nor given back; its lease may be over.
         self._granted: set[OffsetRange] = set()
 
@@ -128,7 +123,7 @@ class RangeDelivery(Delivery):
             low, end = marks[assignment.key]
             position = assignment.tracker.open_from()
             if position < low:
-                assignment.go_on_at(position)
+                assignment.buffer.go_on_at(position)
                 self._consumer.out_of_range(assignment.key, now)
             elif (span := Span.open_in(assignment, position, end)).count:
                 spans.append(span)
@@ -138,19 +133,19 @@ class RangeDelivery(Delivery):
         assignment = run.assignment
         assignment.tracker.hand_out(run)
         assignment.is_new = False  # what goes from its log from here on was there for us, and is a gap (P9)
-        assignment.go_on_at(assignment.tracker.open_from())
+        assignment.buffer.go_on_at(assignment.tracker.open_from())
         self._turns.move_to_end(assignment)
         if self._consumer.at_most_once:
             assignment.grant = Grant(run, run.last, now)
-            assignment.consumer.look_after(assignment)
-            self.send_grant(assignment, now)
+            self._consumer.look_after(assignment)
+            self.grants.send(assignment, now)
 
     def beyond_end(self, ends: Mapping[Key, int], now: float) -> None:
         """The logs end here; a position beyond its end is looked into (P11)."""
         for key, end in ends.items():
             assignment = self._consumer.assignments.get(key)
             if assignment is not None and assignment.is_open(now) and assignment.tracker.open_from() > end:
-                assignment.go_on_at(assignment.tracker.open_from())
+                assignment.buffer.go_on_at(assignment.tracker.open_from())
                 self._consumer.out_of_range(key, now)
 
     # At most once.
@@ -173,7 +168,7 @@ class RangeDelivery(Delivery):
             return True
         assignment.grant = None
         assignment.tracker.throw_back(run)
-        self._remember(assignment, grant)
+        self.grants.remember(assignment, grant)
         stable = self._consumer.known_stable(assignment.key)
         if stable > assignment.tracker.done.stable:
             assignment.tracker.done.through(stable)
@@ -183,7 +178,7 @@ class RangeDelivery(Delivery):
     def never_handed_out(self, run: RangeRun, now: float) -> None:
         """A granted range will not reach anybody (C13)."""
         self._granted.discard(run.offsets())
-        self._report(run.assignment.key, run.first, run.last)
+        self.grants.report(run.assignment.key, run.first, run.last)
         self.done_run(run, now)
 
     # Both.
@@ -214,7 +209,7 @@ class RangeDelivery(Delivery):
         if run is None:
             if given in self._granted:  # nobody gets it, though its lease is over
                 self._granted.discard(given)
-                self._report((given.topic, given.partition), given.first, given.last)
+                self.grants.report((given.topic, given.partition), given.first, given.last)
             return
         if self._consumer.at_most_once:
             self.never_handed_out(run, now)
@@ -223,7 +218,7 @@ class RangeDelivery(Delivery):
         self._settle(run.assignment, now)
 
     def _settle(self, assignment: Assignment, now: float) -> None:
-        assignment.go_on_at(assignment.tracker.open_from())
+        assignment.buffer.go_on_at(assignment.tracker.open_from())
         self._consumer.try_finish(assignment, now)
 
 
@@ -239,11 +234,10 @@ class Span:
     @classmethod
     def open_in(cls, assignment: Assignment, first: int, end: int) -> Span:
         """What lies between first (which is open) and end, the next range in hand, or too many done intervals."""
-        tracker = assignment.tracker
-        in_hand = tracker.next_in_hand(first)
+        in_hand = assignment.tracker.next_in_hand(first)
         if in_hand is not None:
             end = min(end, in_hand)
-        done = tracker.done.intervals
+        done = assignment.tracker.done.intervals
         place = bisect_left(done.lasts, first)
         stop = bisect_right(done.firsts, end - 1)
         if stop - place > MAX_LEFT_OUT:

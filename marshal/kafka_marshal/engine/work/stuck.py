@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Key, LookUp, StartFetch, Warn
-from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.effects import Key, StartFetch, Warn
+from kafka_marshal.engine.settings import Why
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 from kafka_marshal.ports import TopicInfo
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.consumer import ConsumerEngine
 
 __all__ = [
     "LOOK_UP_AGAIN_MS",
@@ -25,7 +22,6 @@ __all__ = [
     "UNREADABLE",
     "Stuck",
     "StuckPartitions",
-    "Why",
     "larger",
     "unreadable",
 ]
@@ -47,16 +43,6 @@ SAID_EVERY_MS = 600_000.0
 
 #: How soon the leader is asked again what its log holds, where it has answered that we stand in it.
 LOOK_UP_AGAIN_MS = 1_000.0
-
-
-class Why(StrEnum):
-    """Why a partition stands still."""
-
-    UNREADABLE = "unreadable"
-    TOO_LARGE = "too large"
-    SILENT = "silent"
-    NO_LEADER = "no leader"
-    POSITION = "position lost"
 
 
 #: What does not mend itself. (It ends no loop unless the user asked for that: it would end the next worker's, too.)
@@ -89,7 +75,7 @@ class _Told:
 class StuckPartitions:
     """Those of one consumer. Called under the shell's lock, with our own clock's now (ms)."""
 
-    def __init__(self, consumer: ConsumerEngine, group_id: str) -> None:
+    def __init__(self, consumer: Mover, group_id: str) -> None:
         self._consumer = consumer
         self._group_id = group_id
         self._told: dict[Key, _Told] = {}
@@ -123,8 +109,8 @@ class StuckPartitions:
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
             return
         offset, since, first_text = self._failed.get(key, (-1, 0.0, ""))
-        if offset != assignment.fetch_next:
-            self._failed[key] = (assignment.fetch_next, now, text)
+        if offset != assignment.buffer.fetch_next:
+            self._failed[key] = (assignment.buffer.fetch_next, now, text)
             self._consumer.warn(f"{key[0]} [{key[1]}]: {text}")
         elif now >= since + STUCK_AFTER_MS:
             text = unreadable(*key, offset, first_text, self._group_id)
@@ -168,7 +154,11 @@ class StuckPartitions:
         """drained_at: when a read last took all that had come."""
         for key, assignment in self._consumer.assignments.items():
             told = self._told.get(key)
-            if told is not None and assignment.fetch_next > told.stuck.offset and told.stuck.why != Why.NO_LEADER:
+            if (
+                told is not None
+                and assignment.buffer.fetch_next > told.stuck.offset
+                and told.stuck.why != Why.NO_LEADER
+            ):
                 self._goes_on(key, now)
             if not assignment.over:
                 self._look_at(key, assignment, now, drained_at)
@@ -178,27 +168,27 @@ class StuckPartitions:
                 self._say(f"{told.stuck.text} (so for {(now - told.since) / 60_000:.0f} minutes)")
 
     def _look_at(self, key: Key, assignment: Assignment, now: float, drained_at: float) -> None:
-        at = assignment.fetch_next
+        at = assignment.buffer.fetch_next
         if now >= self._leaderless.get(key, now) + SILENT_AFTER_MS:
             self._tell(key, Why.NO_LEADER, at, self._no_leader(key), now)
             return
-        end = max(assignment.log_end or 0, assignment.asked_end)
-        if assignment.quiet is None or assignment.quiet[0] != at:
-            assignment.asked_at = now  # it has moved: what the reader knows of it is new
-            assignment.quiet = (at, now)
+        end = max(assignment.watch.log_end or 0, assignment.watch.asked_end)
+        if assignment.watch.quiet is None or assignment.watch.quiet[0] != at:
+            assignment.watch.asked_at = now  # it has moved: what the reader knows of it is new
+            assignment.watch.quiet = (at, now)
             return
         if end <= at:
-            assignment.quiet = (at, now)
+            assignment.watch.quiet = (at, now)
             self._ask(assignment, now, drained_at)
             return
-        since, told = assignment.quiet[1], self._told.get(key)
-        if assignment.buffered or assignment.user_paused or assignment.stage is not Stage.ACTIVE:
+        since, told = assignment.watch.quiet[1], self._told.get(key)
+        if assignment.buffer.size or assignment.user_paused or assignment.stage is not Stage.ACTIVE:
             return
         broken_at, text = self._too_large
         if now < broken_at + TOO_LARGE_FOR_MS and drained_at >= since + STUCK_AFTER_MS:
             self._tell(key, Why.TOO_LARGE, at, larger(*key, at, text, self._group_id), now)
         elif drained_at >= since + SILENT_AFTER_MS and (told is None or told.stuck.why == Why.SILENT):
-            assignment.quiet = (at, now)
+            assignment.watch.quiet = (at, now)
             if told is not None and told.stuck.offset == at and now >= self._renewed_at + RENEWED_EVERY_MS:
                 self._renewed_at, self.is_reader_deaf = now, True
             self._tell(key, Why.SILENT, at, self._silent(key, at, end), now)
@@ -207,16 +197,18 @@ class StuckPartitions:
 
     def _ask(self, assignment: Assignment, now: float, drained_at: float) -> None:
         """The reader knows of nothing more: does the leader? One partition at a time, each now and then."""
-        is_read = drained_at >= now - SILENT_AFTER_MS and assignment.stage is Stage.ACTIVE and not assignment.buffered
-        if self._asked is not None and not self._asked.over and now < self._asked.asked_at + SAID_EVERY_MS:
+        is_read = (
+            drained_at >= now - SILENT_AFTER_MS and assignment.stage is Stage.ACTIVE and not assignment.buffer.size
+        )
+        if self._asked is not None and not self._asked.over and now < self._asked.watch.asked_at + SAID_EVERY_MS:
             return
-        if is_read and not assignment.user_paused and now >= assignment.asked_at + SILENT_AFTER_MS:
-            assignment.asked_at, self._asked = now, assignment
-            self._consumer.outbox.add(LookUp(assignment, "earliest"))
+        if is_read and not assignment.user_paused and now >= assignment.watch.asked_at + SILENT_AFTER_MS:
+            assignment.watch.asked_at, self._asked = now, assignment
+            self._consumer.look_up(assignment)
 
     def answered(self, assignment: Assignment, end: int) -> None:
         """The leader says where the log ends."""
-        assignment.asked_end = end
+        assignment.watch.asked_end = end
         if assignment is self._asked:
             self._asked = None
 

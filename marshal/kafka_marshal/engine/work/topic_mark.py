@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.plane import PartitionSource
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import TopicInfo
-from rationalizer import CommitRanges
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.claims.peers import Observer
-    from kafka_marshal.engine.work.assignment import Assignment
 
 __all__ = ["FIRST_MARK", "Marked", "TopicMarks", "mark_of", "split"]
 
@@ -62,8 +59,8 @@ def split(ranges: Sequence[tuple[int, int]]) -> Marked:
 class TopicMarks:
     """Which topics one consumer's positions count in: compared before a partition begins, told to the log after."""
 
-    def __init__(self, observer: Observer, subscription: Subscription) -> None:
-        self._observer = observer
+    def __init__(self, source: PartitionSource, subscription: Subscription) -> None:
+        self._source = source
         self._subscription = subscription
         #: Those whose topic the log does not name yet.
         self._unmarked: deque[Assignment] = deque()
@@ -73,8 +70,8 @@ class TopicMarks:
         self._unmarked.append(assignment)
 
     def _known(self, key: Key) -> frozenset[int]:
-        lease = self._observer.lease(key)
-        return frozenset() if lease is None else split(lease.progress.ranges).marks
+        progress = self._source.progress(key)
+        return frozenset() if progress is None else split(progress.ranges).marks
 
     def lacking(self) -> set[str]:
         """Topics that we have worked on, whose ids neither the log nor the cluster has told us."""
@@ -113,24 +110,23 @@ class TopicMarks:
             sent += sent < SENT_AT_ONCE and self._send_if_due(assignment, now)
 
     def _send_if_due(self, assignment: Assignment, now: float) -> bool:
-        lease, sent_at = self._observer.lease(assignment.key), assignment.mark_sent_at
-        if lease is None or not assignment.is_at_work:
+        progress, sent_at = self._source.progress(assignment.key), assignment.told.mark_sent_at
+        if progress is None or not assignment.is_at_work:
             return False
-        if sent_at is not None and now < sent_at + lease.heartbeat_interval_ms:
+        if sent_at is not None and now < sent_at + assignment.lease.heartbeat_interval_ms:
             return False
         # Where nothing is done, any topic of this name will do.
-        return (lease.progress.stable >= 0 or bool(lease.progress.ranges)) and self._send(assignment, now)
+        return (progress.stable >= 0 or bool(progress.ranges)) and self._send(assignment, now)
 
     def released(self, assignment: Assignment, now: float) -> None:
         """A lease is about to be released with what is done: a short life is marked, too."""
-        if assignment.mark_sent_at is None and not self._known(assignment.key):
+        if assignment.told.mark_sent_at is None and not self._known(assignment.key):
             self._send(assignment, now)
 
     def _send(self, assignment: Assignment, now: float) -> bool:
         mark = mark_of(self._subscription.topic_id(assignment.key[0]) or "")
         if mark is None:
             return False
-        assignment.mark_sent_at = now
-        consumer = assignment.consumer
-        consumer.append(assignment, CommitRanges(*consumer.ids, *assignment.key, assignment.epoch, ((mark, mark),)))
+        assignment.told.mark_sent_at = now
+        self._source.commit(assignment.lease, [(mark, mark)])
         return True

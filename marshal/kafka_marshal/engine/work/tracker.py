@@ -14,14 +14,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby, islice
 from operator import length_hint
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.limits import MAX_OFFSET
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.work.assignment import Assignment
 
 __all__ = ["ALL", "Run", "Taken", "Tracker", "beyond", "offset_of"]
 
@@ -70,7 +67,17 @@ class Taken(NamedTuple):
     at: float
 
 
-class Run:
+class Counted(Protocol):
+    """What a run needs to know of its assignment."""
+
+    @property
+    def at_most_once(self) -> bool: ...
+
+
+A = TypeVar("A", bound=Counted)
+
+
+class Run(Generic[A]):
     """Consecutive messages of one assignment, handed out together.
 
     User threads take messages from ``walk`` and nothing else; one step of an iterator is one step of the
@@ -100,7 +107,7 @@ class Run:
         "walk",
     )
 
-    def __init__(self, assignment: Assignment, messages: list[Message], covers_from: int, iterating: bool, now: float):
+    def __init__(self, assignment: A, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment = assignment
         self.messages = messages
         #: What user threads take the messages from; see ``handed_out``.
@@ -138,7 +145,7 @@ class Run:
     @property
     def is_marked(self) -> bool:
         """Whether threads say of each message that it is done."""
-        return not self.iterating and bool(self.messages) and not self.assignment.consumer.at_most_once
+        return not self.iterating and bool(self.messages) and not self.assignment.at_most_once
 
     @property
     def has_left(self) -> bool:
@@ -162,6 +169,7 @@ class Run:
 
     @cursor.setter
     def cursor(self, cursor: int) -> None:
+        """So many are done."""
         self._cursor = cursor
 
     def walked(self, last: Message | None) -> None:
@@ -271,7 +279,7 @@ class Run:
             place = end
         return None
 
-    def piece(self, first: int, last: int) -> Run:
+    def piece(self, first: int, last: int) -> Run[A]:
         """The messages at index first … last, all of which threads have taken, as a run of their own."""
         covers_from, _ = self.covered(first, last)
         piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.since)
@@ -297,7 +305,7 @@ class Run:
         return start, offset_of(self.messages[last])
 
 
-class Tracker:
+class Tracker(Generic[A]):
     """Follows the messages of one assignment from hand-out to done."""
 
     def __init__(self, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
@@ -308,7 +316,7 @@ class Tracker:
         if ranges:
             self.done.commit(list(ranges), MAX_OFFSET)
         #: In hand, by first offset, in the order in which they were handed out.
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, Run[A]] = {}
         self.in_hand = 0
         #: The same first offsets, ascending: runs do not overlap.
         self._firsts: list[int] = []
@@ -328,14 +336,14 @@ class Tracker:
         """Is anything done beyond a gap?"""
         return len(self.done.intervals) > 0
 
-    def hand_out(self, run: Run) -> None:
+    def hand_out(self, run: Run[A]) -> None:
         """A run goes to the user."""
         self.runs[run.first] = run
         insort(self._firsts, run.first)
         self._iterating += run.iterating
         self.in_hand += run.size
 
-    def _take_back(self, run: Run) -> bool:
+    def _take_back(self, run: Run[A]) -> bool:
         """A run is not in hand any more. False: it was not."""
         if self.runs.get(run.first) is not run:
             return False
@@ -362,7 +370,7 @@ class Tracker:
             self._take_back(run)
         return True
 
-    def mark_run(self, run: Run) -> bool:
+    def mark_run(self, run: Run[A]) -> bool:
         """A whole run is done. False: it is not in hand here (any more)."""
         if not self._take_back(run):
             return False
@@ -370,7 +378,7 @@ class Tracker:
         self._commit_offsets(run.covers_from, run.last)
         return True
 
-    def throw_back(self, run: Run) -> None:
+    def throw_back(self, run: Run[A]) -> None:
         """A run that was never handed out is not in hand any more, nor done."""
         if self._take_back(run):
             self.in_hand -= run.size
@@ -390,14 +398,14 @@ class Tracker:
             self.done.through(max(self.done.stable, self._tail[1]))
             self._tail = None
 
-    def _follow(self, run: Run) -> None:
+    def _follow(self, run: Run[A]) -> None:
         cursor = run.cursor
         if cursor > run.done_count:
             self._commit(run, run.done_count, cursor - 1)
             self.in_hand -= cursor - run.done_count
             run.done_count = cursor
 
-    def close_run(self, run: Run) -> list[Message]:
+    def close_run(self, run: Run[A]) -> list[Message]:
         """An iterating thread leaves its run; what it has not got done comes back, to be handed out again."""
         if not self._take_back(run):
             return []
@@ -406,7 +414,7 @@ class Tracker:
         self.in_hand -= len(rest)
         return rest
 
-    def split(self, run: Run, back: Collection[Message]) -> list[tuple[list[Message], int]]:
+    def split(self, run: Run[A], back: Collection[Message]) -> list[tuple[list[Message], int]]:
         """These messages of an explicit run are not in hand any more, nor done.
 
         Returns them as (consecutive messages, first offset they cover). What stays in hand becomes runs of its own.
@@ -426,7 +434,7 @@ class Tracker:
                 insort(self._firsts, piece.first)
         return returned
 
-    def _commit(self, run: Run, first: int, last: int) -> None:
+    def _commit(self, run: Run[A], first: int, last: int) -> None:
         self._commit_offsets(*run.covered(first, last))
 
     def _commit_offsets(self, first: int, last: int) -> None:

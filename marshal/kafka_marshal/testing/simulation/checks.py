@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_marshal.engine.claims.leases import OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.consumer import ConsumerEngine, Loss
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.replica import Applied
+from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
@@ -191,7 +192,7 @@ class Checks:
                     self._check_delivery(process, consumer)
             self.manners.applied(process, driver, cp, offset, outcome)
 
-        def read_and_applied(batch: TailBatch, applied: Applied | None = None, *, history: bool = False) -> None:
+        def read_and_applied(batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
             for cp, entries in batch.records.items():  # offsets have no gaps here
                 due = replica.worlds[cp].next_offset
                 if (entries[0][0], entries[-1][0]) != (due, due + len(entries) - 1):
@@ -205,7 +206,7 @@ class Checks:
                 if state_of(world) != self._states[cp][world.next_offset - 1]:
                     self.fail("replicas differ", f"{process.name} after partition {cp}, offset {world.next_offset - 1}")
 
-        def note_lost(lease: OwnLease, reason: str, now: float) -> None:
+        def note_lost(lease: HeldLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
             self.manners.lost(process, lease.key, reason)
             if self._is_orderly and reason == Loss.UNPROVEN and process.asked_at == inf:
@@ -229,9 +230,9 @@ class Checks:
                 f"whose promises are others; run it with --delivery {asked} (simulate(…, delivery={asked!r}))",
             )
 
-    def owners(self) -> dict[Key, list[tuple[Process, OwnLease]]]:
+    def owners(self) -> dict[Key, list[tuple[Process, HeldLease]]]:
         """Who could hand out messages of a partition now, by its own clock."""
-        found: dict[Key, list[tuple[Process, OwnLease]]] = {}
+        found: dict[Key, list[tuple[Process, HeldLease]]] = {}
         for process, driver in self._watched:
             if process.is_running:
                 now = driver.now_ms()
@@ -503,10 +504,10 @@ class Checks:
         lived = {process.name for process in alive}
         reported: dict[tuple[str, Key], list[tuple[int, int]]] = {}
         for process, consumer in self.consumers.values():
-            for topic, partition, first, last in consumer.delivery.unprocessed:
+            for topic, partition, first, last in consumer.delivery.grants.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
             if process.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
-                for key, _, first, last in consumer.delivery._given_up:
+                for key, _, first, last in consumer.delivery.grants._given_up:
                     reported.setdefault((process.name, key), []).append((first, last))
         fresh = self._scheduler.now - 5 * self._scenario.longest_interval_ms - 1_000
         for instance, key, first, last, granted_at in self.grants:
@@ -529,7 +530,7 @@ class Checks:
         """At least once: what retention took is what members told of."""
         told: dict[Key, list[tuple[int, int]]] = {}
         for _, consumer in self.consumers.values():
-            for key, first, last in consumer.gaps:
+            for key, first, last in consumer.positions.gaps:
                 told.setdefault(key, []).append((first, last))
         for key in keys:
             self.left_out.check_told(key, told.get(key, ()), self.ledger(key).ever, self.stable(key))

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
-from kafka_marshal.engine.claims.leases import LeaseState, OwnLease
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseState
 from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import proof_margin_ms
-from kafka_marshal.engine.work.consumer import ConsumerEngine, Loss
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
 from rationalizer.limits import HEAD_FIELDS
@@ -105,8 +106,8 @@ class Manners:
 
     def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
-        if driver.alarms:
-            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {driver.alarms[0]}")
+        if alarms := driver.upkeep.snapshots.alarms:
+            self._fail("snapshots", f"{process.name} raised an alarm about a true one: {alarms[0]}")
         message, engine = outcome.message, driver.engine
         if message is None or engine.failure is not None:
             return
@@ -297,13 +298,13 @@ class Manners:
                         if self.looks_closer and has_compared:
                             self._check_ahead(process, now, lease, driver.replica.worlds[lease.cp].log_time)
 
-    def _check_ahead(self, process: Process, now: float, lease: OwnLease, log_time: int) -> None:
+    def _check_ahead(self, process: Process, now: float, lease: HeldLease, log_time: int) -> None:
         """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
         ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
-    def _check_trust(self, process: Process, now: float, key: Key, lease: OwnLease) -> None:
+    def _check_trust(self, process: Process, now: float, key: Key, lease: HeldLease) -> None:
         """now: by the process's own clock."""
         if not lease.held or lease.hand_out_until <= now:
             return

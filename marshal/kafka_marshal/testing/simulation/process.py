@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from kafka_marshal.admin import Admin
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import MarshalError, StaleEpochError
-from kafka_marshal.node.driver import ACK_WATCH_MS, Driver
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
 from kafka_marshal.testing.simulation.network import (
@@ -121,8 +121,7 @@ class Process:
         now = self.runtime.now_ms()
         for driver in self.drivers:
             if driver.replica._tail is tail:
-                due = min(driver._settle_by, driver._appended_at + ACK_WATCH_MS)
-                return self.scheduler.now + (due - now) / self.runtime.rate
+                return self.scheduler.now + (driver.pacing.looks_until - now) / self.runtime.rate
         return -inf
 
     def joined(self, driver: Driver) -> None:

@@ -485,7 +485,7 @@ class _Story:
     def _set_lost_positions(self) -> None:
         """An operator sets what members leave alone (P11), to where the group stands: its messages have come by now."""
         consumers = [consumer for process, consumer in self.checks.consumers.values() if process.is_running]
-        lost = {(one.topic, one.partition) for consumer in consumers for one in consumer.stuck.lost}
+        lost = {(one.topic, one.partition) for consumer in consumers for one in consumer.positions.stuck.lost}
         if not lost or any(process.is_admin and process.is_running for process in self._processes):
             return
         job = Job(process := self._new_process(self._admin_host), self.scenario, self._store)

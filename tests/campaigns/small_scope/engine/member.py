@@ -12,7 +12,7 @@ import copyreg
 import io
 import pickle
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
@@ -24,10 +24,10 @@ from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.consumer import ConsumerEngine, ConsumerSettings
+from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Heartbeat, Outcome, World, encode
 
@@ -154,7 +154,7 @@ class _Live:
     #: What a user's thread has taken and not got done.
     hands: list[MemoryMessage] = field(default_factory=list)
     #: Callbacks that run, in their order.
-    calls: list[tuple[Callback, Assignment]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     sent: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
@@ -301,12 +301,12 @@ def _freeze(live: _Live, now: int) -> Member:
         ),
         in_hand=tuple((message.partition(), message.offset()) for message in live.hands),
         has_more=bool(
-            delivery.granted is not None
-            or delivery.proposed is not None
-            or any(assignment.buffered for assignment in consumer.assignments.values())
+            delivery.grants.granted is not None
+            or delivery.grants.proposed is not None
+            or any(assignment.buffer.size for assignment in consumer.assignments.values())
         ),
         calls=len(live.calls),
-        reported=tuple((partition, first, last) for _, partition, first, last in delivery.unprocessed),
+        reported=tuple((partition, first, last) for _, partition, first, last in delivery.grants.unprocessed),
     )
     return member
 
@@ -332,10 +332,10 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
             messages: list[Message] = [MESSAGES[partition, at] for at in range(offset, LENGTH)]
             if messages:
                 live.consumer.delivery.fetched((TOPIC, partition), messages)
-        case LookUp(assignment=assignment, start=start):
-            live.consumer.located(assignment, 0, LENGTH, LENGTH - 1 if start == "latest" else 0, now)
-        case Call(callback=callback, assignments=assignments):
-            live.calls.extend((callback, assignment) for assignment in assignments)
+        case LookUp(start=start):
+            live.engine.located(effect, 0, LENGTH, LENGTH - 1 if start == "latest" else 0, now)
+        case Call(callback=callback):
+            live.calls.extend(replace(effect, pieces=(piece,)) for piece in effect.pieces)
             reached[f"Call {callback}"] += 1
             return
         case Note(event="lost", reason=message) | Warn(message=message):
@@ -398,8 +398,7 @@ def read(member: Member, entries: tuple[Entry, ...], answers: tuple[tuple[int, i
 def called(member: Member, now: int) -> Moved:
     """The callback that runs returns."""
     live = _thaw(member)
-    callback, assignment = live.calls.pop(0)
-    live.consumer.called(assignment, callback, now)
+    live.engine.called(live.calls.pop(0), now)
     _settle(live, now)
     return _moved(live, now)
 
@@ -437,20 +436,20 @@ def _handed_out(live: _Live, message: MemoryMessage, epoch: int, now: int) -> Mo
 def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
     """As `Consumer.poll` goes about it: hand out what is granted, collect what was answered, or claim."""
     delivery = live.consumer.delivery
-    run = delivery.granted
-    if run is None and delivery.proposed is not None:
-        asked = delivery.proposed
+    run = delivery.grants.granted
+    if run is None and delivery.grants.proposed is not None:
+        asked = delivery.grants.proposed
         if not asked.over and asked.grant is not None and asked.grant.accepted is None:
             return None  # the thread waits for the log's answer
-        run = delivery.collect(asked, now)
-    elif run is None and delivery.propose(now) is None:
+        run = delivery.grants.collect(asked, now)
+    elif run is None and delivery.grants.propose(now) is None:
         return None
     if run is not None:
-        if delivery.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
-            (message,) = delivery.next_granted(run, 1, now)
+        if delivery.grants.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
+            (message,) = delivery.grants.next_granted(run, 1, now)
             message = MESSAGES[message.partition() or 0, message.offset() or 0]
             return _handed_out(live, message, run.assignment.epoch, now)
-        delivery.finish_granted(now)
+        delivery.grants.finish_granted(now)
     _carry_out(live, now)
     return _moved(live, now)
 

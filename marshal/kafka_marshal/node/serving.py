@@ -19,7 +19,7 @@ from kafka_marshal.errors import ClosedError, ForkedError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
 
-__all__ = ["Answer", "EndedError", "LateError", "Servants", "have_done"]
+__all__ = ["LOOK_S", "Answer", "EndedError", "LateError", "Servants", "have_done"]
 
 T = TypeVar("T")
 

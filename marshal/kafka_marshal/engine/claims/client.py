@@ -1,0 +1,153 @@
+"""What one consumer has by leases: claims as its policy wishes, and the records that keep and commit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
+from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.placement import Placement
+from kafka_marshal.engine.claims.prior import Past
+from kafka_marshal.engine.effects import Key, Outbox
+from kafka_marshal.engine.plane import PAUSED, SURPLUS, Loss, Ownership, Work
+from kafka_marshal.engine.policies import Wishes
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from rationalizer import ClaimingMessages, CommitRanges, Progress
+
+__all__ = ["ClaimsClient"]
+
+#: Why a partition is let go where we do not want it back.
+UNWANTED = "the policy of this member lets it go"
+
+#: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
+EVICTED_INTERVALS = 3
+
+
+def _lease(own: Ownership) -> HeldLease:
+    return cast("HeldLease", own)  # it comes from ``claim``, below
+
+
+class ClaimsClient:
+    """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        wanted: ConsumerSettings,
+        book: LeaseBook,
+        observer: Observer,
+        outbox: Outbox,
+        lets_all_go: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._wanted = wanted
+        self._book = book
+        self._observer = observer
+        self._outbox = outbox
+        self.lets_all_go = lets_all_go
+        #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
+        self._past = None if wanted.start == "earliest" else Past(observer)
+
+    def attach(self, work: Work) -> None:
+        """For whom; once, before anything else."""
+        self._work = work
+        self.placement = Placement(work, self, self._observer, self._settings, self._wanted)
+
+    # What is known.
+
+    def progress(self, key: Key) -> Progress | None:
+        lease = self._observer.lease(key)
+        return None if lease is None else lease.progress
+
+    def is_held(self, key: Key) -> bool:
+        lease = self._observer.lease(key)
+        return lease is not None and lease.held
+
+    def is_first(self, key: Key) -> bool:
+        return key not in self._observer.claimed
+
+    def claims_before(self, key: Key) -> Mapping[int, int] | None:
+        return None if self._past is None else self._past.claims_before(key)
+
+    def closed(self, cp: int, now: float) -> str:
+        if self._observer.is_stopped(cp):
+            return "its part of the coordination topic needs a newer release"
+        return "" if self._observer.paused_until(cp, now) is None else PAUSED
+
+    # What the log is told.
+
+    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+        self._book.beat(_lease(own), last_offset, now)
+
+    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+        self._outbox.append(own.cp, CommitRanges(*self._settings.ids, *own.key, own.epoch, tuple(ranges)))
+
+    def grant(self, own: Ownership, last_offset: int) -> None:
+        self._outbox.append(own.cp, ClaimingMessages(*self._settings.ids, *own.key, own.epoch, last_offset))
+
+    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+        self._book.release(_lease(own), last_offset, now)
+        if why not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
+            self.placement.leave_alone(own.key, now)
+
+    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+        self._book.release_epoch(own.key, own.cp, own.epoch, last_offset)
+
+    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+        self._book.lose(_lease(own), reason, now)
+
+    def drop(self, own: Ownership) -> None:
+        self._book.drop(_lease(own))
+
+    # What it is told.
+
+    def changed(self, key: Key) -> None:
+        self.placement.changed(key)
+
+    def look_again(self) -> None:
+        self.placement.dirty = True
+
+    def evicted(self, key: Key, now: float) -> None:
+        self.placement.leave_alone(key, now, EVICTED_INTERVALS)
+
+    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+        self.placement.measure(own.key, own.epoch, done, log_end, now)
+
+    # Claiming.
+
+    def is_taken(self, key: Key) -> bool:
+        """Does this Marshal hold or want the lease already?"""
+        return key in self._book.leases
+
+    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
+        """Reach for a lease."""
+        cp = self._observer.cp_of(key)
+        self._work.take_on(key, self.is_first(key), lambda owner: self._book.want(key, cp, owner))
+        self.placement.touched(key)
+        self._book.claim(self._book.leases[key], now, take_over=take_over)
+
+    def is_claim_over(self, own: Ownership, now: float) -> bool:
+        lease = _lease(own)
+        return lease.state is LeaseState.WANTED and (
+            self._observer.is_stopped(lease.cp) or now >= (lease.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
+        )
+
+    def claim_due(self, own: Ownership, now: float) -> float:
+        return (_lease(own).claim_sent_at or now) + own.heartbeat_interval_ms
+
+    def step(self, now: float) -> None:
+        wishes = self.placement.wishes(now)
+        if wishes is not None:
+            self._act(wishes, now)
+
+    def _act(self, wishes: Wishes, now: float) -> None:
+        for key in wishes.release:
+            self._work.let_go(key, SURPLUS if key in wishes.surplus else UNWANTED, now)
+        for key in wishes.claim:
+            if not self.is_taken(key):
+                self.claim(key, now)
+
+    @property
+    def deadline(self) -> float:
+        return self.placement.deadline

@@ -1,0 +1,310 @@
+"""What claims conclude from the records that our replica has applied: ours, and those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+from typing import Protocol
+
+from kafka_marshal.engine.claims.client import ClaimsClient
+from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.plane import HandIn, Loss
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.errors import ClientReplacedError
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    Outcome,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    World,
+    codes,
+)
+from rationalizer.limits import HEAD_FIELDS
+from rationalizer.wire.unpacking import Message
+
+__all__ = ["LeaseRecords"]
+
+#: Where these stand in a message (E1).
+_INSTANCE, _CLIENT, _GROUP = 2, 3, 4
+
+
+class Told(Protocol):
+    """Who is told of what is not the claims' own business."""
+
+    def unblock(self, keys: Collection[Key]) -> None:
+        """Somebody has set these positions, or the group begins anew."""
+
+    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
+        """The log answers a ClaimingMessages of a lease that is over (C13)."""
+
+    def fail(self, error: Exception, now: float) -> None:
+        """This member has ended."""
+
+
+class LeaseRecords:
+    """All our leases, and what we know of those of others."""
+
+    def __init__(
+        self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, told: Told
+    ) -> None:
+        self.settings = settings
+        self.outbox = outbox
+        self.observer = Observer(settings, worlds)
+        self.book = LeaseBook(settings, outbox, rng)
+        #: What says which partitions each consumer works on, by its number.
+        self.sources: dict[int, ClaimsClient] = {}
+        self.manual: dict[Key, ManualLease] = {}
+        #: An operator has asked us to hand over (C19).
+        self.draining = False
+        self._worlds = worlds
+        self._told = told
+
+    def source(self, number: int, settings: ConsumerSettings) -> ClaimsClient:
+        """For a new consumer."""
+        made = ClaimsClient(self.settings, settings, self.book, self.observer, self.outbox, self._lets_all_go)
+        self.sources[number] = made
+        return made
+
+    def claim(self, key: Key) -> ManualLease:
+        """Want a lease by hand; ``step`` sends the claim."""
+        self.manual[key] = ManualLease(key, self.book, self.observer, self.outbox, self.settings.ids)
+        return self.manual[key]
+
+    def step(self, now: float) -> None:
+        """Do what is due for leases claimed by hand."""
+        for manual in [x for x in self.manual.values() if x.loss or x.is_released]:
+            del self.manual[manual.key]
+        for manual in self.manual.values():
+            manual.step(now)
+
+    def applied(self, cp: int, offset: int, outcome: Outcome, now: float, *, has_ended: bool) -> None:
+        """Our replica applied one record. has_ended: the engine has; what was granted before is told all the same."""
+        message = outcome.message
+        if message is None or message[_GROUP] != self.settings.group_id:
+            return
+        own = message[_INSTANCE] == self.settings.instance_id and message[_CLIENT] == self.settings.client_id
+        if has_ended:
+            if own and isinstance(record := outcome.record, ClaimingMessages):  # sent before: nobody will get these
+                self._grant_applied(record, outcome, now)
+            return
+        if outcome.type == HeartbeatBatch.__name__:  # most of the log, and large: no objects for what is known good
+            self._beats_applied(cp, offset, message[HEAD_FIELDS], outcome.entries or (), outcome, own, now)
+            return
+        if outcome.type == ClaimingPartition.__name__:  # most of it while a group starts
+            self._claim_applied(cp, offset, message, outcome, own, now)
+            return
+        record = outcome.record
+        match record:
+            case Heartbeat(epoch=None):
+                self._takeover_applied(cp, offset, record, outcome, own, now)
+            case Heartbeat(topic=topic, partition=partition, epoch=epoch, last_offset=last_offset):
+                entry = (topic, partition, epoch, last_offset)
+                self._beats_applied(cp, offset, [entry], (outcome.code,), outcome, own, now)
+            case ReleasingPartition():
+                self._release_applied(record, outcome, own, now)
+            case ClaimingMessages() if own:
+                self._grant_applied(record, outcome, now)
+            case ReleaseGroup():
+                self._look_again()
+            case ForgetGroup() if outcome.accepted:
+                self._forgotten(cp, now)
+            case _:
+                pass
+        if record is not None and (key := _key_of(record)) is not None:
+            self._verify(key, now)
+        if outcome.accepted and isinstance(record, Heartbeat | ReleasingPartition) and record.last_offset is not None:
+            pause = self._worlds[cp].pause(self.settings.group_id)
+            if pause is not None and pause.client_id == record.client_id:
+                self._unblock([(record.topic, record.partition)])
+
+    def _unblock(self, keys: Collection[Key]) -> None:
+        """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
+        self._told.unblock(keys)
+        self._look_again()
+
+    def _look_again(self, key: Key | None = None) -> None:
+        """Somebody else did something to a lease (None: to any), or wants something."""
+        for source in self.sources.values():
+            if key is None:
+                source.look_again()
+            else:
+                source.changed(key)
+
+    def _verify(self, key: Key, now: float) -> None:
+        """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""
+        lease = self.book.leases.get(key)
+        if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
+            return
+        world = self.observer.lease(key)
+        ours = (self.settings.client_id, self.settings.instance_id, lease.epoch)
+        if world is None or (world.client_id, world.instance_id, world.epoch) != ours:
+            if lease.state is LeaseState.RELEASING:
+                self.released(key, now)
+            else:
+                self.book.lose(lease, Loss.FENCED, now)
+
+    def _claim_applied(self, cp: int, offset: int, message: Message, outcome: Outcome, own: bool, now: float) -> None:
+        _, _, instance_id, client_id, _, topic, partition, heartbeat_interval_ms = message
+        key = (topic, partition)
+        if own:
+            self._own_claim_applied(cp, offset, key, heartbeat_interval_ms, outcome, now)
+        if outcome.code == codes.OK:
+            self.observer.granted(client_id, instance_id, key, now)
+            self._look_again(key)
+        elif outcome.code == codes.HELD:
+            self.observer.wished(client_id, key, now)
+            self._look_again(key)
+        self._verify(key, now)
+
+    def _own_claim_applied(
+        self, cp: int, offset: int, key: Key, heartbeat_interval_ms: int, outcome: Outcome, now: float
+    ) -> None:
+        lease = self.book.leases.get(key)
+        wanted = lease is not None and lease.state is LeaseState.WANTED
+        if not outcome.accepted:
+            if outcome.code == codes.HELD:
+                self.observer.refused(key, now)
+            if lease is not None and wanted:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+            return
+        epoch = outcome.epoch if outcome.epoch is not None else offset
+        if lease is not None and wanted and outcome.code == codes.OK:
+            self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
+        elif lease is None or wanted or lease.epoch != epoch:
+            # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
+            self.book.release_epoch(key, cp, epoch, None)
+            if lease is not None and wanted:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+
+    def _takeover_applied(
+        self, cp: int, offset: int, record: Heartbeat, outcome: Outcome, own: bool, now: float
+    ) -> None:
+        key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        if not own:
+            if outcome.accepted:
+                self.observer.granted(record.client_id, record.instance_id, key, now)
+                self._look_again(key)
+                ours = lease is not None and lease.state in (LeaseState.HELD, LeaseState.RELEASING)
+                if record.client_id == self.settings.client_id and ours:
+                    self._replaced(record, now)
+            return
+        if not outcome.accepted:
+            if outcome.code == codes.NOT_FRESH:
+                self.observer.refused(key, now)
+            if lease is not None and lease.state is LeaseState.WANTED:
+                lease.claim_sent_at = None
+                lease.owner.refused(outcome.code, now)
+            return
+        self.observer.granted(record.client_id, record.instance_id, key, now)
+        world = self.observer.lease(key)
+        if lease is not None and lease.state is LeaseState.WANTED and world is not None:
+            self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
+        else:
+            self.book.release_epoch(key, cp, offset, None)
+
+    def _replaced(self, record: Heartbeat, now: float) -> None:
+        self._told.fail(
+            ClientReplacedError(
+                f"a newer instance ({record.instance_id}) of client_id {self.settings.client_id!r} took over "
+                f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give "
+                "every worker "
+                "of a group its own client_id; a restarted one keeps its old one"
+            ),
+            now,
+        )
+
+    def _beats_applied(
+        self,
+        cp: int,
+        offset: int,
+        entries: Sequence[tuple[str, int, int | None, int | None]],
+        entry_codes: tuple[str, ...],
+        outcome: Outcome,
+        own: bool,
+        now: float,
+    ) -> None:
+        beaten: list[tuple[Key, int]] = []
+        for (topic, partition, epoch, last_offset), code in zip(entries, entry_codes, strict=False):
+            key = (topic, partition)
+            accepted = code in codes.ACCEPTED
+            if accepted and self.observer.heard(key, now):
+                self._look_again(key)
+            if not own:
+                continue
+            if accepted and epoch is not None:
+                beaten.append((key, epoch))
+            lease = self.book.leases.get(key)
+            if lease is not None and lease.epoch == epoch:
+                lease.owner.beaten(last_offset, accepted, now)
+                if not accepted:  # else it is ours: no beat of anybody but the holder is accepted (C5)
+                    self._verify(key, now)
+        if beaten:
+            self.book.beat_applied(cp, offset, outcome.log_time, beaten, now)
+
+    def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
+        key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        is_held = lease is not None and lease.held and lease.epoch == record.epoch
+        if not outcome.accepted:
+            if is_held and not own and record.client_id == self.settings.client_id:
+                self._drain(record, now)
+            return
+        self.observer.freed(record.client_id, key, now)
+        self._look_again(key)
+        if own and is_held and lease is not None:  # ours was not sent: an operator took it away (C18)
+            self.book.lose(lease, Loss.EVICTED, now)
+            return
+        if own and lease is not None and lease.epoch == record.epoch:
+            pause = self._worlds[lease.cp].pause(self.settings.group_id)
+            pausing = pause is not None and pause.client_id == self.settings.client_id
+            lease.owner.handed_in(HandIn(record.last_offset, outcome.code, pausing))
+
+    def _drain(self, record: ReleasingPartition, now: float) -> None:
+        """An operator asks us to hand over everything, and to claim nothing more (C19)."""
+        if not self.draining:
+            self.draining = True
+            self.outbox.add(
+                Warn(
+                    f"an operator (instance {record.instance_id}) asks {self.settings.client_id!r} to hand over: its "
+                    "partitions are released when what is in hand of them is done, and it claims none for as long as "
+                    "this Marshal lives. Nothing is lost. End the process when it holds nothing"
+                )
+            )
+
+    def released(self, key: Key, now: float) -> None:
+        lease = self.book.leases.pop(key)
+        lease.state = LeaseState.LOST
+        lease.owner.released(now)
+
+    def _grant_applied(self, record: ClaimingMessages, outcome: Outcome, now: float) -> None:
+        key = (record.topic, record.partition)
+        lease = self.book.leases.get(key)
+        if lease is None or lease.epoch != record.epoch:
+            self._told.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
+            return
+        lease.owner.answered(record.proposed_last_offset, outcome.accepted, outcome.code, now)
+
+    def _forgotten(self, cp: int, now: float) -> None:
+        self._unblock(self.observer.forgotten(cp))
+        for lease in [lease for lease in self.book.leases.values() if lease.cp == cp]:
+            self._verify(lease.key, now)
+        self._look_again()
+
+    def _lets_all_go(self) -> str:
+        return "an operator asked this member to hand over (kafka-marshal drain)" if self.draining else ""
+
+
+def _key_of(record: Record) -> Key | None:
+    topic, partition = getattr(record, "topic", None), getattr(record, "partition", None)
+    return (topic, partition) if isinstance(topic, str) and isinstance(partition, int) else None

@@ -1,0 +1,233 @@
+"""The seam between those who say what is held and those who work on it.
+
+Work (:mod:`.work`) hands messages out and hears what is done; it does not know why a partition is its own. Claims
+(:mod:`.claims`) hold leases, and know nothing of messages. Each sees of the other what stands here, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.subscription import Subscription
+from rationalizer import Progress
+
+__all__ = ["PAUSED", "SURPLUS", "HandIn", "Loss", "Owner", "Ownership", "Part", "PartitionSource", "Work"]
+
+#: Why a partition is let go when an admin pauses the group.
+PAUSED = "the group is paused"
+
+#: Why it is let go where we may want it back at once (Wishes.surplus).
+SURPLUS = "others are waiting and this member holds more than its share"
+
+
+class Loss(StrEnum):
+    """Why a partition was lost, for people and for what to do next."""
+
+    FENCED = "another holder or epoch stands in the log"
+    UNPROVEN = "not confirmed within two heartbeat intervals, by this process's own clock"
+    HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
+    POSITION = "the stored position is not in the partition's log"
+    TOPIC_GONE = "the topic was deleted"
+    EVICTED = "an operator took it away (kafka-marshal evict)"
+    ENDED = "this Marshal has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Our release as our replica applied it, accepted."""
+
+    last_offset: int | None
+    code: str
+    #: We had the group paused at that very place of the log: last_offset replaced the progress (C11).
+    pausing: bool
+
+
+class Owner(Protocol):
+    """Whom a partition is held for: a consumer's assignment, or a user who claimed by hand."""
+
+    def granted(self, now: float) -> None:
+        """The log granted it."""
+
+    def refused(self, code: str, now: float) -> None:
+        """A claim was rejected (HELD, PAUSED, NOT_FRESH …)."""
+
+    def lost(self, reason: str, now: float) -> None:
+        """It is over, not by our will."""
+
+    def released(self, now: float) -> None:
+        """The log shows our release."""
+
+    def handed_in(self, hand_in: HandIn) -> None:
+        """A release of ours was applied as accepted."""
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat of ours was applied."""
+
+    def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        """A ClaimingMessages of ours was applied (C12)."""
+
+    def progress_to_report(self) -> int | None:
+        """The last_offset for the next beat; None: nothing new."""
+
+
+class Ownership(Protocol):
+    """A partition that is ours, wanted, or being let go: a lease."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def cp(self) -> int:
+        """The CP that tells of it (L3)."""
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token (C9)."""
+
+    @property
+    def heartbeat_interval_ms(self) -> int: ...
+
+    @property
+    def held(self) -> bool:
+        """Whether the log granted it, and nothing ended it since."""
+
+    @property
+    def hand_out_until(self) -> float:
+        """Until when messages may be handed out (T4; own clock, ms); 0: not at all. Read without a lock."""
+
+    @property
+    def hand_out_until_s(self) -> float:
+        """The same in seconds."""
+
+    @property
+    def proven_until(self) -> float:
+        """The same (ms) for what was granted before (at most once): its being let go does not end it."""
+
+    def is_ending(self, now: float) -> bool:
+        """Whether nothing more is handed out: it is over, being let go, or in doubt."""
+
+    def may_hand_over(self, now: float) -> bool:
+        """Whether what was taken earlier, and granted (C12), may go out: not when it may be over (T4)."""
+
+    def stop(self) -> None:
+        """Nothing more is handed out: it is being let go."""
+
+
+class PartitionSource(Protocol):
+    """Who says what one consumer works on, and tells the log of it. ``own``: something of this source's."""
+
+    # What is known.
+
+    def progress(self, key: Key) -> Progress | None:
+        """What the group has done, as our replica knows it; None: nobody ever held it."""
+
+    def is_held(self, key: Key) -> bool:
+        """Whether anybody holds it."""
+
+    def is_first(self, key: Key) -> bool:
+        """Whether nobody of the group ever held it (P9)."""
+
+    def claims_before(self, key: Key) -> Mapping[int, int] | None:
+        """By CP, an offset that tells how old the group is (P9); None: it begins at the earliest offset anyway."""
+
+    def closed(self, cp: int, now: float) -> str:
+        """Why nothing in a CP can be held now; "": it can."""
+
+    def lets_all_go(self) -> str:
+        """Why everything is to be let go; "": it is not."""
+
+    # What the log is told.
+
+    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+        """Out of turn: where a partition starts (P9), or what was granted (C12)."""
+
+    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+        """What is done beyond a gap (P3)."""
+
+    def grant(self, own: Ownership, last_offset: int) -> None:
+        """Claim messages up to last_offset (C12)."""
+
+    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+        """Release it (C8)."""
+
+    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+        """Release what is over for us, though nobody else may have noticed (C17)."""
+
+    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+        """It is over; its owner is told."""
+
+    def drop(self, own: Ownership) -> None:
+        """It is wanted no longer, and was not granted."""
+
+    # What the source is told.
+
+    def changed(self, key: Key) -> None:
+        """Something changed about a partition."""
+
+    def look_again(self) -> None:
+        """Anything may have changed."""
+
+    def evicted(self, key: Key, now: float) -> None:
+        """An operator took it away: it is left to others for a while (C18)."""
+
+    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+        """How far a partition of ours is."""
+
+    # Time.
+
+    def is_claim_over(self, own: Ownership, now: float) -> bool:
+        """Whether a claim was not answered in time."""
+
+    def claim_due(self, own: Ownership, now: float) -> float:
+        """When that is."""
+
+    def step(self, now: float) -> None:
+        """Reach for what is wanted, let go what is not."""
+
+    @property
+    def deadline(self) -> float:
+        """When ``step`` has something to do again."""
+
+
+class Part(Protocol):
+    """A partition that a consumer has to do with, as the source sees it."""
+
+    @property
+    def is_claiming(self) -> bool:
+        """The claim is under way."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Claimed or held, and not being let go."""
+
+    @property
+    def over(self) -> bool:
+        """Released, or lost."""
+
+
+class Work(Protocol):
+    """A consumer, as its source sees it."""
+
+    @property
+    def subscription(self) -> Subscription: ...
+
+    @property
+    def parts(self) -> Mapping[Key, Part]: ...
+
+    @property
+    def blocked(self) -> Collection[Key]:
+        """Left alone until somebody sets their positions (P11)."""
+
+    @property
+    def owes(self) -> bool:
+        """Whether something that was taken away is in hand still: nothing is claimed (C18)."""
+
+    def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
+        """A partition is reached for; want: called once with its owner."""
+
+    def let_go(self, key: Key, why: str, now: float) -> None:
+        """Finish what is in hand, then release."""

@@ -1,0 +1,102 @@
+"""What was fetched of one partition and is not handed out yet."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from itertools import chain
+from typing import Any
+
+from kafka_marshal.engine.work.tracker import Tracker, offset_of
+from kafka_marshal.ports import Message
+
+__all__ = ["Buffer"]
+
+
+class Buffer:
+    """Messages in offset order, between the reader and the user."""
+
+    __slots__ = ("_covered_to", "_parts", "fetch_next", "size")
+
+    def __init__(self) -> None:
+        #: (messages, first offset they cover), in offset order.
+        self._parts: deque[tuple[list[Message], int]] = deque()
+        #: How many messages there are.
+        self.size = 0
+        #: The first offset that no message in here covers yet.
+        self._covered_to = 0
+        #: The next offset to come from the reader.
+        self.fetch_next = 0
+
+    @property
+    def first(self) -> int | None:
+        """The offset of the next message to be handed out; None: there is none."""
+        return offset_of(self._parts[0][0][0]) if self._parts else None
+
+    def go_on_at(self, offset: int) -> None:
+        """What is fetched next begins at offset; all between that and what is here is done or gone."""
+        self.fetch_next = self._covered_to = offset
+
+    def clear(self) -> None:
+        """Forget what was fetched and not handed out."""
+        self._parts.clear()
+        self.size = 0
+
+    def put(self, messages: list[Message], tracker: Tracker[Any]) -> None:
+        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment."""
+        first = offset_of(messages[0])
+        if first < self.fetch_next:
+            messages = [m for m in messages if offset_of(m) >= self.fetch_next]
+            if not messages:
+                return
+        self.fetch_next = offset_of(messages[-1]) + 1
+        done = tracker.done
+        if tracker.has_islands or done.stable >= offset_of(messages[0]):
+            messages = [m for m in messages if not done.is_done(offset_of(m))]
+        if messages:
+            self._parts.append((messages, self._covered_to))
+            self._covered_to = offset_of(messages[-1]) + 1
+            self.size += len(messages)
+
+    def reached(self, end: int, tracker: Tracker[Any]) -> None:
+        """The reader has passed everything below end; what it was not given, nobody is (P6)."""
+        if end > self.fetch_next:
+            self.fetch_next = end
+            tracker.pass_over(self._covered_to, end - 1)
+
+    def put_back(self, messages: list[Message], covers_from: int) -> None:
+        """Messages that were taken and not handed out, or not done, come first next time."""
+        if messages:
+            place = bisect_left(self._parts, covers_from, key=lambda entry: entry[1])
+            self._parts.insert(place, (messages, covers_from))
+            self.size += len(messages)
+
+    def skip_to(self, offset: int) -> None:
+        """Forget messages below offset."""
+        kept = [([m for m in messages if offset_of(m) >= offset], covers) for messages, covers in self._parts]
+        self._parts = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
+        self.size = sum(len(messages) for messages, _ in self._parts)
+        self.fetch_next = max(self.fetch_next, offset)
+        self._covered_to = max(self._covered_to, offset)
+
+    def take(self, max_messages: int) -> tuple[list[Message], int]:
+        """The next messages, and the first offset that they cover; there must be some."""
+        messages, covers_from = self._parts.popleft()
+        if len(messages) > max_messages:
+            rest = messages[max_messages:]
+            messages = messages[:max_messages]
+            self._parts.appendleft((rest, offset_of(messages[-1]) + 1))
+        self.size -= len(messages)
+        parts = [messages]
+        room = max_messages - len(messages)
+        while self._parts and room > 0 and self._parts[0][1] <= offset_of(parts[-1][-1]) + 1:
+            more, _ = self._parts.popleft()
+            if len(more) > room:
+                self._parts.appendleft((more[room:], offset_of(more[room - 1]) + 1))
+                more = more[:room]
+            parts.append(more)
+            room -= len(more)
+            self.size -= len(more)
+        if len(parts) > 1:
+            messages = list(chain.from_iterable(parts))
+        return messages, covers_from

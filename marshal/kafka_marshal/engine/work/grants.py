@@ -1,0 +1,250 @@
+"""At most once: batches that the log grants before they are handed out (C12, C13)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
+from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.ports import Message
+from rationalizer import codes
+
+__all__ = ["Grants"]
+
+
+class Turns(Protocol):
+    """Who says whose turn it is."""
+
+    def next_open(self, now: float) -> Assignment | None: ...
+
+
+class Grants:
+    """What one consumer was granted, or asks for. All methods are called under the shell's lock."""
+
+    def __init__(self, consumer: Mover, turns: Turns) -> None:
+        self._consumer = consumer
+        self._turns = turns
+        #: The granted run being handed out.
+        self.granted: Run | None = None
+        #: Granted runs of partitions that the user holds back, in order; what is left of them is recalled.
+        self._held_back: list[Run] = []
+        #: Granted runs that have ended while a thread had a message that it had not handed out yet.
+        self._undecided: list[tuple[Run, set[int]]] = []
+        #: Whose ClaimingMessages is under way, or answered and not collected; one at a time.
+        self.proposed: Assignment | None = None
+        #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
+        self.unprocessed: list[tuple[str, int, int, int]] = []
+        #: Grants given up that the log has not accepted, and may yet: (key, epoch, first, last offset).
+        self._given_up: list[tuple[Key, int, int, int]] = []
+        #: Of these, what ``abandon`` gave up before the log answered: (key, epoch, last offset).
+        self.awaited: set[tuple[Key, int, int]] = set()
+
+    def propose(self, now: float) -> Assignment | None:
+        """At most once: claim the next batch of one partition (C12), unless one is claimed already.
+
+        Whose answer is to be waited for; None: nothing to claim.
+        """
+        if self.proposed is not None:
+            return self.proposed
+        assignment = self._turns.next_open(now)
+        if assignment is None:
+            return None
+        run = assignment.take(self._consumer.settings.batch_size, False, now)
+        assignment.tracker.hand_out(run)
+        assignment.grant = Grant(run, run.last, now)
+        self._consumer.look_after(assignment)
+        self.proposed = assignment
+        self.send(assignment, now)
+        return assignment
+
+    def send(self, assignment: Assignment, now: float) -> None:
+        """Append (once more) the ClaimingMessages under way; any accepted copy counts (C17)."""
+        grant = assignment.grant
+        if grant is not None:
+            grant.sent_at = now
+            self._consumer.source.grant(assignment.lease, grant.last_offset)
+
+    def applied(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        """Our replica applied a ClaimingMessages of ours.
+
+        STALE and PAUSED pass: the same proposal is sent again, for another one must not be made while copies of this
+        one may be under way, unless the assignment is being let go.
+        """
+        grant = assignment.grant
+        if grant is None or grant.last_offset != last_offset:
+            self.answered_late(assignment.key, assignment.epoch, last_offset, accepted)
+        elif accepted:
+            grant.accepted = True
+        elif code not in (codes.STALE, codes.PAUSED) or assignment.stage is Stage.REVOKING:
+            grant.accepted = grant.accepted or False
+        if accepted and assignment.lease.held:
+            self._consumer.source.beat(assignment.lease, last_offset, now)
+
+    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
+        """Our replica applied a ClaimingMessages that nobody waits for any more."""
+        self.awaited.discard((key, epoch, last_offset))
+        for entry in [x for x in self._given_up if x[0] == key and x[1] == epoch and x[3] == last_offset and accepted]:
+            self._given_up.remove(entry)
+            self.report(key, entry[2], last_offset)
+
+    def give_up(self, assignment: Assignment, now: float) -> None:
+        """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
+        self._give_up_proposal(assignment)
+        for run in self._granted_of(assignment):
+            self._finish(run, now)
+
+    def _give_up_proposal(self, assignment: Assignment) -> Grant | None:
+        grant = self._end_proposal(assignment)
+        if grant is not None and grant.accepted:
+            self.report(assignment.key, grant.run.first, grant.last_offset)
+        elif grant is not None:
+            self.remember(assignment, grant)
+        return grant
+
+    def _granted_of(self, assignment: Assignment) -> list[Run]:
+        runs = [self.granted, *self._held_back]
+        return [run for run in runs if run is not None and run.assignment is assignment]
+
+    def _end_proposal(self, assignment: Assignment) -> Grant | None:
+        if self.proposed is assignment:
+            self.proposed = None
+        grant, assignment.grant = assignment.grant, None
+        return grant
+
+    def remember(self, assignment: Assignment, grant: Grant) -> None:
+        """A grant is given up that the log may accept yet."""
+        entry = (assignment.key, assignment.epoch, grant.run.first, grant.last_offset)
+        self._given_up = [x for x in self._given_up if x[0] != assignment.key]  # those of older epochs are settled
+        self._given_up.append(entry)
+
+    def collect(self, assignment: Assignment, now: float) -> Run | None:
+        """The granted run, to be handed out; None: it was refused (whoever reads on gets it), or the lease is over."""
+        grant = self._end_proposal(assignment)
+        if grant is None:
+            return None
+        if grant.accepted and (assignment.user_paused or self.granted is not None):
+            self._put_aside(grant.run)  # another thread's comes first
+            return grant.run
+        if grant.accepted:
+            self.granted = grant.run
+            return grant.run
+        assignment.tracker.throw_back(grant.run)
+        self.remember(assignment, grant)
+        self._consumer.reread(assignment)
+        self._consumer.try_finish(assignment, now)
+        return None
+
+    def waited_too_long(self, key: Key, messages: list[Message]) -> None:
+        """Granted messages that waited for others to be handed out with, and whose lease ended meanwhile (T4)."""
+        self.report(key, offset_of(messages[0]), offset_of(messages[-1]))
+
+    def report(self, key: Key, first: int, last: int) -> None:
+        """Granted messages that nobody will get (C13)."""
+        topic, partition = key
+        self.unprocessed.append((topic, partition, first, last))
+        self._consumer.warn(
+            f"{topic} [{partition}]: offsets {first} to {last} were granted and not handed out; at most once means "
+            "that nobody will get them"
+        )
+
+    def hold_back(self, assignment: Assignment) -> None:
+        """The user wants nothing of this partition for now: what is left of its granted run waits."""
+        if self.granted is not None and self.granted.assignment is assignment:
+            self.granted.recall()
+            self._put_aside(self.granted)
+            self.granted = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a granted run to be handed out now."""
+        return self.granted is not None or any(not run.assignment.user_paused for run in self._held_back)
+
+    def _put_aside(self, run: Run) -> None:
+        run.since = inf  # nobody handles it, so nobody takes long
+        self._held_back.append(run)
+
+    def take_up(self, now: float) -> None:
+        """At most once: go on with a granted run that was held back, and is not any more."""
+        run = next((run for run in self._held_back if not run.assignment.user_paused), None)
+        if run is not None and self.granted is None:
+            self._held_back.remove(run)
+            run.resume(run.astray())
+            self.granted, run.since = run, now
+
+    @property
+    def granted_next(self) -> int:
+        """How many messages of the granted run were handed out."""
+        return 0 if self.granted is None else self.granted.handed_out
+
+    @property
+    def is_handing_out(self) -> bool:
+        """Whether a granted run is handed out now."""
+        return self.granted is not None
+
+    def has_granted(self) -> bool:
+        """Whether the granted run has messages left; what an exception kept from leaving the library is among them."""
+        run = self.granted
+        if run is None:
+            return False
+        if again := run.astray():
+            run.resume(again)
+        elif run.recalled:
+            run.resume()
+        return run.handed_out < len(run.messages)
+
+    def next_granted(self, run: Run, max_messages: int, now: float) -> list[Message]:
+        """The next messages of the granted run; none, if it has ended, or is held back, in this very moment."""
+        if self.granted is not run:
+            return []
+        run.since = now
+        return run.take(max_messages)
+
+    def finish_granted(self, now: float) -> None:
+        """The granted run was handed out to its end, or as far as it ever will be."""
+        if self.granted is not None:
+            self._finish(self.granted, now)
+
+    def abandon(self, now: float) -> None:
+        """Nothing more is handed out, though leases are kept; of ``awaited`` the log may grant more yet."""
+        self.finish_granted(now)
+        for run in list(self._held_back):
+            self._finish(run, now)
+        for assignment in self._consumer.assignments.values():
+            grant = self._give_up_proposal(assignment)
+            if grant is not None and grant.accepted is None:
+                self.awaited.add((assignment.key, assignment.epoch, grant.last_offset))
+
+    def _finish(self, run: Run, now: float) -> None:
+        if run is self.granted:
+            self.granted = None
+        else:
+            self._held_back.remove(run)
+        self._undecided.append((run, set()))
+        self.decide()
+        run.assignment.tracker.mark_run(run)
+        if self.proposed is not None and self.proposed.grant is not None:
+            self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
+        self._consumer.try_finish(run.assignment, now)
+
+    def decide(self, *, final: bool = False) -> None:
+        """Of granted runs that have ended: report what no thread hands out any more (final: nor will; C13)."""
+        withheld: dict[int, tuple[list[int], list[int]]] = {}
+        for entry in list(self._undecided):
+            run, told = entry
+            if final:
+                run.withhold(withheld)
+            lost = [*run.recall(), *run.astray(final=final)]
+            offsets = sorted({offset_of(message) for message in lost} - told)
+            told.update(offsets)
+            at = 0
+            while at < len(offsets):  # runs of offsets that follow each other in the run
+                first, place = offsets[at], run.index(offsets[at]) or 0
+                while at + 1 < len(offsets) and run.index(offsets[at + 1]) == place + 1:
+                    at, place = at + 1, place + 1
+                self.report(run.assignment.key, first, offsets[at])
+                at += 1
+            out = sum(min(len(taken.messages), taken.out[0]) for taken in run.taken)
+            if final or out + len(told) >= len(run.messages):
+                self._undecided.remove(entry)

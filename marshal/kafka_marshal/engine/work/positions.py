@@ -1,0 +1,195 @@
+"""Where an assignment starts, and positions that mean nothing in the log that is there (P9, P11, P12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kafka_marshal.engine.effects import Callback, Key, LookUp, Start, StartFetch
+from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
+from kafka_marshal.engine.work.topic_mark import TopicMarks, split
+from rationalizer.limits import MAX_OFFSET
+
+__all__ = ["Positions"]
+
+
+class Positions:
+    """Moves one consumer's assignments from the granted lease to work. Called under the shell's lock."""
+
+    def __init__(
+        self, consumer: Mover, subscription: Subscription, group_id: str, want_ids: Callable[[], object]
+    ) -> None:
+        self._consumer = consumer
+        self._subscription = subscription
+        self._group_id = group_id
+        self._want_ids = want_ids
+        self.marks = TopicMarks(consumer.source, subscription)
+        self.stuck = StuckPartitions(consumer, group_id)
+        #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
+        self.gaps: list[tuple[Key, int, int]] = []
+        #: Lost positions: left alone until somebody sets them (P11).
+        self.blocked: set[Key] = set()
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start anew with what the log says is done."""
+        progress = self._consumer.source.progress(assignment.key)
+        if progress is None:
+            raise AssertionError("a granted lease is in the state of the world")
+        stable, ranges = progress.stable, split(progress.ranges).ranges
+        assignment.begin(stable + 1, stable, ranges)
+
+    def locate(self, assignment: Assignment, now: float) -> None:
+        """Find out where to start, in the topic that is there (P9, P12)."""
+        is_made_anew = self.marks.is_made_anew(assignment.key)
+        if is_made_anew is not False:
+            self._consumer.enter(assignment, Stage.IDENTIFYING)
+            if is_made_anew:
+                self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
+                return
+            self._want_ids()
+        elif assignment.is_new and self._consumer.settings.start != "earliest":
+            self._consumer.enter(assignment, Stage.LOCATING)
+            claims_before = self._consumer.source.claims_before(assignment.key)
+            self.look_up(assignment, self._consumer.settings.start, claims_before)
+        elif not self._consumer.closing:
+            self.assign(assignment)
+        if self._consumer.closing:
+            self._consumer.revoke(assignment, "the consumer closes", now)
+
+    def topics_told(self, moving: Iterable[Assignment], now: float) -> None:
+        """The ids of topics may be known now (P12)."""
+        for assignment in [x for x in moving if x.stage is Stage.IDENTIFYING and x.lease.held]:
+            if self.marks.is_made_anew(assignment.key) is not None:
+                self.locate(assignment, now)
+
+    def look_up(
+        self, assignment: Assignment, start: Start = "earliest", claims_before: Mapping[int, int] | None = None
+    ) -> None:
+        """Ask the leader where the partition's log starts and ends."""
+        self._consumer.outbox.add(
+            LookUp(self._consumer.number, assignment.key, assignment.epoch, start, claims_before or {})
+        )
+
+    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+        """The leader told the partition's log start and end, and the start offset asked for."""
+        self.stuck.answered(assignment, high)
+        if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
+            return
+        position = assignment.buffer.fetch_next
+        if assignment.first_claim:
+            position = max(position, start)
+        elif position > high:
+            self._position_lost(assignment, position, low, high, now)
+            return
+        if position < low:
+            if position > 0 or not assignment.is_new:
+                self._gap(assignment, position, low - 1)
+            position = low
+        assignment.is_new = False
+        if assignment.releasing:  # only its start was waited for
+            assignment.told.start_beat = position - 1
+            self._consumer.enter(assignment, Stage.POSITIONING)
+            self._consumer.revoke(assignment, assignment.releasing, now)
+        elif position == assignment.buffer.fetch_next:
+            self.assign(assignment)
+        elif assignment.tracker.runs or assignment.buffer.size:  # what was fetched before the gap is handed out first
+            assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])
+            assignment.buffer.go_on_at(position)
+            self.assign(assignment)
+        else:
+            self._consumer.enter(assignment, Stage.POSITIONING)
+            assignment.told.start_beat = position - 1
+            self.beat_start(assignment, now)
+
+    def beat_start(self, assignment: Assignment, now: float) -> None:
+        """Tell the log where it starts (P9), again where it does not answer."""
+        if assignment.told.start_beat is not None:
+            assignment.told.start_beat_sent = now
+            self._consumer.source.beat(assignment.lease, assignment.told.start_beat, now)
+
+    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat was applied; P9's lets us start."""
+        if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.told.start_beat:
+            assignment.told.start_beat = None
+            self.begin(assignment)
+            self.assign(assignment)
+
+    def assign(self, assignment: Assignment) -> None:
+        self._consumer.source.changed(assignment.key)
+        if assignment.buffer.fetch_next <= MAX_OFFSET:
+            self._consumer.outbox.add(StartFetch(self._consumer.number, assignment.key, assignment.buffer.fetch_next))
+        if not assignment.shown:
+            assignment.shown = True
+            self._consumer.call(Callback.ASSIGN, assignment)
+        self._consumer.enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
+
+    def out_of_range(self, key: Key, now: float) -> None:
+        """The reader's position is not in the log: ask the leader what is (P9, P11)."""
+        assignment = self._consumer.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            self._consumer.enter(assignment, Stage.LOCATING)
+            assignment.first_claim = False
+            position, asked_at = assignment.watch.looked_up
+            # A reader that comes back at once, though the leader says that we stand in its log, is not asked for more.
+            is_again = position == assignment.buffer.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
+            assignment.watch.look_up_at = asked_at + LOOK_UP_AGAIN_MS if is_again else now
+            self.look_up_if_due(assignment, now)
+
+    def look_up_if_due(self, assignment: Assignment, now: float) -> None:
+        """Ask the leader, but not again and again."""
+        if assignment.watch.look_up_at is not None and now >= assignment.watch.look_up_at:
+            assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.buffer.fetch_next, now), None
+            self.look_up(assignment)
+
+    def topic_recreated(self, topic: str, now: float) -> None:
+        """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
+        for key in [key for key in self._subscription.partitions if key[0] == topic]:
+            assignment, progress = self._consumer.assignments.get(key), self._consumer.source.progress(key)
+            is_held = self._consumer.source.is_held(key)
+            if assignment is not None and assignment.lease.held:
+                self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
+            elif progress is not None and (is_held or progress.stable >= 0):
+                if assignment is not None:
+                    self._consumer.revoke(assignment, "the topic was made anew", now)
+                if not is_held:
+                    self._report_position(key, progress.stable + 1, None, None, now)
+                self.blocked.add(key)
+                self._consumer.source.changed(key)
+
+    def unblock(self, keys: Collection[Key]) -> None:
+        """Somebody has set the positions of these."""
+        self.blocked.difference_update(keys)
+        self.stuck.forget(keys)
+
+    def _gap(self, assignment: Assignment, first: int, last: int) -> None:
+        self.gaps.append((assignment.key, first, last))
+        self._consumer.warn(
+            f"{assignment.key[0]} [{assignment.key[1]}]: offsets {first} to {last} are gone from the log (retention or "
+            "deletion) before this group handled them; going on at the log start"
+        )
+
+    def _position_lost(
+        self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
+    ) -> None:
+        self._report_position(assignment.key, position, low, high, now)
+        self.blocked.add(assignment.key)
+        self._consumer.source.lose(assignment.lease, Loss.POSITION, now)
+
+    def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
+        where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
+        topic, partition = key
+        text = (
+            f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
+            "this partition is handed out to any member until its position is set; other partitions go on. Set it: "
+            f"kafka-marshal release-group {self._group_id} --partition {topic}:{partition}=OFFSET "
+            "(or =earliest)"
+        )
+        self.stuck.position_lost(key, position, text, now)
+
+    def reread(self, assignment: Assignment) -> None:
+        """Fetch again from what the log says is done."""
+        if assignment.stage is Stage.ACTIVE:
+            self.begin(assignment)
+            self.assign(assignment)

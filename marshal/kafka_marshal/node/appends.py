@@ -1,0 +1,82 @@
+"""Appends records for the engine, and hears what becomes of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.inputs import Acked
+from kafka_marshal.errors import AuthorizationError
+from kafka_marshal.node.append_failures import AppendFailures
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.events import Events
+from kafka_marshal.node.pacing import Pacing
+from kafka_marshal.ports import Ack, Appender, Cluster
+from rationalizer import encode
+
+__all__ = ["Appends"]
+
+
+class Appends:
+    """The appender of one driver, and the next one where it has failed for good (C17)."""
+
+    def __init__(
+        self, cluster: Cluster, topic: str, lock: EngineLock, pacing: Pacing, events: Events, failures: AppendFailures
+    ) -> None:
+        self.failures = failures
+        self._cluster = cluster
+        self._topic = topic
+        self._lock = lock
+        self._pacing = pacing
+        self._events = events
+        self._appender = self._new()
+        self._retired: list[Appender] = []
+        self._is_broken = False
+
+    def _new(self) -> Appender:
+        interval_ms = self._lock.engine.settings.heartbeat_interval_ms
+        return self._cluster.appender(self._topic, delivery_timeout_ms=interval_ms)
+
+    def append(self, wanted: Append) -> None:
+        """Hand a record over; the lock is held."""
+        self._pacing.appended()
+        self._appender.append(wanted.cp, encode(wanted.record), partial(self._acked, wanted.token))
+
+    def _acked(self, token: int, ack: Ack) -> None:
+        now_ms = self._cluster.runtime.now_ms
+        self.failures.hear(ack.error, now := now_ms())
+        self._is_broken = self._is_broken or ack.fatal
+        if ack.forbidden:
+            self._lock.fail(
+                AuthorizationError(
+                    f"appending to {self._topic!r} is forbidden: {ack.error}. Without it no lease can be claimed or "
+                    "kept; those of this process end. Ask for an ACL that allows WRITE on the topic"
+                )
+            )
+        with self._lock.condition:
+            self._pacing.answered()
+            if ack.error is None:
+                self._events.heard(now)
+            else:
+                self._events.trouble(ack.error, now)
+            self._lock.engine.take(Acked(token, ack.offset), now_ms())
+
+    def poll(self) -> None:
+        """Hear what was answered; the lock is held."""
+        self._appender.poll()
+
+    def replace_broken(self) -> None:
+        """Go on with another appender where this one has failed for good; the lock is held."""
+        if self._is_broken:
+            self._is_broken = False
+            self._retired.append(self._appender)
+            self._appender = self._new()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was appended is acknowledged (*blocking*)."""
+        self._appender.flush(timeout_s)
+
+    def close(self) -> None:
+        """Drop what is not answered, free the connections."""
+        for appender in (*self._retired, self._appender):
+            appender.close()

@@ -1,0 +1,104 @@
+"""What a coordination topic must be like while it is read (L1, L2): nothing of what is checked here is mended here."""
+
+from __future__ import annotations
+
+import logging
+
+from kafka_marshal.errors import AuthorizationError, TopicChangedError, TopicUnsafeError
+from kafka_marshal.logs import log
+from kafka_marshal.node.coordination_topic import topic_option
+from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault, TopicInfo
+from rationalizer.marker import said_in
+
+__all__ = ["TopicChecks"]
+
+_REMEDY = (
+    "Leases of this process are in doubt and end by themselves. Restart it; if the topic was made anew on purpose, all "
+    "members must restart"
+)
+
+
+class TopicChecks:
+    """Holds what one replica reads against the topic as it was at the start."""
+
+    def __init__(self, info: TopicInfo) -> None:
+        """info: of the coordination topic, at the start."""
+        self._info = info
+        #: Whether the last records seen carried the broker's time (T1).
+        self._stamped = True
+
+    def first(self, cp: int, first: LogEntry) -> None:
+        """What a replay from the beginning begins with (L1, L2); raises TopicUnsafeError or TopicChangedError."""
+        if first[0] > 0:
+            raise TopicUnsafeError(
+                f"partition {cp} of {self._info.name!r} begins at offset 0, but its first record has offset "
+                f"{first[0]}: what stood before it was compacted away, and others perhaps with it. Who holds what "
+                "can't be known from what is left, so nothing was claimed. Let the members at work finish, then make "
+                "a new topic: kafka-marshal init --topic NEW-NAME"
+            )
+        self.marker(cp, first[2])
+
+    def marker(self, cp: int, value: bytes | None) -> None:
+        """The first record says how many CPs there were when the topic was made (L2); raises TopicChangedError."""
+        count = said_in(value)
+        if count is not None and count != str(self._info.partitions):
+            raise TopicChangedError(
+                f"{self._info.name!r} has {self._info.partitions} partitions, but its first record in partition {cp} "
+                f"says that it was made with {count}: members that count differently would not see each other's "
+                "claims. Nothing was claimed. Make a new topic with the count you want, and move all members to it"
+            )
+
+    def stamps(self, batch: TailBatch) -> None:
+        """Say so where the topic was altered under us: without the broker's stamps no lease ever goes stale (T1)."""
+        topic = self._info.name
+        for cp, entries in batch.records.items():
+            if self._stamped and entries[-1][1] < 0:
+                self._stamped = False
+                log(
+                    logging.ERROR,
+                    "stamps_missing",
+                    "records of %r (partition %d, offset %d) do not carry the broker's time any more: the topic was "
+                    "altered to CreateTime. Log time stands still: leases go on, but those of members that die are not "
+                    "taken over, and no member can start. kafka-marshal init%s says how to mend it",
+                    topic,
+                    cp,
+                    entries[-1][0],
+                    topic_option(topic),
+                )
+            elif not self._stamped and entries[-1][1] >= 0:
+                self._stamped = True
+                text = "records of %r carry the broker's time again; all goes on as before"
+                log(logging.WARNING, "stamps_back", text, topic)
+
+    def fault(self, fault: TailFault) -> None:
+        """What a fault of reading means: it is raised where reading can't go on, else logged."""
+        topic = self._info.name
+        where = f"{topic!r}" if fault.partition is None else f"{topic!r} partition {fault.partition}"
+        match fault.kind:
+            case FaultKind.OUT_OF_RANGE:
+                raise TopicChangedError(
+                    f"{where}: our position is not in the log any more ({fault.message}): it was cut or made anew. "
+                    f"{_REMEDY}"
+                )
+            case FaultKind.UNKNOWN_TOPIC:
+                raise TopicChangedError(f"{where} is gone ({fault.message}). {_REMEDY}")
+            case FaultKind.REFUSED:
+                raise AuthorizationError(f"{where} can't be read: {fault.message}. {_REMEDY}")
+            case FaultKind.FATAL:
+                text = "%s: reader replaced after a fatal error: %s"
+                log(logging.WARNING, "reader_replaced", text, where, fault.message)
+            case _:
+                log(logging.WARNING, "fault", "%s: %s", where, fault.message)
+
+    def now(self, info: TopicInfo | None) -> None:
+        """Compare the topic as it is now (None: gone) with the one we read (L2); raises TopicChangedError."""
+        before = self._info
+        if info is None:
+            raise TopicChangedError(f"{before.name!r} is gone. {_REMEDY}")
+        if info.partitions != before.partitions:
+            raise TopicChangedError(
+                f"{before.name!r} has {info.partitions} partitions now, it had {before.partitions}: members that count "
+                f"differently do not see each other's claims. {_REMEDY}"
+            )
+        if info.topic_id and before.topic_id and info.topic_id != before.topic_id:
+            raise TopicChangedError(f"{before.name!r} was deleted and made anew. {_REMEDY}")

@@ -1,0 +1,131 @@
+"""Carries out what the engine wants done.
+
+Blocking look-ups and the user's callbacks run on threads of their own: neither may ever hold up a heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kafka_marshal.engine.effects import (
+    Append,
+    Call,
+    Callback,
+    Effect,
+    Key,
+    LookUp,
+    Note,
+    Piece,
+    StartFetch,
+    StopFetch,
+    Warn,
+)
+from kafka_marshal.engine.inputs import Called, Located
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.guard import report
+from kafka_marshal.node.appends import Appends
+from kafka_marshal.node.engine_lock import ConsumerPort, EngineLock
+from kafka_marshal.node.events import Events
+from kafka_marshal.node.pacing import Pacing
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start_offset import first_offset
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.node.user_calls import UserCalls
+from kafka_marshal.ports import Cluster
+from kafka_marshal.repeats import Told
+from kafka_marshal.runtime import Executor
+
+__all__ = ["Effects"]
+
+
+class Effects:
+    """The hands of one engine."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        replica: Replica,
+        lock: EngineLock,
+        pacing: Pacing,
+        appends: Appends,
+        events: Events,
+        told: Told,
+        lookups: Executor,
+    ) -> None:
+        self.appends = appends
+        #: What happens, for people.
+        self.events = events
+        self.callbacks = UserCalls(cluster.runtime)
+        self._cluster = cluster
+        self._replica = replica
+        self._lock = lock
+        self._pacing = pacing
+        self._told = told
+        self._lookups = lookups
+        self._now_ms = cluster.runtime.now_ms
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        """Carry these out, in order; the lock is held."""
+        # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
+        fetching: dict[int, dict[Key, int | None]] = {}
+        calls: list[tuple[int, Callback, list[Piece]]] = []
+        self._pacing.carry_out(effects)
+        for effect in effects:
+            match effect:
+                case Append():
+                    self.appends.append(effect)
+                case StartFetch(consumer=number, key=key, offset=offset):
+                    fetching.setdefault(number, {})[key] = offset
+                case StopFetch(consumer=number, key=key):
+                    fetching.setdefault(number, {})[key] = None
+                case LookUp():
+                    self._lookups.submit(self._look_up, effect)
+                case Call(consumer=number, callback=callback, pieces=pieces):
+                    if not calls or calls[-1][:2] != (number, callback):
+                        calls.append((number, callback, []))
+                    calls[-1][2].extend(pieces)
+                case Note():
+                    self.events.note(effect, self._now_ms())
+                case Warn(message=message, is_error=is_error):
+                    self._told.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
+        for number, changes in fetching.items():
+            if (port := self._lock.ports.get(number)) is not None:
+                port._fetch(changes)
+        for number, callback, called in calls:
+            self.callbacks.submit(self._call, self._lock.ports.get(number), Call(number, callback, tuple(called)))
+
+    def _look_up(self, wanted: LookUp) -> None:
+        """On a look-up thread."""
+        key, lock, topic = wanted.key, self._lock, self._replica.topic
+        while not lock.life.ended and lock.engine.is_asked(wanted):
+            try:
+                marks = self._cluster.watermarks([key], LOOKUP_TIMEOUT_S)
+                if key in marks:
+                    log_time = max(world.log_time for world in self._replica.worlds.values())
+                    first = first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
+                    with lock.locked():
+                        lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
+                    return
+                self._told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
+            except MarshalError as error:
+                text = f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}"
+                self._told.warn("look_up_failed", key, text)
+            with lock.condition:
+                lock.condition.wait(0.2)
+
+    def _call(self, port: ConsumerPort | None, call: Call) -> None:
+        """On the callback thread."""
+        try:
+            if port is not None:
+                port._call(call)
+        except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours
+            report(str(call.callback), error)
+        finally:
+            with self._lock.condition:
+                self._lock.engine.take(Called(call), self._now_ms())
+                self._lock.settle()
+
+    def end(self) -> None:
+        """Look up nothing more; callbacks that were asked for are called."""
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self.callbacks.shutdown(wait=False)

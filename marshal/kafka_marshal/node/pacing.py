@@ -1,0 +1,82 @@
+"""How long the background thread waits for the log: acknowledgements are looked for, echoes of beats let gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from kafka_marshal.engine.effects import Append, Effect
+from kafka_marshal.node.engine_lock import EngineLock
+from rationalizer import Heartbeat, HeartbeatBatch
+
+__all__ = ["Pacing"]
+
+#: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
+#: meanwhile is late by this at most. With 100 leases a look costs a third of a millisecond, and beats come as often.
+MAX_WAIT_MS = 1_000.0
+
+#: While an acknowledgement is due, which is for so long after an append, it is looked for this often.
+ACK_WATCH_MS = 50.0
+ACK_WAIT_MS = 1.0
+
+#: Beats of several CPs come back one by one within a few milliseconds: so long they are let gather, to be read at once.
+#: Somebody who wants something meanwhile ends the wait.
+BEATS_WAIT_S = 0.012
+
+
+class Pacing:
+    """What was sent and not answered yet, and when the background thread looks next."""
+
+    def __init__(self, lock: EngineLock, now_ms: Callable[[], float]) -> None:
+        self._lock = lock
+        self._now_ms = now_ms
+        #: Appends whose acknowledgement has not come, and when the last one was handed over.
+        self.unanswered = 0
+        self._appended_at = 0.0
+        #: What was carried out last were beats of several CPs, and nothing else waits for an answer.
+        self.beats_sent = False
+        #: When the engine is asked again at the latest, acknowledgement or not.
+        self._settle_by = 0.0
+
+    def carry_out(self, effects: Sequence[Effect]) -> None:
+        """These are carried out next; the lock is held."""
+        self.beats_sent = self.unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
+
+    def appended(self) -> None:
+        """A record is handed over; the lock is held."""
+        self.unanswered += 1
+        self._appended_at = self._now_ms()
+
+    def answered(self) -> None:
+        """An acknowledgement has come; the lock is held."""
+        self.unanswered -= 1
+
+    def wait_s(self) -> float:
+        """How long to wait for the log now."""
+        now, lock = self._now_ms(), self._lock
+        with lock.condition:
+            # A grant counts once the acknowledgement of its own sending is there, and nothing wakes us for that.
+            soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
+            if not soon or now >= self._settle_by:
+                deadline = lock.engine.deadline(now) if lock.started else inf
+                self._settle_by = min(deadline, now + MAX_WAIT_MS)
+            return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
+
+    def is_due(self) -> bool:
+        """Whether the engine is to be asked now, whatever has come."""
+        return self._now_ms() >= self._settle_by
+
+    @property
+    def looks_until(self) -> float:
+        """Until when (own clock, ms) nothing but an acknowledgement is looked for."""
+        return min(self._settle_by, self._appended_at + ACK_WATCH_MS)
+
+    def let_beats_gather(self) -> None:
+        """Wait for the echoes of beats, briefly."""
+        with self._lock.condition:
+            self.beats_sent = False
+            self._lock.condition.wait(BEATS_WAIT_S)
+
+
+def _is_beat(effect: Effect) -> bool:
+    return isinstance(effect, Append) and isinstance(effect.record, Heartbeat | HeartbeatBatch)

@@ -1,0 +1,87 @@
+"""What is due from time to time: begun, or done, by the background thread with the lock held."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kafka_marshal.engine.inputs import LogEnds
+from kafka_marshal.node.appends import Appends
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.events import Events
+from kafka_marshal.node.levels import Levels
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.topic_rounds import TopicRounds
+from kafka_marshal.runtime import Executor
+
+__all__ = ["Upkeep"]
+
+
+class Job(Protocol):
+    """What takes longer than the lock may be held."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+
+    def look(self) -> None:
+        """Do it (*blocking*); nobody sees what this raises."""
+
+
+class Upkeep:
+    """The jobs of one driver, each with its own idea of when it is due."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        lock: EngineLock,
+        appends: Appends,
+        events: Events,
+        topics: TopicRounds,
+        snapshots: SnapshotUpkeep,
+        lookups: Executor,
+    ) -> None:
+        self.levels = Levels(replica, lock.tell)
+        self.topics = topics
+        self.snapshots = snapshots
+        self._replica = replica
+        self._lock = lock
+        self._appends = appends
+        self._events = events
+        self._lookups = lookups
+        self._next_measure = 0.0
+
+    def look(self, now: float) -> None:
+        """Do what is due, and have done by look-up threads what blocks."""
+        self._events.look(now)
+        self.levels.look()
+        self._appends.replace_broken()
+        if self._lock.started:
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots)
+            for job in jobs:
+                if job.is_due(now):
+                    self._lookups.submit(job.look)
+        if now >= self._next_measure:
+            interval_ms = self._lock.engine.settings.heartbeat_interval_ms
+            self._next_measure = now + interval_ms
+            self._measure(now)
+            self.note_pause(now)
+            for port in list(self._lock.ports.values()):
+                port._reclaim(now - interval_ms)
+
+    def _measure(self, now: float) -> None:
+        """How far each consumer is from the ends of its partitions."""
+        ports = self._lock.ports
+        engine = self._lock.engine
+        for number, consumer in engine.consumers.items():
+            for key, assignment in consumer.assignments.items():
+                end = ports[number]._log_end(key)
+                if end is not None and not assignment.over:
+                    engine.take(LogEnds(number, key, end), now)
+            consumer.positions.stuck.look(now, ports[number]._drained_at)
+
+    def note_pause(self, now: float) -> None:
+        """Who has paused the group, if anybody. (By our clock: without traffic, log time stands still.)"""
+        group_id, observer = self._lock.engine.settings.group_id, self._lock.engine.observer
+        paused = [world.pause(group_id) for cp, world in self._replica.worlds.items() if observer.paused_until(cp, now)]
+        last = max(filter(None, paused), key=lambda pause: pause.expires, default=None)
+        self._events.pause(last.client_id if last else "", last.expires if last else None)
