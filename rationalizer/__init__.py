@@ -5,7 +5,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
 
     limits, codes       what the protocol fixes: every limit, every outcome
     wire/               what can be appended: records, what is well formed, bytes and back (section 2)
-    routing             which CP a record belongs to (L3)
+    marker, routing     how many CPs there are (L2), which one a record belongs to (L3)
     intervals, progress what of a partition is done (section 4)
     leases/             the partition plane: leases, and the records about them (section 3)
     plane, planes       the seam between a log and its state machines, and which there are

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.race.contestants import Contestant
+from kafka_marshal.testing.child import Child
 
 __all__ = ["Host", "RaceError"]
 
@@ -35,38 +34,28 @@ class Host(AbstractContextManager["Host"]):
 
     def __init__(self) -> None:
         """Start the process and wait until it has imported everything."""
-        self._process = subprocess.Popen(
+        self._events: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._early: list[Mapping[str, Any]] = []
+        self._sides: dict[str, str] = {}
+        self._child = Child(
             [sys.executable, "-m", "benchmarks.race.worker"],
+            self._events.put,
+            partial(self._events.put, None),
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "marshal", ROOT)))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
         )
-        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._early: list[dict[str, Any]] = []
-        self._sides: dict[str, str] = {}
-        threading.Thread(target=self._listen, daemon=True).start()
         self.wait("ready", "")
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._events.put(json.loads(line))
-        self._events.put(None)
 
     @property
     def pid(self) -> int:
         """The process."""
-        return self._process.pid
+        return self._child.process.pid
 
     def order(self, do: str, worker: str = "", **more: object) -> None:
         """Send one order."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, "worker": worker, **more}) + "\n")
-        self._process.stdin.flush()
+        self._child.tell(do=do, worker=worker, **more)
 
-    def wait(self, event: str, worker: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def wait(self, event: str, worker: str, timeout_s: float = TIMEOUT_S) -> Mapping[str, Any]:
         """The next event of this kind about this worker; others stay where they are."""
         deadline = monotonic() + timeout_s
         for place, early in enumerate(self._early):
@@ -141,16 +130,13 @@ class Host(AbstractContextManager["Host"]):
     def signal(self, number: signal.Signals) -> float:
         """Send a signal; the moment before."""
         at = monotonic()
-        self._process.send_signal(number)
+        self._child.process.send_signal(number)
         return at
 
     def end(self) -> None:
         """Kill it if it still runs."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._child.process.kill()
+        self._child.wait(TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     elif request.param == "simulation":
         made = SimulatedSide()
         for module in (sides, request.module):
-            monkeypatch.setattr(module, "time", made.time)
+            monkeypatch.setattr(module, "time", made.time, raising=False)
             monkeypatch.setattr(module, "threading", made.threading, raising=False)
     else:
         kafka = request.getfixturevalue("kafka_broker")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafka_marshal.demo.ownership import Change, End, History, history_of, read_dump, write_dump
+from kafka_marshal.demo.ownership import Change, History, history_of, read_dump, write_dump
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
@@ -16,6 +16,7 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.dump import DumpHeader, DumpRecord
+from rationalizer.history import End
 
 HI = 1_000
 HEADER = DumpHeader("__marshal", 2)
@@ -60,14 +61,14 @@ def test_a_silent_holder_is_replaced() -> None:
     log.beat(12_900, "b", second, 20)
     history = log.history()
     old, new = history.tenures[P]
-    assert (old.client_id, old.since_ms, old.last_beat_ms, old.until_ms, old.end) == (
+    assert (old.client_id, old.since, old.last_beat, old.until, old.ended) == (
         "a",
         10_000,
         10_600,
         12_601,
         End.REPLACED,
     )
-    assert (new.client_id, new.since_ms, new.epoch, new.end, new.until_ms) == ("b", 12_601, second, End.OPEN, None)
+    assert (new.client_id, new.since, new.epoch, new.ended, new.until) == ("b", 12_601, second, End.OPEN, None)
     [takeover] = history.takeovers()
     assert (takeover.old, takeover.new, takeover.change, takeover.partition) == ("a", "b", Change.SILENT, P)
     assert (takeover.at_ms, takeover.since_last_beat_ms, takeover.vacant_ms) == (12_601, 2_001, None)
@@ -81,7 +82,7 @@ def test_a_living_holder_hands_over() -> None:
     log.release(1_500, "a", first, 9)
     log.claim(1_540, "b")
     history = log.history()
-    assert [tenure.end for tenure in history.tenures[P]] == [End.RELEASED, End.OPEN]
+    assert [tenure.ended for tenure in history.tenures[P]] == [End.RELEASED, End.OPEN]
     [takeover] = history.takeovers()
     assert (takeover.change, takeover.vacant_ms, takeover.since_last_beat_ms) == (Change.HANDED_OVER, 40, 540)
     assert history.progress == [(1_500, "a", 10)]
@@ -167,7 +168,7 @@ def test_what_is_rejected_changes_nothing() -> None:
     log.beat(1_200, "b", first)
     log.release(1_300, "b", first)
     [tenure] = log.history().tenures[P]
-    assert (tenure.client_id, tenure.last_beat_ms) == ("a", 1_000)
+    assert (tenure.client_id, tenure.last_beat) == ("a", 1_000)
 
 
 def test_a_restart_within_the_interval_is_a_tenure_of_its_own() -> None:
@@ -176,7 +177,7 @@ def test_a_restart_within_the_interval_is_a_tenure_of_its_own() -> None:
     log.claim(1_000, "a")
     log.add(1_400, Heartbeat("i-again", "a", "delays", "flights", P, None, None))
     old, new = log.history().tenures[P]
-    assert (old.end, new.client_id, new.instance_id, new.epoch) == (End.REPLACED, "a", "i-again", 1)
+    assert (old.ended, new.client_id, new.instance_id, new.epoch) == (End.RESTARTED, "a", "i-again", 1)
 
 
 def test_a_late_beat_revives() -> None:
@@ -185,7 +186,7 @@ def test_a_late_beat_revives() -> None:
     first = log.claim(1_000, "a")
     log.beat(9_000, "a", first)
     [tenure] = log.history().tenures[P]
-    assert (tenure.end, tenure.last_beat_ms) == (End.OPEN, 9_000)
+    assert (tenure.ended, tenure.last_beat) == (End.OPEN, 9_000)
 
 
 def test_beats_of_many_leases_in_one_record_count() -> None:
@@ -193,7 +194,7 @@ def test_beats_of_many_leases_in_one_record_count() -> None:
     first = log.claim(1_000, "a")
     log.add(1_300, HeartbeatBatch("i-a", "a", "delays", (BeatEntry("flights", P, first, 41),)))
     history = log.history()
-    assert history.tenures[P][0].last_beat_ms == 1_300
+    assert history.tenures[P][0].last_beat == 1_300
     assert history.progress == [(1_300, "a", 42)]
 
 

@@ -14,9 +14,10 @@ import pytest
 from kafka_marshal.demo import DemoError
 from kafka_marshal.demo.check import Difference, Verdict
 from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.ownership import Change, End, History, Tenure
+from kafka_marshal.demo.ownership import Change, History
 from kafka_marshal.demo.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
 from kafka_marshal.demo.report import CarrierLine, write_report
+from rationalizer.history import End, Span
 
 EQUAL = Verdict(1_000, 12, 1_000, (), (), ())
 UNEQUAL = Verdict(1_000, 12, 1_003, (Difference(("UA", "EWR", 1), "flights", 7, 4),), ((3, 10, 19),), ((2, 0, 4),))
@@ -30,8 +31,9 @@ def tenure(
     end: End,
     last_beat: int | None = None,
     wordless: bool = False,
-) -> Tenure:
-    return Tenure(partition, who, f"i-{who}", since, since, last_beat or since, until, end, wordless)
+) -> Span:
+    names = ("flights", "delays", partition), True, who, f"i-{who}"
+    return Span(*names, since, since, 0, last_beat or since, until, ended=end, wordless=wordless)
 
 
 def watched(verdict: Verdict = EQUAL) -> Findings:

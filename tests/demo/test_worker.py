@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,13 @@ from kafka_marshal.demo import flights
 from kafka_marshal.demo.check import check
 from kafka_marshal.demo.follow import read_log
 from kafka_marshal.demo.options import PARTITIONS, WorkerSettings
-from kafka_marshal.demo.ownership import Change, End, History, history_of
+from kafka_marshal.demo.ownership import Change, History, history_of
 from kafka_marshal.demo.publish import Published, Scene, publish
 from kafka_marshal.demo.sink import Sink, create
 from kafka_marshal.demo.supervisor import Crew, WorkerProcess
 from kafka_marshal.demo.worker import FAILED, PARENT_GONE
 from kafka_marshal.node.coordination_topic import create_topic
+from rationalizer.history import End
 from tests.demo.helpers import alive, ask, eventually, watchdog_of
 
 ROWS = 3_000
@@ -106,7 +109,7 @@ def test_a_worker_ends_in_order_and_releases_what_it_holds(stage: Stage) -> None
     worker.ask_to_end()
     assert ended(worker) == 0
     history = stage.history()
-    assert {tenure.end for tenure in history.all_tenures()} == {End.RELEASED}
+    assert {tenure.ended for tenure in history.all_tenures()} == {End.RELEASED}
     assert history.holders() == {}
     assert stage.done_by_the_log() == published.rows
     assert "ERROR" not in worker.log.read_text()
@@ -125,7 +128,7 @@ def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert process.stdin is not None
-    process.stdin.write(settings.line())
+    process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
     process.stdin.flush()
     assert process.wait(40) == FAILED
     assert process.stdout is not None
@@ -213,7 +216,7 @@ def test_a_killed_worker_and_its_successor_lose_nothing(stage: Stage, watchdog: 
     assert stage.rows_done() < published.rows
     stage.finish(published)
     tenures = [tenure for tenure in stage.history().all_tenures() if tenure.client_id == "victim"]
-    assert {tenure.end for tenure in tenures} == {end}
+    assert {tenure.ended for tenure in tenures} == {end}
     changes = {each.change for each in stage.history().takeovers({"victim"}) if each.old == "victim"}
     assert changes == {Change.WATCHDOG if watchdog else Change.SILENT}
 

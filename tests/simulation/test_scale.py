@@ -29,7 +29,8 @@ from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process, Store
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.story import quiet
-from rationalizer import Tick, World, encode
+from rationalizer import World, encode
+from rationalizer.marker import marker
 
 HI, CPS = 3_000, 8
 #: All start within this time, and what a broker sends comes in fetches, one every so many ms.
@@ -72,9 +73,8 @@ class Crowd:
         self.broker.create_topic(scenario.topic, CPS, 1, required_settings(1))
         self.broker.create_topic(scenario.data_topic, partitions)
         init = Process("init", Host("init"), self.network, self.members, seed)
-        marker = encode(Tick("init", "kafka-marshal-init", f"partitions={CPS}"))  # as kafka-marshal init writes it (L2)
         for cp in range(CPS):
-            self.network.arrive(scenario.topic, cp, marker, init, 0.0)
+            self.network.arrive(scenario.topic, cp, encode(marker("init", CPS)), init, 0.0)
         rng = Random(seed)
         for number in range(members):
             host = Host(f"m{number:03}", rng.uniform(0.97, 1.03), fetch_ms=FETCH_MS)

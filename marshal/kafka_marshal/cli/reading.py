@@ -9,30 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic
 
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
-from kafka_marshal.errors import (
-    AuthorizationError,
-    KafkaUnavailableError,
-    LogCutError,
-    MarshalError,
-    TopicChangedError,
-    TopicMissingError,
-)
+from kafka_marshal.errors import LogCutError, MarshalError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
-from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch
+from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
+from kafka_marshal.ports import Cluster, LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
-from rationalizer import RejectedValueError, Tick, World, decode
+from rationalizer import World
+from rationalizer.marker import count_of
 
-__all__ = ["Log", "connected", "marker_count"]
-
-#: A wait for records looks up this often, for Ctrl-C and to tell how far it is.
-_SLICE_S = 0.2
+__all__ = ["Log", "connected"]
 
 
 @contextmanager
@@ -63,16 +54,6 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
         error.add_note(f"There is a topic of a similar name{hint}")
 
 
-def marker_count(value: bytes | None) -> int | None:
-    """How many CPs a CP's first record says there are (L2); None where it is no such marker."""
-    try:
-        record = decode(value) if value is not None else None
-    except RejectedValueError:
-        return None
-    prefix, equals, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
-    return int(count) if prefix == "partitions" and equals and count.isascii() and count.isdigit() else None
-
-
 class Log:
     """The coordination topic of one cluster: how many CPs, from where to where (*blocking*)."""
 
@@ -81,26 +62,17 @@ class Log:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self.topic = topic
-        #: Why no broker answers, as far as the client said.
-        self._trouble = ""
-        info = cluster.topic_info([topic], timeout_s).get(topic)
-        if info is None:
+        marks = bounds(cluster, topic, timeout_s)
+        if marks is None:
             option = "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
             raise TopicMissingError(
                 f"the coordination topic {topic!r} does not exist on this cluster. "
                 f"Create it with kafka-marshal init{option}, or name another one with --topic."
             )
-        self.partitions = info.partitions
-        marks = cluster.watermarks([(topic, cp) for cp in range(info.partitions)], timeout_s)
-        missing = [cp for cp in range(info.partitions) if (topic, cp) not in marks]
-        if missing:
-            raise KafkaUnavailableError(
-                f"partition(s) {missing} of {topic!r} have no leader at the moment: what they hold can't be read. Try "
-                "again when the brokers that hold them are back."
-            )
+        self.partitions = len(marks)
         #: For each CP the first offset that is left, and its high watermark when asked (C15).
-        self.starts = {cp: low for (_, cp), (low, _) in sorted(marks.items())}
-        self.ends = {cp: high for (_, cp), (_, high) in sorted(marks.items())}
+        self.starts = {cp: low for cp, (low, _) in marks.items()}
+        self.ends = {cp: high for cp, (_, high) in marks.items()}
 
     def refuse_if_cut(self) -> None:
         """Raise LogCutError where the log does not reach back to its beginning (L1)."""
@@ -146,76 +118,26 @@ class Log:
         partitions: from which offset to read each CP; default: all from their start. ends: up to which instead.
         progress: called with (offsets passed, offsets in all).
         """
-        positions = dict(self.starts if partitions is None else partitions)
-        ends = {cp: (ends or self.ends)[cp] for cp in positions}
-        waiting = {cp for cp, position in positions.items() if position < ends[cp]}
-        total = sum(ends[cp] - positions[cp] for cp in waiting)
-        if not waiting:
-            return
-        tail = self._cluster.tail(self.topic, {cp: positions[cp] for cp in sorted(waiting)})
-        passed = dict.fromkeys(waiting, 0)
-        try:
-            until = monotonic() + self._timeout_s
-            while waiting:
-                batch = tail.read(_SLICE_S)
-                self._judge(batch)
-                for cp, entries in batch.records.items():
-                    if cp not in waiting:
-                        continue
-                    position = entries[-1][0] + 1
-                    passed[cp] = min(position, ends[cp]) - positions[cp]
-                    if position > ends[cp]:
-                        entries = [entry for entry in entries if entry[0] < ends[cp]]
-                    if position >= ends[cp]:
-                        waiting.discard(cp)
-                    if entries:
-                        yield cp, entries
-                waiting -= {cp for cp, end in batch.ends.items() if cp in waiting and end >= ends[cp]}
-                if batch.records or batch.ends:
-                    until = monotonic() + self._timeout_s
-                elif monotonic() > until:
-                    raise KafkaUnavailableError(
-                        f"{self.topic!r}: nothing read for {self._timeout_s:g} s, and partition(s) {sorted(waiting)} "
-                        f"are not read to their end{self._trouble}. Is the broker that leads them reachable?"
-                    )
-                if progress is not None:
-                    progress(sum(passed.values()), total)
-        finally:
-            tail.close()
+        ends = self.ends if ends is None else ends
+        ranges = {cp: (first, ends[cp]) for cp, first in (self.starts if partitions is None else partitions).items()}
+        return read_range(self._cluster, self.topic, ranges, self._timeout_s, progress=progress, gave_up=CommandError)
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
         """What is appended from these offsets on, batch by batch, for ever; an empty one now and then."""
-        tail: Tail = self._cluster.tail(self.topic, positions)
+        tail = self._cluster.tail(self.topic, positions)
         try:
             while True:
-                batch = tail.read(_SLICE_S)
-                self._judge(batch)
+                batch = tail.read(SLICE_S)
+                judge(self.topic, batch, CommandError)
                 yield batch.records
         finally:
             tail.close()
 
     def check_marker(self, cp: int, first: LogEntry) -> None:
         """Refuse a log that was made with another number of CPs (L2): records would be judged by a wrong routing."""
-        count = marker_count(first[2]) if first[0] == 0 else None
+        count = count_of(first[2]) if first[0] == 0 else None
         if count is not None and count != self.partitions:
             raise TopicChangedError(
                 f"{self.topic!r} has {self.partitions} partitions, but its first record in partition {cp} says that it "
                 f"was made with {count}: which of its records count can't be said. Make a new topic."
             )
-
-    def _judge(self, batch: TailBatch) -> None:
-        """Faults that end reading; others pass by themselves, or the wait for records runs out."""
-        for fault in batch.faults:
-            where = f"{self.topic!r}" if fault.partition is None else f"{self.topic!r} partition {fault.partition}"
-            match fault.kind:
-                case FaultKind.OUT_OF_RANGE | FaultKind.UNKNOWN_TOPIC:
-                    raise TopicChangedError(
-                        f"{where} was cut, deleted or made anew while it was read ({fault.message}). What was shown "
-                        "before is of the old log. Run the command again."
-                    )
-                case FaultKind.REFUSED:
-                    raise AuthorizationError(f"{where} can't be read: {fault.message}.")
-                case FaultKind.FATAL:
-                    raise CommandError(f"{where}: the Kafka client gave up ({fault.message}). Run the command again.")
-                case _:
-                    self._trouble = f" ({fault.message})"

@@ -12,7 +12,7 @@ from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say
-from kafka_marshal.cli.reading import Log, connected, marker_count
+from kafka_marshal.cli.reading import Log, connected
 from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
@@ -27,6 +27,7 @@ from kafka_marshal.node.coordination_topic import (
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
+from rationalizer.marker import count_of
 
 __all__ = ["init"]
 
@@ -217,7 +218,7 @@ def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     """What the first record of each of these CPs says about their number."""
     counts: dict[int, int | None] = dict.fromkeys(partitions)
     for cp, entries in log.read(dict.fromkeys(partitions, 0), ends=dict.fromkeys(partitions, 1)):
-        counts[cp] = marker_count(entries[0][2])
+        counts[cp] = count_of(entries[0][2])
     return counts
 
 

@@ -19,7 +19,8 @@ from kafka_marshal.cli.rows import STATES
 from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.cli.text import clock_text, span, time_text
 from kafka_marshal.ports import LogEntry
-from rationalizer import Lease, World, route_lease
+from rationalizer import World, route_lease
+from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
 
 __all__ = ["who"]
@@ -33,25 +34,6 @@ _COLUMNS = (
     Column("log offsets", from_width=100),
     Column("ended", fold=True, least=16),
 )
-
-#: (group, topic, partition)
-LeaseKey = tuple[str, str, int]
-
-
-@dataclass(slots=True)
-class Span:
-    """From when to when one instance owned a lease, or nobody did (client None). Offsets are the CP's."""
-
-    client: str | None
-    instance: str | None
-    epoch: int
-    since: int
-    since_offset: int
-    until: int | None = None
-    until_offset: int | None = None
-    ended: str = ""
-    #: Log time of the last beat, as far as the log was read.
-    last_beat: int = 0
 
 
 @dataclass(slots=True)
@@ -77,6 +59,7 @@ class Ownership:
     spans: list[Span] = field(default_factory=list)
     moment: Moment | None = None
     world: World = field(init=False)
+    owners: Owners = field(default_factory=Owners)
     _passed: bool = False
 
     def __post_init__(self) -> None:
@@ -85,11 +68,11 @@ class Ownership:
     def begin(self, world: World) -> None:
         """The log begins with this state: whoever holds the lease in it has held it since before."""
         self.world = world
-        lease = world.lease(*self.key)
-        if lease is not None:
-            self._note(lease, lease.epoch, None)
-            if not lease.held:
-                self.spans[-1].since_offset = world.next_offset
+        self.owners.begin(world)
+        span = self.owners.now.get(self.key)
+        if span is not None:
+            span.since = world.log_time
+            self.spans.append(span)
 
     def take(self, entries: Iterable[LogEntry]) -> None:
         """Replay records of the CP, ascending."""
@@ -98,8 +81,8 @@ class Ownership:
             if not self._passed and self._is_beyond(offset, stamp):
                 self._capture()
             outcome = world.apply(offset, stamp, value)
-            if outcome.accepted:
-                self._note(world.lease(*self.key), offset, outcome.type)
+            if outcome.accepted and (begun := self.owners.see(self.key, world, outcome)) is not None:
+                self.spans.append(begun)
 
     def end(self) -> None:
         """The log ends here."""
@@ -118,41 +101,6 @@ class Ownership:
             judged_at = self.world.log_time if self.at is None else max(self.at, self.world.log_time)
             freshness = lease.freshness(judged_at)
             self.moment = Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)
-
-    def _note(self, lease: Lease | None, offset: int, record_type: str | None) -> None:
-        current = self.spans[-1] if self.spans else None
-        if lease is None:
-            if current is not None and current.until is None:
-                self._close(current, offset, "the group was forgotten")
-            return
-        if current is not None and current.until is None:
-            same = (current.client, current.instance) == (lease.client_id, lease.instance_id)
-            if same and (not lease.held or current.epoch == lease.epoch):
-                if lease.held:
-                    current.last_beat = lease.last_beat
-                return
-            self._close(current, offset, self._how(current, lease, record_type))
-        self.spans.append(
-            Span(
-                lease.client_id, lease.instance_id, lease.epoch, self.world.log_time, offset, last_beat=lease.last_beat
-            )
-        )
-
-    def _close(self, current: Span, offset: int, how: str) -> None:
-        current.until = self.world.log_time
-        current.until_offset = offset
-        current.ended = how
-
-    def _how(self, current: Span, lease: Lease, record_type: str | None) -> str:
-        if current.client is None:
-            return f"claimed by {lease.client_id}"
-        if not lease.held:
-            stable = lease.progress.stable
-            return f"released, next offset {stable + 1}" if stable >= 0 else "released, nothing done"
-        if record_type == "Heartbeat":
-            return "its own newer instance took over"
-        silence = span(self.world.log_time - current.last_beat)
-        return f"silent for {silence}, then claimed by {lease.client_id}"
 
 
 #: The broker's clock may be ahead of ours by that.
@@ -278,11 +226,11 @@ def _answer(owned: Ownership) -> str:
         first = owned.spans[0]
         if first.until is not None and owned.world.lease(*owned.key) is None and owned.at is None:
             return f"{when}: nobody; the group was forgotten at {time_text(owned.spans[-1].until or 0)}."
-        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client}."
+        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client_id or None}."
     held = moment.span
-    if held.client is None:
+    if not held.held:
         return f"{when}: nobody, free since {time_text(held.since)} ({_later(held)})."
-    text = f"{when}: {held.client}, epoch {held.epoch}, since {time_text(held.since)} ({_later(held)})."
+    text = f"{when}: {held.client_id}, epoch {held.epoch}, since {time_text(held.since)} ({_later(held)})."
     if moment.freshness == "stale":
         lapsed = moment.last_beat + STALE_AFTER_INTERVALS * moment.heartbeat_interval_ms
         text += f"\nBut silent since {time_text(moment.last_beat)}: its lease had lapsed at {time_text(lapsed)}."
@@ -294,7 +242,24 @@ def _answer(owned: Ownership) -> str:
 def _later(found: Span) -> str:
     if found.until is None:
         return "as far as the log goes"
-    return f"until {time_text(found.until)}: {found.ended}"
+    return f"until {time_text(found.until)}: {_ended(found)}"
+
+
+def _ended(found: Span) -> str:
+    match found.ended:
+        case End.OPEN:
+            return ""
+        case End.RELEASED:
+            return f"released, next offset {found.stable + 1}" if found.stable >= 0 else "released, nothing done"
+        case End.REPLACED:
+            silence = span((found.until or 0) - found.last_beat)
+            return f"silent for {silence}, then claimed by {found.ended_by}"
+        case End.RESTARTED:
+            return "its own newer instance took over"
+        case End.FORGOTTEN:
+            return "the group was forgotten"
+        case End.CLAIMED:
+            return f"claimed by {found.ended_by}"
 
 
 def _row(each: Span, now_ms: int) -> list[str | Cell]:
@@ -303,25 +268,25 @@ def _row(each: Span, now_ms: int) -> list[str | Cell]:
         "" if at is None else Cell(time_text(at), short=clock_text(at, now_ms)) for at in (each.since, each.until)
     )
     return [
-        "nobody" if each.client is None else each.client,
-        each.instance or "",
-        "" if each.client is None else str(each.epoch),
+        each.client_id if each.held else "nobody",
+        each.instance_id if each.held else "",
+        str(each.epoch) if each.held else "",
         since,
         until,
         f"{each.since_offset}-{last}",
-        each.ended,
+        _ended(each),
     ]
 
 
 def _span_json(each: Span) -> dict[str, object]:
     return {
-        "holder": None if each.client is None else {"client": each.client, "instance": each.instance},
-        "epoch": None if each.client is None else each.epoch,
+        "holder": {"client": each.client_id, "instance": each.instance_id} if each.held else None,
+        "epoch": each.epoch if each.held else None,
         "since": each.since,
         "since_offset": each.since_offset,
         "until": each.until,
         "until_offset": each.until_offset,
-        "ended": each.ended or None,
+        "ended": _ended(each) or None,
     }
 
 

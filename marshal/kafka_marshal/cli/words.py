@@ -32,6 +32,7 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.marker import said_by
 
 __all__ = ["Seen", "is_beat", "reason", "remember", "what"]
 
@@ -130,10 +131,8 @@ def _forget(record: ForgetGroup) -> str:
 
 
 def _tick(record: Tick) -> str:
-    prefix, equals, partitions = record.group_id.partition("=")
-    if prefix == "partitions" and equals:
-        return f"fixes the number of partitions of the log at {partitions}"
-    return "tells the time"
+    count = said_by(record)
+    return "tells the time" if count is None else f"fixes the number of partitions of the log at {count}"
 
 
 def _upgrade(record: Upgrade) -> str:

@@ -58,7 +58,7 @@ class Findings:
     @property
     def start_ms(self) -> int:
         """Log time of the first claim."""
-        return min((tenure.since_ms for tenure in self.history.all_tenures()), default=self.story.started_ms)
+        return min((tenure.since for tenure in self.history.all_tenures()), default=self.story.started_ms)
 
     def verdict_text(self) -> str:
         """The one sentence that matters most."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from kafka_marshal.demo.ownership import History
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.node.log_reader import bounds, read_range
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
 from rationalizer.dump import DumpHeader, DumpRecord
@@ -73,24 +73,8 @@ def read_log(cluster: Cluster, topic: str) -> tuple[DumpHeader, list[DumpRecord]
 
     Raises KafkaUnavailableError where it can't be read to its end.
     """
-    info = cluster.topic_info([topic], _TIMEOUT_S).get(topic)
-    if info is None:
+    marks = bounds(cluster, topic, _TIMEOUT_S)
+    if marks is None:
         raise KafkaUnavailableError(f"The coordination topic {topic!r} is gone. Nothing can be concluded without it.")
-    marks = cluster.watermarks([(topic, cp) for cp in range(info.partitions)], _TIMEOUT_S)
-    behind = {cp: high for (_, cp), (_, high) in marks.items() if high > 0}
-    records: list[DumpRecord] = []
-    tail = cluster.tail(topic, dict.fromkeys(range(info.partitions), 0))
-    until = time.monotonic() + _TIMEOUT_S
-    try:
-        while behind:
-            for cp, entries in tail.read(0.2).records.items():
-                records += [DumpRecord(cp, *entry) for entry in entries]
-            behind = {cp: high for cp, high in behind.items() if tail.position(cp) < high}
-            if time.monotonic() > until:
-                raise KafkaUnavailableError(
-                    f"{topic!r} was not read to its end within {_TIMEOUT_S:g} s (partition(s) {sorted(behind)}). The "
-                    "log is unchanged. Does the broker that leads them run?"
-                )
-    finally:
-        tail.close()
-    return DumpHeader(topic, info.partitions), records
+    runs = read_range(cluster, topic, marks, _TIMEOUT_S)
+    return DumpHeader(topic, len(marks)), [DumpRecord(cp, *entry) for cp, entries in runs for entry in entries]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -111,10 +110,6 @@ class ProcessSettings:
     coordination: str
     group_id: str
     client_id: str
-
-    def line(self) -> bytes:
-        """For the process's standard input. (Not for its arguments: config may hold a password.)"""
-        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,39 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rationalizer import HeartbeatBatch, Lease, Outcome, ReleasingPartition, World
+from rationalizer import Outcome, ReleasingPartition, World
 from rationalizer.dump import DumpHeader, DumpReader, DumpRecord, header_line, record_line
+from rationalizer.history import End, LeaseKey, Owners, Span
 
-__all__ = ["Change", "End", "History", "Takeover", "Tenure", "history_of", "read_dump", "write_dump"]
+__all__ = ["Change", "History", "Takeover", "history_of", "read_dump", "write_dump"]
 
 #: What a dead worker had sent may be stamped so much later, in another CP, than its watchdog's releases (ms).
 _LATE_MS: Final = 100
-
-
-class End(StrEnum):
-    """How a tenure ended."""
-
-    OPEN = "open"
-    RELEASED = "released"
-    REPLACED = "replaced"
-
-
-@dataclass(slots=True)
-class Tenure:
-    """One holder's time with a partition."""
-
-    partition: int
-    client_id: str
-    instance_id: str
-    epoch: int
-    since_ms: int
-    #: Log time of its last accepted beat, or of its claim.
-    last_beat_ms: int
-    #: None while it lasts.
-    until_ms: int | None = None
-    end: End = End.OPEN
-    #: Its release said nothing of offsets: a watchdog's never does, its own does only where there is something to say.
-    wordless: bool = False
 
 
 class Change(StrEnum):
@@ -84,9 +59,10 @@ class History:
     group_id: str
     topic: str
     #: Partition → tenures, in order.
-    tenures: dict[int, list[Tenure]] = field(default_factory=dict)
+    tenures: dict[int, list[Span]] = field(default_factory=dict)
     #: (log time, holder, rows newly reported as done): how the work went, as the log tells it.
     progress: list[tuple[int, str, int]] = field(default_factory=list)
+    _owners: Owners = field(default_factory=Owners)
     _stable: dict[int, int] = field(default_factory=dict)
     #: instance_id → log time of the last that it said and that took effect, but for releases.
     _alive_ms: dict[str, int] = field(default_factory=dict)
@@ -96,50 +72,30 @@ class History:
         if not outcome.accepted:
             return
         record = outcome.record
-        wordless = False
-        if isinstance(record, ReleasingPartition):
-            wordless = record.last_offset is None
-        else:
+        if not isinstance(record, ReleasingPartition):
             instance_id = getattr(record, "instance_id", "")
             # CPs may come one after the other: a log is not read in the order of its times.
             self._alive_ms[instance_id] = max(outcome.log_time, self._alive_ms.get(instance_id, 0))
-        if isinstance(record, HeartbeatBatch):
-            named = {(entry.topic, entry.partition) for entry in record.entries}
-        else:
-            named = {(getattr(record, "topic", ""), getattr(record, "partition", -1))}
-        for topic, partition in sorted(named):
-            lease = world.lease(self.group_id, topic, partition) if topic == self.topic else None
-            if lease is not None:
-                self._see(lease, outcome.log_time, wordless)
+        for key in sorted(set(self._owners.touched(outcome))):
+            if key[:2] == (self.group_id, self.topic):
+                self._see(key, world, outcome)
 
-    def _see(self, lease: Lease, log_time: int, wordless: bool) -> None:
-        tenures = self.tenures.setdefault(lease.partition, [])
-        current = tenures[-1] if tenures and tenures[-1].end is End.OPEN else None
-        if current is not None:
-            self._count(current.client_id, lease, log_time)
-        if current is not None and (lease.epoch != current.epoch or not lease.held):
-            current.until_ms = log_time
-            current.end = End.REPLACED if lease.held else End.RELEASED
-            current.wordless = wordless
-            current = None
-        if current is not None:
-            current.last_beat_ms = lease.last_beat
-        elif lease.client_id is not None and lease.instance_id is not None:
-            tenures.append(
-                Tenure(lease.partition, lease.client_id, lease.instance_id, lease.epoch, log_time, lease.last_beat)
-            )
-
-    def _count(self, client_id: str, lease: Lease, log_time: int) -> None:
-        before, now = self._stable.get(lease.partition, -1), lease.progress.stable
-        if now > before:
-            self.progress.append((log_time, client_id, now - before))
-            self._stable[lease.partition] = now
+    def _see(self, key: LeaseKey, world: World, outcome: Outcome) -> None:
+        current, lease = self._owners.now.get(key), world.lease(*key)
+        if current is not None and current.held and lease is not None:
+            before, now = self._stable.get(lease.partition, -1), lease.progress.stable
+            if now > before:
+                self.progress.append((outcome.log_time, current.client_id, now - before))
+                self._stable[lease.partition] = now
+        begun = self._owners.see(key, world, outcome)
+        if begun is not None and begun.held:
+            self.tenures.setdefault(begun.partition, []).append(begun)
 
     def holders(self) -> dict[int, str]:
         """Partition → who holds it now."""
-        return {p: t[-1].client_id for p, t in sorted(self.tenures.items()) if t and t[-1].end is End.OPEN}
+        return {p: t[-1].client_id for p, t in sorted(self.tenures.items()) if t and t[-1].ended is End.OPEN}
 
-    def all_tenures(self) -> list[Tenure]:
+    def all_tenures(self) -> list[Span]:
         """All of them, by partition and time."""
         return [tenure for _, tenures in sorted(self.tenures.items()) for tenure in tenures]
 
@@ -151,7 +107,7 @@ class History:
         found = []
         for tenures in self.tenures.values():
             for old, new in pairwise(tenures):
-                released = old.until_ms if old.end is End.RELEASED else None
+                released = old.until if old.ended is End.RELEASED else None
                 change = Change.SILENT if released is None else Change.HANDED_OVER
                 if old.client_id in watched and self._is_last_word(old):
                     change = Change.WATCHDOG
@@ -161,29 +117,29 @@ class History:
                         old=old.client_id,
                         new=new.client_id,
                         change=change,
-                        at_ms=new.since_ms,
-                        since_last_beat_ms=new.since_ms - old.last_beat_ms,
-                        vacant_ms=None if released is None else new.since_ms - released,
+                        at_ms=new.since,
+                        since_last_beat_ms=new.since - old.last_beat,
+                        vacant_ms=None if released is None else new.since - released,
                     )
                 )
         return sorted(found, key=lambda each: (each.at_ms, each.partition))
 
-    def _is_last_word(self, tenure: Tenure) -> bool:
+    def _is_last_word(self, tenure: Span) -> bool:
         """Whether it was released without a word on offsets, and nothing was heard of its holder after that.
 
         Not by comparing with the moment of death: that is by another clock than the broker's.
         """
-        if tenure.until_ms is None or not tenure.wordless:
+        if tenure.until is None or not tenure.wordless:
             return False
-        return tenure.until_ms >= self._alive_ms.get(tenure.instance_id, 0) - _LATE_MS
+        return tenure.until >= self._alive_ms.get(tenure.instance_id, 0) - _LATE_MS
 
-    def overlaps(self) -> list[tuple[Tenure, Tenure]]:
+    def overlaps(self) -> list[tuple[Span, Span]]:
         """Pairs of tenures of one partition that overlap in log time: must be none, by construction of the protocol."""
         return [
             (old, new)
             for tenures in self.tenures.values()
             for old, new in pairwise(tenures)
-            if old.until_ms is None or old.until_ms > new.since_ms
+            if old.until is None or old.until > new.since
         ]
 
 

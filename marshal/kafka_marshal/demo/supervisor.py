@@ -6,23 +6,21 @@ So does a watchdog, which is nobody's child: it ends as soon as it has said what
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
-from typing import IO, Any
+from typing import Any
 
 from kafka_marshal.demo.check import Range
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.options import FAILURE, ProcessSettings
+from kafka_marshal.testing.child import Child
 
 __all__ = ["GRACE_S", "READY", "Crew", "Event", "WorkerProcess"]
 
@@ -82,10 +80,9 @@ class WorkerProcess:
         self.ready = False
         try:
             with log.open("wb") as errors:
-                self.process = subprocess.Popen(
+                self._child = Child(
                     [sys.executable, "-P", "-m", settings.program],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
+                    lambda said: self._hear(said, tell),
                     stderr=errors,
                     # A terminal's Ctrl-C is for the parent, which ends its workers in order.
                     start_new_session=True,
@@ -94,33 +91,18 @@ class WorkerProcess:
             raise DemoError(
                 f"{error.filename or log}: {error.strerror}. The worker {self.client_id} was not started."
             ) from error
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._send(self.process.stdin, settings.line())
-        self._reader = threading.Thread(target=self._listen, args=(self.process.stdout, tell), daemon=True)
-        self._reader.start()
+        self.process = self._child.process
+        # Not as arguments: config may hold a password.
+        self._child.tell(**asdict(settings))
 
-    @staticmethod
-    def _send(pipe: IO[bytes], line: bytes) -> None:
-        """The pipe stays open: that it closes tells the worker that we are gone."""
-        try:
-            pipe.write(line)
-            pipe.flush()
-        except BrokenPipeError:
-            pass  # it has ended already; its status will tell
-
-    def _listen(self, pipe: IO[bytes], tell: Callable[[Event], None]) -> None:
-        for line in pipe:
-            if not line.endswith(b"\n"):
-                return  # it was killed while it said this
-            said: Mapping[str, Any] = json.loads(line)
-            if said["event"] == FAILURE:
-                self.failure, self.failure_lasts = said["why"], said["lasts"]
-            elif said["event"] == READY:
-                self.ready = True
-            else:
-                ranges = tuple((partition, first, last) for partition, first, last in said.get("ranges", ()))
-                tell(Event(self.client_id, said["event"], ranges, said.get("skipped", 0), said))
+    def _hear(self, said: Mapping[str, Any], tell: Callable[[Event], None]) -> None:
+        if said["event"] == FAILURE:
+            self.failure, self.failure_lasts = said["why"], said["lasts"]
+        elif said["event"] == READY:
+            self.ready = True
+        else:
+            ranges = tuple((partition, first, last) for partition, first, last in said.get("ranges", ()))
+            tell(Event(self.client_id, said["event"], ranges, said.get("skipped", 0), said))
 
     @property
     def running(self) -> bool:
@@ -167,15 +149,7 @@ class WorkerProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it ends within timeout_s."""
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        self._reader.join(timeout_s)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None and not self._reader.is_alive():
-                pipe.close()
-        return True
+        return self._child.wait(timeout_s)
 
     def last_words(self) -> str:
         """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing.

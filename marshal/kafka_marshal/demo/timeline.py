@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.demo.ownership import End, History, Tenure
+from kafka_marshal.demo.ownership import History
+from rationalizer.history import End, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,9 +67,9 @@ def draw(
     # Imported here: it takes a second, and only this step needs it.
     from matplotlib.figure import Figure
 
-    tenures = [tenure for tenure in history.all_tenures() if tenure.since_ms < closing_ms]
-    start = min((tenure.since_ms for tenure in tenures), default=0)
-    end = max([start + 1_000] + [tenure.until_ms or tenure.last_beat_ms for tenure in tenures])
+    tenures = [tenure for tenure in history.all_tenures() if tenure.since < closing_ms]
+    start = min((tenure.since for tenure in tenures), default=0)
+    end = max([start + 1_000] + [tenure.until or tenure.last_beat for tenure in tenures])
     figure = Figure(figsize=(11, 6.6), dpi=110, facecolor="white", layout=None)
     grid = figure.add_gridspec(
         2, 1, height_ratios=(4, 1.15), hspace=0.09, left=0.085, right=0.985, top=0.845, bottom=0.075
@@ -95,14 +96,14 @@ def _plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_tenures(axes: Axes, tenures: Sequence[Tenure], clients: Sequence[str], start: int, end: int) -> None:
+def _draw_tenures(axes: Axes, tenures: Sequence[Span], clients: Sequence[str], start: int, end: int) -> None:
     partitions = sorted({tenure.partition for tenure in tenures})
     for tenure in tenures:
         color, ink = color_of(tenure.client_id, clients)
-        left = (tenure.since_ms - start) / 1000
-        until = ((tenure.until_ms or end) - start) / 1000
+        left = (tenure.since - start) / 1000
+        until = ((tenure.until or end) - start) / 1000
         # What follows the last beat of one who was replaced is silence: the lease was still his, but nobody worked.
-        alive_until = (tenure.last_beat_ms - start) / 1000 if tenure.end is End.REPLACED else until
+        alive_until = until if tenure.ended in (End.OPEN, End.RELEASED) else (tenure.last_beat - start) / 1000
         axes.barh(tenure.partition, alive_until - left, left=left, height=0.78, color=color, edgecolor="white", lw=0.8)
         if until > alive_until:
             axes.barh(

@@ -8,7 +8,7 @@ from kafka_marshal.errors import AuthorizationError, TopicChangedError, TopicUns
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import topic_option
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault, TopicInfo
-from rationalizer import RejectedValueError, Tick, decode
+from rationalizer.marker import said_in
 
 __all__ = ["TopicChecks"]
 
@@ -40,12 +40,8 @@ class TopicChecks:
 
     def marker(self, cp: int, value: bytes | None) -> None:
         """The first record says how many CPs there were when the topic was made (L2); raises TopicChangedError."""
-        try:
-            record = decode(value) if value is not None else None
-        except RejectedValueError:
-            return
-        prefix, _, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
-        if prefix == "partitions" and count != str(self._info.partitions):
+        count = said_in(value)
+        if count is not None and count != str(self._info.partitions):
             raise TopicChangedError(
                 f"{self._info.name!r} has {self._info.partitions} partitions, but its first record in partition {cp} "
                 f"says that it was made with {count}: members that count differently would not see each other's "

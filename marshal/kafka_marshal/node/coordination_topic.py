@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
-from rationalizer import Tick, encode
+from rationalizer import encode
+from rationalizer.marker import marker
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
 __all__ = [
@@ -168,11 +169,6 @@ def topic_option(topic: str) -> str:
     return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
 
 
-def marker(partitions: int) -> Tick:
-    """The first record of every CP: says how many there are, for ever (L2)."""
-    return Tick(f"init-{uuid.uuid4().hex[:12]}", "kafka-marshal-init", f"partitions={partitions}")
-
-
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
     """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2).
 
@@ -205,7 +201,7 @@ def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partition
     appender = cluster.appender(topic, delivery_timeout_ms=int(timeout_s * 1000))
     try:
         for cp in empty:
-            appender.append(cp, encode(marker(partitions)), answered)
+            appender.append(cp, encode(marker(f"init-{uuid.uuid4().hex[:12]}", partitions)), answered)
         left = appender.flush(timeout_s)
     finally:
         appender.close()

@@ -15,9 +15,9 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.logs import log
 from kafka_marshal.node.checks import TopicChecks
 from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, check_topic
+from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.start import Begin, ReplayStart
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch, TopicInfo
-from kafka_marshal.snapshots.reader import read_range
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import Outcome, World
 from rationalizer.snapshot import digest_of

@@ -5,22 +5,20 @@ What it finds is what somebody wrote: `Place.holds` says that the digest is that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
-from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch
+from kafka_marshal.node.log_reader import read_range
+from kafka_marshal.ports import Cluster
 from rationalizer import World
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 
-__all__ = ["Place", "SnapshotReader", "read_range"]
+__all__ = ["Place", "SnapshotReader"]
 
 #: Records of each CP read at first, from its end: two snapshots of one part each, written by two who did not see each
 #: other. Each further step back reads four times as many.
 FIRST_STEP = 4
 STEPS_GROW = 4
-
-_SLICE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,59 +196,3 @@ class SnapshotReader:
         for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
             for offset, _, value in entries:
                 self.shelves[cp].take(offset, value)
-
-
-def read_range(
-    cluster: Cluster, topic: str, ranges: Mapping[int, tuple[int, int]], timeout_s: float
-) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Runs of records of one partition each, ascending, from first to below end of each (*blocking*).
-
-    Raises KafkaUnavailableError when nothing came for timeout_s, TopicChangedError where a range is not there (any
-    more), AuthorizationError.
-    """
-    waiting = {cp: end for cp, (first, end) in ranges.items() if first < end}
-    if not waiting:
-        return
-    tail = cluster.tail(topic, {cp: ranges[cp][0] for cp in waiting})
-    try:
-        until = cluster.runtime.monotonic() + timeout_s
-        while waiting:
-            batch = tail.read(_SLICE_S)
-            _judge(topic, batch)
-            for cp, entries in batch.records.items():
-                end = waiting.get(cp)
-                if end is None:
-                    continue
-                if entries[-1][0] + 1 >= end:
-                    del waiting[cp]
-                    entries = [entry for entry in entries if entry[0] < end]
-                if entries:
-                    yield cp, entries
-            for cp, end in batch.ends.items():
-                if end >= waiting.get(cp, end + 1):
-                    del waiting[cp]
-            if batch.records or batch.ends:
-                until = cluster.runtime.monotonic() + timeout_s
-            elif cluster.runtime.monotonic() > until:
-                raise KafkaUnavailableError(
-                    f"{topic!r}: nothing read for {timeout_s:g} s, and partition(s) {sorted(waiting)} are not read to "
-                    "their end. Is the broker that leads them reachable?"
-                )
-    finally:
-        tail.close()
-
-
-def _judge(topic: str, batch: TailBatch) -> None:
-    for fault in batch.faults:
-        where = f"{topic!r}" if fault.partition is None else f"{topic!r} partition {fault.partition}"
-        match fault.kind:
-            case FaultKind.OUT_OF_RANGE | FaultKind.UNKNOWN_TOPIC:
-                raise TopicChangedError(
-                    f"{where} was cut, deleted or made anew while it was read ({fault.message}). Do it again"
-                )
-            case FaultKind.REFUSED:
-                raise AuthorizationError(f"{where} can't be read: {fault.message}")
-            case FaultKind.FATAL:
-                raise KafkaUnavailableError(f"{where}: the Kafka client gave up ({fault.message}). Do it again")
-            case _:
-                pass  # it passes by itself, or the wait for records runs out

@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +43,17 @@ _PR_SET_PDEATHSIG = 1
 class Supervisor:
     """The processes of one cluster, by name."""
 
-    def __init__(self, parent: int, folder: Path, keep: bool) -> None:
-        self.parent = parent
+    def __init__(self, folder: Path, keep: bool) -> None:
         self.folder = folder
         self.keep = keep
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.grace_s = ORPHAN_GRACE_S if keep else 0.0
 
-    def serve(self, wake: int) -> None:
-        """Do what the parent asks until it says end, or is gone."""
-        pending = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-            selector.register(wake, selectors.EVENT_READ)
-            while os.getppid() == self.parent:
-                ready = {key.fd for key, _ in selector.select(LOOK_EVERY_S)}
-                if wake in ready:
-                    os.read(wake, 4096)
-                self.reap()
-                if sys.stdin.fileno() not in ready:
-                    continue
-                chunk = os.read(sys.stdin.fileno(), 65536)
-                if not chunk:
-                    return
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    request = json.loads(line)
-                    if request["do"] == "end":
-                        self.grace_s = request["grace_s"]
-                        return
-                    self.obey(request)
-
-    def obey(self, request: dict[str, Any]) -> None:
-        """Start or signal one process."""
+    def obey(self, request: dict[str, Any]) -> bool:
+        """Start or signal one process; False: it is time to end."""
+        if request["do"] == "end":
+            self.grace_s = request["grace_s"]
+            return False
         name = request["name"]
         if request["do"] == "start":
             try:
@@ -85,16 +64,17 @@ class Supervisor:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         cwd=self.folder,
-                        preexec_fn=_die_with_supervisor,
+                        preexec_fn=die_with_parent,
                     )
             except (OSError, subprocess.SubprocessError) as error:
                 tell({"event": "failed", "name": name, "error": str(error)})
-                return
+                return True
             self.children[name] = child
             tell({"event": "started", "name": name, "pid": child.pid})
         elif name in self.children:
             # Not reaped yet, so the id can't have gone to another process.
             self.children[name].send_signal(request["signal"])
+        return True
 
     def reap(self) -> None:
         """Report children that ended."""
@@ -127,8 +107,41 @@ def tell(event: dict[str, Any]) -> None:
         os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
 
-def _die_with_supervisor() -> None:
-    """In the child, before it becomes a broker: be killed when the supervisor is (Linux; elsewhere no such thing)."""
+def serve(parent: int, wake: int, reap: Callable[[], None], obey: Callable[[dict[str, Any]], bool]) -> None:
+    """Obey lines of standard input until obey says False, or the parent is gone.
+
+    reap: called whenever a child may have ended; wake: see `wake_on_exit`.
+    """
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        while os.getppid() == parent:
+            ready = {key.fd for key, _ in selector.select(LOOK_EVERY_S)}
+            if wake in ready:
+                os.read(wake, 4096)
+            reap()
+            if sys.stdin.fileno() not in ready:
+                continue
+            chunk = os.read(sys.stdin.fileno(), 65536)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            if not all(obey(json.loads(line)) for line in lines):
+                return
+
+
+def wake_on_exit() -> int:
+    """A pipe that can be read from whenever a child has ended."""
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return wake
+
+
+def die_with_parent() -> None:
+    """In a child: be killed when the process that forked it is (Linux; elsewhere no such thing)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -145,15 +158,12 @@ def main() -> int:
         except BlockingIOError:
             tell({"event": "locked"})
             return 1
-        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-        os.set_blocking(waker, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        supervisor = Supervisor(parent, folder, fate == "keep")
+        wake = wake_on_exit()
+        supervisor = Supervisor(folder, fate == "keep")
         signal.signal(signal.SIGTERM, _leave)
         tell({"event": "ready"})
         try:
-            supervisor.serve(wake)
+            serve(parent, wake, supervisor.reap, supervisor.obey)
         except _Leave:
             pass
         finally:

@@ -2,7 +2,7 @@
 
 points     fail points: kill -9 at a step of claim, at least once or at most once; usable around workers of your own
 worker     one worker; lines: what it writes down
-zygote     starts them by fork; fleet: fills their places, and decides how each ends
+forkserver starts them by fork; fleet: fills their places, and decides how each ends
 ground     brokers behind proxies, topics, a writer of numbered messages, and what goes wrong there
 log        the coordination log, read beside the workers; history: what it says happened
 check      what must hold of it all

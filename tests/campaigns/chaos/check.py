@@ -27,8 +27,9 @@ from random import Random
 
 from kafka_marshal.ports import LogEntry
 from rationalizer import World
+from rationalizer.history import End, Span
 from tests.campaigns.chaos.fleet import Stop
-from tests.campaigns.chaos.history import LogHistory, Tenure
+from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.lines import Line, read_lines
 
 __all__ = ["Findings", "Life", "Mode", "Story", "Violation", "check", "replay_in_cuts"]
@@ -278,7 +279,7 @@ def _check_repeat(story: Story, key: Key, offset: int, before: Handling, one: Ha
         found.say("repeated", f"{_name(key, offset)} twice under epoch {one.epoch}, by {one.life.name}")
         return
     tenure = story.log.tenure(key, one.epoch)
-    if tenure is None or tenure.instance_id != one.life.instance_id or one.epoch < before.epoch:
+    if tenure is None or tenure.span.instance_id != one.life.instance_id or one.epoch < before.epoch:
         return  # it did not hold the partition (any more): that is for _check_owners
     if tenure.was_done(offset):
         found.say("repeated", f"{_name(key, offset)} was done when {one.life.name} got epoch {one.epoch}")
@@ -344,9 +345,9 @@ class _Granted:
             # released by then what it did not trust any more.)
             tenure = self._story.log.tenure(key, epoch)
             # Told of its loss before the log granted it, too: what was sent came late, and the release after it.
-            since = granted_at if tenure is None else tenure.since
+            since = granted_at if tenure is None else tenure.span.since
             was_told = any(lost_at > since for lost_at in life.lost.get((topic, partition), ()))
-            was_lost = was_told or (tenure is not None and tenure.until is not None and not tenure.released)
+            was_lost = was_told or (tenure is not None and tenure.span.ended not in (End.OPEN, End.RELEASED))
             recent = life.last_line - granted_at < UNTOLD_INTERVALS * self._story.heartbeat_interval_ms
             return "crash after a lost lease" if was_lost and recent else None
         return None
@@ -377,17 +378,17 @@ def _check_once(story: Story, key: Key, items: list[Handling], grants: _Granted,
 
 def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings) -> None:
     tenures = story.log.tenures.get(key, [])
-    after: dict[int, Tenure] = dict(zip((x.epoch for x in tenures), tenures[1:], strict=False))
+    after = {old.span.epoch: new.span for old, new in pairwise(tenures)}
     late: Counter[str] = Counter()
     for one in items:
         if one.epoch < 0:
             found.counts["begun before on_assign was told"] += 1
             continue
         tenure = story.log.tenure(key, one.epoch)
-        if tenure is None or tenure.instance_id != one.life.instance_id:
+        if tenure is None or tenure.span.instance_id != one.life.instance_id:
             found.say("dual owner", f"{_name(key, one.offset)}: {one.life.name} never held epoch {one.epoch}")
             continue
-        _check_released(story, key, one, tenure, found)
+        _check_released(story, key, one, tenure.span, found)
         new = after.get(one.epoch)
         if new is None or one.handed <= new.since + SLACK_MS:
             if new is not None and (one.ended or one.began) > new.since:
@@ -403,9 +404,9 @@ def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings
         )
 
 
-def _check_released(story: Story, key: Key, one: Handling, tenure: Tenure, found: Findings) -> None:
+def _check_released(story: Story, key: Key, one: Handling, tenure: Span, found: Findings) -> None:
     """Who lets a lease go has nothing of it in hand, unless it has lost it: then it releases what may still be its."""
-    if not tenure.released or tenure.until is None or one.ended is None:
+    if tenure.ended is not End.RELEASED or tenure.until is None or one.ended is None:
         return
     if any(abs(lost_at - tenure.until) < LOST_AND_RELEASED_MS for lost_at in one.life.lost.get(key[1:], ())):
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from kafka_marshal.testing.child import Child
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.fail_points import points_of
 from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, Job
@@ -91,7 +92,7 @@ class Counts:
 
 
 class Fleet:
-    """All places, and the zygote that fills them. ``turn`` is to be called often, by one thread."""
+    """All places, and the fork server that fills them. ``turn`` is to be called often, by one thread."""
 
     def __init__(self, places: list[Place], folder: Path, chance: Random) -> None:
         self.places = places
@@ -113,26 +114,19 @@ class Fleet:
         self._ended: dict[int, int] = {}
         self._pids: dict[str, int] = {}
         command = [sys.executable, "-m", "tests.campaigns.chaos.forkserver", str(folder / "workers.log")]
-        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._forkserver = Child(command, self._hear)
 
-    def _listen(self) -> None:
-        assert self._zygote.stdout is not None
-        for line in self._zygote.stdout:
-            event = json.loads(line)
-            with self._lock:
-                if "started" in event:
-                    self._pids[event["started"]] = event["pid"]
-                else:
-                    self._ended[event["exited"]] = event["status"]
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            if "started" in event:
+                self._pids[event["started"]] = event["pid"]
+            else:
+                self._ended[event["exited"]] = event["status"]
 
     def _ask(self, **request: object) -> None:
-        if self._zygote.poll() is not None:
+        if self._forkserver.process.poll() is not None:
             raise LocalBrokerError("The process that starts workers has ended by itself; the campaign can't go on.")
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
-        self._zygote.stdin.flush()
+        self._forkserver.tell(**request)
 
     def signal(self, place: Place, number: signal.Signals) -> None:
         """Send a signal to the worker of a place."""
@@ -283,12 +277,8 @@ class Fleet:
 
     def close(self) -> None:
         """Kill what still runs."""
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(30)
-        self._listener.join(10)
-        self._zygote.stdout.close()
+        self._forkserver.hang_up()
+        self._forkserver.wait(30)
 
 
 class _Dooms:

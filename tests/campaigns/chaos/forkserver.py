@@ -8,39 +8,31 @@ parent is gone or has closed it, it kills what still runs and ends; its children
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import json
 import logging
 import os
-import selectors
 import signal
 import sys
 from pathlib import Path
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.testing import supervisor
 from tests.campaigns.chaos.worker import Job, run
 
 __all__ = ["main"]
-
-_PR_SET_PDEATHSIG = 1
 
 #: Loaded before the first fork.
 _WARM = KafkaCluster
 
 
-def _tell(**event: object) -> None:
-    os.write(1, json.dumps(event).encode() + b"\n")
-
-
-def _spawn(job: Job, log: Path, libc: ctypes.CDLL) -> int:
+def _spawn(job: Job, log: Path) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        supervisor.die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         signal.set_wakeup_fd(-1)
@@ -60,40 +52,21 @@ def _spawn(job: Job, log: Path, libc: ctypes.CDLL) -> int:
         os._exit(status)
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(self, log: Path) -> None:
         self.log = log
         self.children: set[int] = set()
-        self.libc = ctypes.CDLL(None, use_errno=True)
 
-    def serve(self, wake: int) -> None:
-        """Until standard input closes."""
-        pending = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ)
-            selector.register(wake, selectors.EVENT_READ)
-            while True:
-                ready = {key.fd for key, _ in selector.select()}
-                if wake in ready:
-                    os.read(wake, 4096)
-                self.reap()
-                if 0 in ready:
-                    chunk = os.read(0, 65536)
-                    if not chunk:
-                        return
-                    *lines, pending = (pending + chunk).split(b"\n")
-                    for line in lines:
-                        self.obey(json.loads(line))
-
-    def obey(self, request: dict[str, object]) -> None:
+    def obey(self, request: dict[str, object]) -> bool:
         """Start or signal a worker. A signal to one that is gone goes nowhere."""
         match request:
             case {"spawn": dict() as job}:
-                pid = _spawn(Job(**job), self.log, self.libc)
+                pid = _spawn(Job(**job), self.log)
                 self.children.add(pid)
-                _tell(started=job["client_id"], pid=pid)
+                supervisor.tell({"started": job["client_id"], "pid": pid})
             case {"signal": int() as number, "pid": int() as pid} if pid in self.children:
                 os.kill(pid, number)
+        return True
 
     def reap(self) -> None:
         """Tell of those that have ended."""
@@ -101,7 +74,7 @@ class _Zygote:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 self.children.discard(pid)
-                _tell(exited=pid, status=os.waitstatus_to_exitcode(status))
+                supervisor.tell({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def end(self) -> None:
         """Kill what still runs."""
@@ -112,18 +85,16 @@ class _Zygote:
 
 def main() -> int:
     """The process, from its first line to its exit status."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    parent = os.getppid()
+    wake = supervisor.wake_on_exit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    zygote = _Zygote(Path(sys.argv[1]))
+    server = _ForkServer(Path(sys.argv[1]))
     gc.collect()
     gc.freeze()  # so that a child's collector does not copy the pages of what it never looks at
     try:
-        zygote.serve(reader)
+        supervisor.serve(parent, wake, server.reap, server.obey)
     finally:
-        zygote.end()
+        server.end()
     return 0
 
 

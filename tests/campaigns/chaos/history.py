@@ -12,41 +12,21 @@ from operator import itemgetter
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.ports import LogEntry
-from rationalizer import (
-    ClaimingMessages,
-    ClaimingPartition,
-    CommitRanges,
-    Heartbeat,
-    HeartbeatBatch,
-    Lease,
-    Outcome,
-    Record,
-    ReleasingPartition,
-    World,
-    codes,
-)
+from rationalizer import ClaimingMessages, Heartbeat, HeartbeatBatch, Lease, Outcome, Record, World
+from rationalizer.history import LeaseKey, Owners, Span
 from tests.campaigns.chaos.lines import digest_of
 
 __all__ = ["Grant", "LogHistory", "Tenure"]
 
-Key = tuple[str, str, int]
-
 
 @dataclass(slots=True)
 class Tenure:
-    """One epoch of a lease: who held it, from when to when (log time, ms)."""
+    """One epoch of a lease: who held it, from when to when."""
 
-    key: Key
-    epoch: int
-    client_id: str
-    instance_id: str
-    since: int
+    span: Span
     #: What was done when it began.
     stable: int
     ranges: tuple[tuple[int, int], ...]
-    until: int | None = None
-    #: It ended by a release in its holder's name.
-    released: bool = False
     #: Digests of the accepted beats of this epoch, in the log's order.
     beats: list[str] = field(default_factory=list)
 
@@ -59,7 +39,7 @@ class Tenure:
 class Grant:
     """At most once: an accepted ClaimingMessages."""
 
-    key: Key
+    key: LeaseKey
     instance_id: str
     epoch: int
     first: int
@@ -72,12 +52,13 @@ class LogHistory:
 
     def __init__(self, log: Mapping[int, Iterable[LogEntry]], wanted: Iterable[tuple[int, int]] = ()) -> None:
         """wanted: (CP, next offset)s whose digests are to be kept, as workers have told theirs."""
-        self.tenures: dict[Key, list[Tenure]] = {}
+        self._owners = Owners()
+        self.tenures: dict[LeaseKey, list[Tenure]] = {}
         #: instance → its grants, in order of time.
         self.grants: dict[str, list[Grant]] = {}
-        self.stable: dict[Key, int] = {}
+        self.stable: dict[LeaseKey, int] = {}
         #: (log time, stable), wherever it moved.
-        self.moves: dict[Key, list[tuple[int, int]]] = {}
+        self.moves: dict[LeaseKey, list[tuple[int, int]]] = {}
         #: What must never happen in any log: told by check.py.
         self.broken: list[str] = []
         self.digests: dict[tuple[int, int], str] = {}
@@ -99,38 +80,26 @@ class LogHistory:
             grants.sort(key=lambda grant: grant.at)
 
     def _observe(self, world: World, outcome: Outcome, record: Record, value: bytes) -> None:
-        for topic, partition in _touched(record, outcome):
-            lease = world.lease(record.group_id, topic, partition)
+        for key in self._owners.touched(outcome):
+            lease, last = world.lease(*key), self._owners.now.get(key)
+            begun = self._owners.see(key, world, outcome)
             if lease is not None:
-                self._see(lease, outcome, record, value)
+                self._see(lease, last, begun, outcome, record, value)
 
-    def _see(self, lease: Lease, outcome: Outcome, record: Record, value: bytes) -> None:
+    def _see(
+        self, lease: Lease, last: Span | None, begun: Span | None, outcome: Outcome, record: Record, value: bytes
+    ) -> None:
         key = (lease.group_id, lease.topic, lease.partition)
         before, now = self.stable.get(key, -1), lease.progress.stable
         tenures = self.tenures.setdefault(key, [])
-        last = tenures[-1] if tenures else None
         if now < before:
             self.broken.append(f"{key}: progress went from {before} back to {now}")
         if last is not None and lease.epoch < last.epoch:
             self.broken.append(f"{key}: epoch {lease.epoch} after {last.epoch}")
-        if last is None or lease.epoch != last.epoch:
-            if last is not None and last.until is None:
-                last.until = outcome.log_time
-            tenures.append(
-                Tenure(
-                    key,
-                    lease.epoch,
-                    lease.client_id or "",
-                    lease.instance_id or "",
-                    outcome.log_time,
-                    before,
-                    tuple(split(lease.progress.ranges).ranges),
-                )
-            )
-        elif not lease.held and last.until is None:
-            last.until, last.released = outcome.log_time, True
+        if begun is not None and begun.held:
+            tenures.append(Tenure(begun, before, tuple(split(lease.progress.ranges).ranges)))
         tenure = tenures[-1]
-        if isinstance(record, Heartbeat | HeartbeatBatch) and record.instance_id == tenure.instance_id:
+        if isinstance(record, Heartbeat | HeartbeatBatch) and record.instance_id == tenure.span.instance_id:
             tenure.beats.append(digest_of(value))
         if isinstance(record, ClaimingMessages):
             grant = Grant(
@@ -141,22 +110,12 @@ class LogHistory:
             self.moves.setdefault(key, []).append((outcome.log_time, now))
         self.stable[key] = now
 
-    def done_since(self, key: Key, offset: int) -> int | None:
+    def done_since(self, key: LeaseKey, offset: int) -> int | None:
         """Since when (log time) everything up to this offset is done; None: it is not."""
         moves = self.moves.get(key, ())
         place = bisect_left(moves, offset, key=itemgetter(1))
         return moves[place][0] if place < len(moves) else None
 
-    def tenure(self, key: Key, epoch: int) -> Tenure | None:
+    def tenure(self, key: LeaseKey, epoch: int) -> Tenure | None:
         """The tenure of this epoch."""
-        return next((x for x in self.tenures.get(key, ()) if x.epoch == epoch), None)
-
-
-def _touched(record: Record, outcome: Outcome) -> list[tuple[str, int]]:
-    """The leases that an accepted record is about."""
-    if isinstance(record, HeartbeatBatch):
-        answers = zip(record.entries, outcome.entries or (), strict=True)
-        return [(entry.topic, entry.partition) for entry, code in answers if code in codes.ACCEPTED]
-    if isinstance(record, Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges):
-        return [(record.topic, record.partition)]
-    return []
+        return next((x for x in self.tenures.get(key, ()) if x.span.epoch == epoch), None)

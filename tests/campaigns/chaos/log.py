@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
-from kafka_marshal.ports import LogEntry, TopicPartition
+from kafka_marshal.node.log_reader import bounds, read_range
+from kafka_marshal.ports import LogEntry
 from rationalizer import World
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
@@ -63,33 +64,28 @@ class Follower:
 
 def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> Mapping[int, list[LogEntry]]:
     """All of a topic, from the beginning to where its partitions end now."""
+    found: dict[int, list[LogEntry]] = {partition: [] for partition in partitions}
     cluster = KafkaCluster(bootstrap)
     try:
-        keys: list[TopicPartition] = [(topic, partition) for partition in partitions]
-        until = time.monotonic() + PATIENCE_S
-        marks: dict[TopicPartition, tuple[int, int]] = {}
-        while len(marks) < len(keys):  # a partition whose leader was just elected may be left out at first
-            marks = cluster.watermarks(keys, PATIENCE_S)
-            if time.monotonic() > until:
-                raise KafkaUnavailableError(f"{topic}: not all partitions have leaders within {PATIENCE_S:.0f} s")
-        found: dict[int, list[LogEntry]] = {partition: [] for _, partition in keys}
-        left = {partition: high for (_, partition), (low, high) in marks.items() if high > low}
-        tail = cluster.tail(topic, {partition: marks[topic, partition][0] for partition in left})
-        while left and time.monotonic() < until:
-            batch = tail.read(LOOK_S)
-            for partition, entries in batch.records.items():
-                found[partition].extend(entries)
-                if entries[-1][0] + 1 >= left.get(partition, 0):
-                    left.pop(partition, None)
-            for partition, end in batch.ends.items():
-                if end >= left.get(partition, 0):
-                    left.pop(partition, None)
-        tail.close()
-        if left:
-            raise KafkaUnavailableError(f"{topic}: not read to its end within {PATIENCE_S:.0f} s, {left} are missing")
-        return found
+        for partition, entries in read_range(cluster, topic, _bounds(cluster, topic), PATIENCE_S):
+            found[partition] += entries
     finally:
         cluster.close()
+    return found
+
+
+def _bounds(cluster: KafkaCluster, topic: str) -> Mapping[int, tuple[int, int]]:
+    """Where the partitions begin and end: one whose leader was just elected may be left out at first."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            found = bounds(cluster, topic, PATIENCE_S)
+        except KafkaUnavailableError:
+            if time.monotonic() > until:
+                raise
+        else:
+            assert found is not None, f"{topic} is gone"
+            return found
 
 
 def write_dump(path: Path, log: Mapping[int, Iterable[LogEntry]]) -> None:

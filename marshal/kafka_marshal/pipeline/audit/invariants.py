@@ -15,13 +15,11 @@ from bisect import bisect_left
 from enum import StrEnum
 
 from rationalizer import Lease
+from rationalizer.history import LeaseKey
 from rationalizer.intervals import Intervals, union
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
-__all__ = ["Kind", "LeaseKey", "Watched"]
-
-#: (group, topic, partition)
-LeaseKey = tuple[str, str, int]
+__all__ = ["Kind", "Watched"]
 
 
 class Kind(StrEnum):
@@ -45,9 +43,6 @@ class Watched:
     __slots__ = (
         "client",
         "epoch",
-        "former",
-        "freed_at",
-        "from_time",
         "granted",
         "instance",
         "interval",
@@ -62,15 +57,10 @@ class Watched:
         #: The holder, None while the lease is free.
         self.client: str | None = None
         self.instance: str | None = None
-        #: Who held it last, where it is free and that is known.
-        self.former: tuple[str | None, str | None] = (None, None)
         #: Of the holder or, while the lease is free, of the last one; −1 before the first.
         self.epoch = -1
         self.interval = 0
         self.last_beat = 0
-        #: Log time at which the holder was granted it, and at which it fell free; None where that was before we looked.
-        self.from_time: int | None = None
-        self.freed_at: int | None = None
         self.stable = NOTHING_DONE
         self.granted = NOTHING_DONE
         #: What is done above stable.

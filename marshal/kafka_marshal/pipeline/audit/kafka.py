@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.errors import AuditError, KafkaUnavailableError, TopicChangedError, TopicMissingError
+from kafka_marshal.errors import AuditError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.node.log_reader import bounds
 from kafka_marshal.pipeline.audit.files import Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog
@@ -61,7 +62,12 @@ class KafkaSource:
         """
         if spark is None:
             raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
-        ends = self._ends()
+        ends = self._bounds(self.topic)
+        if ends is None:
+            raise TopicMissingError(
+                f"there is no topic {self.topic!r} at {self.bootstrap_servers}. Nothing was read. Name the "
+                "coordination topic, or make one: kafka-marshal init."
+            )
         log = self._copy(spark, self.topic, ends, work / "log")
         said = count_by_marker(log)
         if said is not None and said != len(ends):
@@ -71,8 +77,8 @@ class KafkaSource:
             )
         snapshots = None
         stored = snapshots_topic(self.topic)
-        if stored in (marks := self._watermarks([stored])):
-            snapshots = partial(records_of_parquet, self._copy(spark, stored, marks[stored], work / "snapshots"))
+        if (marks := self._bounds(stored)) is not None:
+            snapshots = partial(records_of_parquet, self._copy(spark, stored, marks, work / "snapshots"))
         starts = {cp: low for cp, (low, _) in ends.items()}
         return Opened(SourceLog(self.topic, len(ends), log, starts), snapshots)
 
@@ -93,34 +99,13 @@ class KafkaSource:
             cluster.close()
         return {each: offsets for each, offsets in found.items() if len(offsets) == len(times)}
 
-    def _ends(self) -> dict[int, tuple[int, int]]:
-        marks = self._watermarks([self.topic])
-        if self.topic not in marks:
-            raise TopicMissingError(
-                f"there is no topic {self.topic!r} at {self.bootstrap_servers}. Nothing was read. Name the "
-                "coordination topic, or make one: kafka-marshal init."
-            )
-        return marks[self.topic]
-
-    def _watermarks(self, topics: list[str]) -> dict[str, dict[int, tuple[int, int]]]:
-        """(log start, high watermark) of each partition of the topics that exist."""
+    def _bounds(self, topic: str) -> dict[int, tuple[int, int]] | None:
+        """(log start, high watermark) of each partition; None where there is no such topic."""
         cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
         try:
-            infos = cluster.topic_info(topics, self.timeout_s)
-            wanted = [(name, partition) for name, info in infos.items() for partition in range(info.partitions)]
-            marks = cluster.watermarks(wanted, self.timeout_s)
+            return bounds(cluster, topic, self.timeout_s)
         finally:
             cluster.close()
-        missing = sorted(set(wanted) - set(marks))
-        if missing:
-            raise KafkaUnavailableError(
-                f"partitions {missing} have no leader at the moment: what they hold can't be read. Nothing was "
-                "concluded; try again when the brokers that hold them are back."
-            )
-        return {
-            name: {partition: marks[name, partition] for partition in range(info.partitions)}
-            for name, info in infos.items()
-        }
 
     def _copy(
         self, spark: SparkSession, topic: str, marks: Mapping[int, tuple[int, int]], folder: Path

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.pipeline.audit.invariants import Kind, LeaseKey, Watched
+from kafka_marshal.pipeline.audit.invariants import Kind, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes
+from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.wire.unpacking import Message
 
-__all__ = ["Ended", "Freed", "Holding", "Loose", "Observer"]
+__all__ = ["Loose", "Observer", "ownership_row"]
 
 #: Rows that are kept before they are written.
 KEPT_ROWS: Final = 16_384
@@ -25,64 +26,21 @@ _BATCH: Final = 6
 Write = Callable[[str, list[Row]], None]
 
 
-class Ended:
-    """How a tenure ended (the column `ended`)."""
-
-    RELEASED = "released"
-    REPLACED = "replaced"
-    RESTARTED = "restarted"
-    FORGOTTEN = "forgotten"
-    OPEN = "open"
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """One holder's time with a lease, as far as a segment saw of it; its epoch is the offset at which it began (C3)."""
-
-    key: LeaseKey
-    client: str
-    instance: str
-    epoch: int
-    #: None: before the segment.
-    from_time: int | None
-    to_offset: int | None = None
-    to_time: int | None = None
-    ended: str = Ended.OPEN
-
-    def row(self) -> Row:
-        """As a row of `ownership`, whose partition the writer puts in."""
-        return (
-            *self.key,
-            self.client,
-            self.instance,
-            self.epoch,
-            self.epoch,
-            self.from_time,
-            self.to_offset,
-            self.to_time,
-            self.ended,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """A lease was let go: at which log time, and by whom."""
-
-    time: int
-    client: str | None
-    instance: str | None
+def ownership_row(span: Span) -> Row:
+    """A row of `ownership`, whose partition the writer puts in; the epoch is the offset at which it began (C3)."""
+    since = None if span.since == BEFORE else span.since
+    names = (*span.key, span.client_id, span.instance_id)
+    return (*names, span.epoch, span.epoch, since, span.until_offset, span.until, str(span.ended))
 
 
 @dataclass(slots=True)
 class Loose:
     """What one segment can't know alone; its neighbours make it whole (stitch.py). Bounded by the number of leases."""
 
-    #: Ended in the segment, begun before it.
-    ended: list[Holding] = field(default_factory=list)
-    #: Held at the segment's end.
-    open: list[Holding] = field(default_factory=list)
-    #: Free at the segment's end: since when (log time) and by whom; None where that was before the segment.
-    free: dict[LeaseKey, Freed | None] = field(default_factory=dict)
+    #: Owned; ended in the segment, begun before it.
+    ended: list[Span] = field(default_factory=list)
+    #: The spans at the segment's end, owned or not.
+    now: list[Span] = field(default_factory=list)
     #: Rows of `takeovers` that don't say from whom and after how long, the lease having been freed before the segment.
     takeovers: list[Row] = field(default_factory=list)
 
@@ -98,6 +56,8 @@ class Observer:
         self._write = write
         self._log_time = world.log_time
         self._offset = world.next_offset
+        self._owners = Owners()
+        self._owners.begin(world)
         self._watched = {(each.group_id, each.topic, each.partition): Watched.of(each) for each in world.leases()}
         self._pauses = {pause.group_id: (pause.client_id, pause.expires) for pause in world.pauses()}
         self._rows: dict[str, list[Row]] = {
@@ -157,11 +117,7 @@ class Observer:
 
     def finish(self) -> None:
         """The segment ends here: the last rows, and what is loose."""
-        for watched in self._watched.values():
-            if watched.client is None:
-                self.loose.free[watched.key] = _freed(watched)
-            else:
-                self.loose.open.append(_holding(watched))
+        self.loose.now += self._owners.now.values()
         self._flush()
 
     def _flush(self) -> None:
@@ -231,7 +187,7 @@ class Observer:
                 f"it is the holder's for {2 * watched.interval} ms (C3)",
             )
         watched.interval = interval
-        self._begin(watched, client, instance, Ended.REPLACED)
+        self._begin(watched, client, instance, End.REPLACED)
 
     def _restart(self, watched: Watched, client: str, instance: str) -> None:
         """C7: allowed for another instance of the holder's client, while it is fresh."""
@@ -239,16 +195,14 @@ class Observer:
         if watched.client != client or watched.instance == instance or age >= watched.interval:
             why = f"{client}/{instance} took the lease over with a heartbeat, {age} ms after the last beat (C7)"
             self._violation(Kind.TWO_OWNERS, watched, why)
-        self._begin(watched, client, instance, Ended.RESTARTED)
+        self._begin(watched, client, instance, End.RESTARTED)
 
     def _release(self, watched: Watched, message: Message, code: str) -> None:
         _, _, instance, client, _, _, _, epoch, done = message
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
-        self._end(watched, Ended.RELEASED)
-        watched.former = (watched.client, watched.instance)
+        self._note(self._owners.free(watched.key, self._offset, self._log_time))
         watched.client = watched.instance = None
-        watched.freed_at = self._log_time
         if done is not None:
             self._done(watched, client, instance, done, code, epoch)
 
@@ -280,7 +234,7 @@ class Observer:
             watched = self._watched.pop(key)
             if watched.client is not None and not watched.is_stale(self._log_time):
                 self._violation(Kind.TWO_OWNERS, watched, "the group was forgotten while the lease was held (C16)")
-            self._end(watched, Ended.FORGOTTEN)
+            self._note(self._owners.forget(key, self._offset, self._log_time))
         self._pauses.pop(group, None)
 
     # -- what follows ------------------------------------------------------------------------------------------------
@@ -324,7 +278,7 @@ class Observer:
                 )
             )
 
-    def _begin(self, watched: Watched, client: str, instance: str, ended: str) -> None:
+    def _begin(self, watched: Watched, client: str, instance: str, ended: End) -> None:
         """A new holder from this record on."""
         if self._offset <= watched.epoch:
             self._violation(
@@ -332,42 +286,39 @@ class Observer:
                 watched,
                 f"{client}/{instance} was granted the epoch {self._offset}, not above {watched.epoch} before it (C9)",
             )
-        if watched.epoch >= 0:
-            how = "handed over" if watched.client is None else ended
-            self._takeover(watched, client, instance, how)
-        if watched.client is not None:
-            self._end(watched, ended)
+        before = self._owners.grant(watched.key, client, instance, self._offset, self._offset, self._log_time, ended)
+        if before is not None:
+            self._takeover(before, client, instance, self._log_time - watched.last_beat)
+            self._note(before)
         watched.client, watched.instance, watched.epoch = client, instance, self._offset
-        watched.last_beat = watched.from_time = self._log_time
-        watched.freed_at = None
+        watched.last_beat = self._log_time
 
-    def _takeover(self, watched: Watched, client: str, instance: str, how: str) -> None:
-        free = watched.client is None
-        unowned = None if watched.freed_at is None else self._log_time - watched.freed_at
+    def _takeover(self, before: Span, client: str, instance: str, silent_ms: int) -> None:
+        known = before.since != BEFORE
         row: Row = (
-            *watched.key,
+            *before.key,
             client,
             instance,
             self._offset,
             self._log_time,
-            how,
-            *(watched.former if free else (watched.client, watched.instance)),
-            self._log_time - watched.last_beat,
-            unowned if free else None,
+            str(before.ended) if before.held else "handed over",
+            before.client_id or None,
+            before.instance_id or None,
+            silent_ms,
+            self._log_time - before.since if known and not before.held else None,
         )
-        if free and unowned is None:
-            self.loose.takeovers.append(row)
-        else:
+        if known or before.held:
             self._rows["takeovers"].append(row)
-
-    def _end(self, watched: Watched, ended: str) -> None:
-        if watched.client is None:
-            return
-        holding = _holding(watched, self._offset, self._log_time, ended)
-        if holding.from_time is None:
-            self.loose.ended.append(holding)
         else:
-            self._rows["ownership"].append(holding.row())
+            self.loose.takeovers.append(row)
+
+    def _note(self, ended: Span | None) -> None:
+        """A span ended: where somebody owned the lease, that is a row, or part of one."""
+        if ended is not None and ended.held:
+            if ended.since == BEFORE:
+                self.loose.ended.append(ended)
+            else:
+                self._rows["ownership"].append(ownership_row(ended))
 
     # -- the world, held against the outcomes --------------------------------------------------------------------------
 
@@ -378,7 +329,7 @@ class Observer:
         if lease is None:
             if watched is not None:
                 self._violation(Kind.TWO_OWNERS, watched, "the state does not know the lease any more")
-                self._end(watched, Ended.FORGOTTEN)
+                self._note(self._owners.forget(key, self._offset, self._log_time))
                 del self._watched[key]
             return
         if watched is None:
@@ -392,11 +343,13 @@ class Observer:
     def _other_holder(self, watched: Watched, lease: Lease) -> None:
         named = f"{lease.client_id}/{lease.instance_id}, epoch {lease.epoch}" if lease.held else "nobody"
         self._violation(Kind.TWO_OWNERS, watched, f"the state names {named} as the holder; no record made it so")
-        self._end(watched, Ended.REPLACED)
-        watched.former = (watched.client, watched.instance)
+        at = self._offset, self._log_time
+        if lease.client_id is None or lease.instance_id is None:
+            self._note(self._owners.free(watched.key, *at, End.REPLACED))
+        else:
+            names = lease.client_id, lease.instance_id, lease.epoch
+            self._note(self._owners.grant(watched.key, *names, *at, End.REPLACED))
         watched.adopt(lease)
-        watched.from_time = self._log_time if lease.held else None
-        watched.freed_at = None if lease.held else self._log_time
 
     def _other_progress(self, watched: Watched, lease: Lease) -> None:
         progress = lease.progress
@@ -428,17 +381,3 @@ class Observer:
                 detail,
             )
         )
-
-
-def _freed(watched: Watched) -> Freed | None:
-    return None if watched.freed_at is None else Freed(watched.freed_at, *watched.former)
-
-
-def _holding(
-    watched: Watched, to_offset: int | None = None, to_time: int | None = None, ended: str = Ended.OPEN
-) -> Holding:
-    assert watched.client is not None
-    assert watched.instance is not None
-    return Holding(
-        watched.key, watched.client, watched.instance, watched.epoch, watched.from_time, to_offset, to_time, ended
-    )

@@ -17,7 +17,7 @@ from kafka_marshal.pipeline.audit.files import Piece, has_statistics, header_of,
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog
 from kafka_marshal.pipeline.audit.snapshots import SnapshotRecords
-from rationalizer import RejectedValueError, Tick, decode
+from rationalizer.marker import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -225,16 +225,7 @@ def count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
     for cp in sorted(pieces):
         first = next(read_pieces(pieces[cp][:1], 0, None), None)
         if first is not None and first[0][0] == 0:
-            count = _marker(first[2][0])
+            count = count_of(first[2][0])
             if count is not None:
                 return count
     return None
-
-
-def _marker(value: bytes | None) -> int | None:
-    try:
-        record = decode(value)
-    except RejectedValueError:
-        return None
-    prefix, equals, count = record.group_id.partition("=") if isinstance(record, Tick) else ("", "", "")
-    return int(count) if prefix == "partitions" and equals and count.isascii() and count.isdigit() else None

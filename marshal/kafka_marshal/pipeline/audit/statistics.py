@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kafka_marshal.pipeline.audit.invariants import LeaseKey
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.task import TaskResult
+from rationalizer.history import LeaseKey
 
 __all__ = ["statistics_rows"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kafka_marshal.pipeline.audit.invariants import LeaseKey
-from kafka_marshal.pipeline.audit.observer import Freed, Holding
+from kafka_marshal.pipeline.audit.observer import ownership_row
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.task import TaskResult
+from rationalizer.history import BEFORE, LeaseKey, Span
 
 __all__ = ["Stitched", "stitch"]
 
@@ -29,41 +29,35 @@ class Stitched:
 def stitch(results: Iterable[TaskResult]) -> Stitched:
     """Put the segments of one CP together, which come in order."""
     found = Stitched()
-    open_since: dict[tuple[LeaseKey, int], Holding] = {}
-    freed: dict[LeaseKey, Freed | None] = {}
+    now: dict[LeaseKey, Span] = {}
     log_time = 0
     for result in results:
         log_time = result.log_time
-        for holding in result.loose.ended:
-            before = open_since.pop((holding.key, holding.epoch), None)
-            found.ownership.append(_since(holding, before).row())
+        found.ownership += [ownership_row(_whole(span, now)) for span in result.loose.ended]
         for row in result.loose.takeovers:
-            found.takeovers.append(_from(row, freed.get((row[0], row[1], row[2]))))  # type: ignore[arg-type]
-        held = {}
-        for holding in result.loose.open:
-            name = (holding.key, holding.epoch)
-            held[name] = _since(holding, open_since.get(name))
-        open_since = held
-        freed = {key: freed.get(key) if each is None else each for key, each in result.loose.free.items()}
-    found.ownership += [holding.row() for holding in open_since.values()]
-    found.unowned = {key: log_time - each.time for key, each in freed.items() if each is not None}
+            found.takeovers.append(_from(row, now.get((row[0], row[1], row[2]))))  # type: ignore[arg-type]
+        now = {span.key: _whole(span, now) for span in result.loose.now}
+    found.ownership += [ownership_row(span) for span in now.values() if span.held]
+    found.unowned = {key: log_time - span.since for key, span in now.items() if not span.held and span.since != BEFORE}
     return found
 
 
-def _since(holding: Holding, before: Holding | None) -> Holding:
-    """With the time it began at, where an earlier segment saw that."""
-    if holding.from_time is not None or before is None:
-        return holding
-    return replace(holding, from_time=before.from_time)
+def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
+    """A span, with what an earlier segment knows of how it began."""
+    known = before.get(span.key)
+    if span.since != BEFORE or known is None or (known.held, known.epoch) != (span.held, span.epoch):
+        return span
+    names = (span.client_id, span.instance_id) if span.client_id else (known.client_id, known.instance_id)
+    return replace(span, since=known.since, client_id=names[0], instance_id=names[1])
 
 
-def _from(row: Row, freed: Freed | None) -> Row:
+def _from(row: Row, freed: Span | None) -> Row:
     """With what an earlier segment knows of the lease's last holder."""
-    if freed is None:
+    if freed is None or freed.held or freed.since == BEFORE:
         return row
     told = list(row)
     time = row[_TIME]
     assert isinstance(time, int)
-    told[_FROM : _FROM + 2] = freed.client, freed.instance
-    told[_UNOWNED] = time - freed.time
+    told[_FROM : _FROM + 2] = freed.client_id or None, freed.instance_id or None
+    told[_UNOWNED] = time - freed.since
     return tuple(told)

@@ -27,7 +27,8 @@ from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in, host_of
-from rationalizer import Tick, encode, snapshot_log
+from rationalizer import encode, snapshot_log
+from rationalizer.marker import marker
 
 __all__ = ["Result", "simulate_one"]
 
@@ -190,8 +191,7 @@ class _Story:
             self.broker.create_topic(snapshots_topic(scenario.topic), cps, 1, required_settings(1))
         init = Process("init", self._admin_host, self.network, self.checks, scenario.seed)
         for cp in range(cps):
-            marker = Tick("init", "kafka-marshal-init", f"partitions={cps}")  # as kafka-marshal init writes it (L2)
-            self.network.arrive(scenario.topic, cp, encode(marker), init, 0.0)
+            self.network.arrive(scenario.topic, cp, encode(marker("init", cps)), init, 0.0)
         for topic, partitions in scenario.data_topics.items():
             self.broker.create_topic(topic, partitions)
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
