@@ -25,6 +25,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.testing.simulation import Job, Scenario
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.decoding import decoded_once
+from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process, Store
 from kafka_marshal.testing.simulation.scheduler import Scheduler
@@ -53,7 +54,7 @@ class Members(Checks):
         super().__init__(scenario, scheduler)
         self.drivers: dict[str, Driver] = {}
 
-    def watch(self, process: Process, driver: Driver) -> None:
+    def watch(self, process: Living, driver: Driver) -> None:
         self.drivers[process.client_id] = driver
 
 
@@ -87,7 +88,7 @@ class Crowd:
             for message in consumer:
                 job.handle(message)  # none comes
 
-    def _record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Process, sent_at: float) -> None:
+    def _record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Living, sent_at: float) -> None:
         judged = self.worlds[cp].apply(offset, stamp, value)
         self.records[f"{judged.type} {judged.code}"] += 1
 

@@ -58,7 +58,7 @@ from rationalizer import (
 )
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.living import Living
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
@@ -119,7 +119,7 @@ class Checks:
         #: Record types and outcomes that were seen.
         self.outcomes: dict[tuple[str, str], int] = {}
         #: (process, consumer's engine) of every consumer there ever was.
-        self.consumers: dict[int, tuple[Process, ConsumerEngine]] = {}
+        self.consumers: dict[int, tuple[Living, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
         self._is_trusting = scenario.clocks_are_trusted
@@ -139,13 +139,13 @@ class Checks:
         self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._ledgers: dict[Key, Ledger] = {}
         self._seen: dict[Key, Seen] = {}
-        self._watched: list[tuple[Process, Driver]] = []
+        self._watched: list[tuple[Living, Driver]] = []
         #: (process, partition) → virtual time at which it knew that its lease was lost.
         self._lost: dict[tuple[str, Key], float] = {}
         #: (process, partition, epoch) → when its last accepted beat was sent.
-        self._beaten: dict[tuple[Process, Key, int], float] = {}
+        self._beaten: dict[tuple[Living, Key, int], float] = {}
         #: The epoch under which a process got the message that it handles now.
-        self._epochs: dict[tuple[Process, Key], int] = {}
+        self._epochs: dict[tuple[Living, Key], int] = {}
         #: At most once: what the log granted: (instance, partition, first, last offset, when).
         self.grants: list[tuple[str, Key, int, int, float]] = []
         #: The same by process and partition: (first, last offset).
@@ -172,7 +172,7 @@ class Checks:
 
     # Members.
 
-    def watch(self, process: Process, driver: Driver) -> None:
+    def watch(self, process: Living, driver: Driver) -> None:
         """A member of this process reads the log from now on."""
         group = driver.engine.settings.group_id
         if group != self._scenario.group_id:
@@ -219,7 +219,7 @@ class Checks:
         replica.apply = read_and_applied  # type: ignore[method-assign]
         driver.engine.book.lose = note_lost  # type: ignore[method-assign]
 
-    def _check_delivery(self, process: Process, consumer: ConsumerEngine) -> None:
+    def _check_delivery(self, process: Living, consumer: ConsumerEngine) -> None:
         """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
         self.left_out.may_begin_late |= consumer.settings.start != "earliest"
         if consumer.at_most_once != self._at_most_once:
@@ -230,9 +230,9 @@ class Checks:
                 f"whose promises are others; run it with --delivery {asked} (simulate(…, delivery={asked!r}))",
             )
 
-    def owners(self) -> dict[Key, list[tuple[Process, HeldLease]]]:
+    def owners(self) -> dict[Key, list[tuple[Living, HeldLease]]]:
         """Who could hand out messages of a partition now, by its own clock."""
-        found: dict[Key, list[tuple[Process, HeldLease]]] = {}
+        found: dict[Key, list[tuple[Living, HeldLease]]] = {}
         for process, driver in self._watched:
             if process.is_running:
                 now = driver.now_ms()
@@ -241,7 +241,7 @@ class Checks:
                         found.setdefault(key, []).append((process, lease))
         return found
 
-    def forget(self, process: Process) -> None:
+    def forget(self, process: Living) -> None:
         """A process has ended."""
         self._watched = [entry for entry in self._watched if entry[0] is not process]
 
@@ -249,7 +249,7 @@ class Checks:
         if self.manners.looks_closer:
             self.manners.check_trust(self._watched)
         if self._is_trusting:
-            seen: dict[Key, Process] = {}
+            seen: dict[Key, Living] = {}
             for process, driver in self._watched:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
@@ -267,7 +267,7 @@ class Checks:
 
     # Records.
 
-    def record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Process, sent_at: float) -> None:
+    def record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Living, sent_at: float) -> None:
         """A record is in the log."""
         world = self.worlds[cp]
         outcome = world.apply(offset, stamp, value)
@@ -303,7 +303,7 @@ class Checks:
         self.counts["snapshots"] += 1
         self.manners.snapshot(cp, value, self._digests[cp])
 
-    def _judge(self, world: World, key: Key, code: str, record: Record, sender: Process, sent_at: float) -> None:
+    def _judge(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
         if lease is None:
             self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
@@ -341,7 +341,7 @@ class Checks:
         elif not self._at_most_once and end is not None:
             self._check_done(key, before, now, lease, sender)
 
-    def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Process) -> None:
+    def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Living) -> None:
         """At least once: what is done from this record on was handled."""
         if now.stable == before.stable and now.ranges == before.ranges:
             return
@@ -387,12 +387,12 @@ class Checks:
 
     # Work.
 
-    def received(self, process: Process, messages: Iterable[Message]) -> None:
+    def received(self, process: Living, messages: Iterable[Message]) -> None:
         """A worker was handed these, just now."""
         for key in {_place(message)[0] for message in messages}:
             self.manners.received(process, key)
 
-    def begins(self, process: Process, message: Message) -> None:
+    def begins(self, process: Living, message: Message) -> None:
         """A worker begins to handle a message."""
         key, offset = _place(message)
         self.counts["messages"] += 1
@@ -422,7 +422,7 @@ class Checks:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
 
-    def _begins_once(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
+    def _begins_once(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.ledger(key).begun
         granted = self._granted.get((process.name, key), ())
         if not any(first <= offset <= last for first, last in reversed(granted)):
@@ -437,7 +437,7 @@ class Checks:
         begun[offset] = process
         self.ledger(key).ever.add(offset)
 
-    def _begins_again(self, process: Process, key: Key, offset: int, assignment: Assignment | None) -> None:
+    def _begins_again(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
         before = self.ledger(key).handled.get(offset)
         if before is None:
             return
@@ -467,24 +467,24 @@ class Checks:
                     f"sent at {beaten:.1f} ms did not report it, and {process.name} handles it again",
                 )
 
-    def raised(self, process: Process, what: str) -> None:
+    def raised(self, process: Living, what: str) -> None:
         """A worker's call was interrupted, or a read torn."""
         self.counts[what] += 1
         self.events.append((what, self._scheduler.now, process.name))
 
-    def handled(self, process: Process, message: Message) -> None:
+    def handled(self, process: Living, message: Message) -> None:
         """A worker has handled a message."""
         key, offset = _place(message)
         self.events.append(("handled", self._scheduler.now, process.name, *key, offset))
         self.manners.handled(process, key, offset)
         self._is_handled(process, key, offset)
 
-    def _is_handled(self, process: Process, key: Key, offset: int) -> None:
+    def _is_handled(self, process: Living, key: Key, offset: int) -> None:
         ledger = self.ledger(key)
         ledger.handled[offset] = (process, self._scheduler.now, self._epochs.get((process, key), -1))
         ledger.ever.add(offset)
 
-    def committed(self, process: Process, rows: Iterable[Message]) -> None:
+    def committed(self, process: Living, rows: Iterable[Message]) -> None:
         """A transaction of the fenced sink was committed."""
         self.counts["transactions"] += 1
         for message in rows:
@@ -499,7 +499,7 @@ class Checks:
 
     # In the end.
 
-    def check_granted(self, alive: Iterable[Process], data: Mapping[Key, int]) -> None:
+    def check_granted(self, alive: Iterable[Living], data: Mapping[Key, int]) -> None:
         """At most once: what the log granted to a process that lived was handed out, or reported by it (C13)."""
         lived = {process.name for process in alive}
         reported: dict[tuple[str, Key], list[tuple[int, int]]] = {}
@@ -573,7 +573,7 @@ def _place(message: Message) -> tuple[Key, int]:
     return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
 
 
-def _in_hand(process: Process, key: Key, message: Message) -> Assignment | None:
+def _in_hand(process: Living, key: Key, message: Message) -> Assignment | None:
     """The assignment under which a process has this message in hand now."""
     for driver in process.drivers:
         for consumer in driver.engine.consumers.values():
@@ -588,7 +588,7 @@ def _in_hand(process: Process, key: Key, message: Message) -> Assignment | None:
     return None
 
 
-def _holds(process: Process, key: Key) -> bool:
+def _holds(process: Living, key: Key) -> bool:
     """Whether a process holds the lease now, by its own clock."""
     return any(
         (lease := driver.engine.book.leases.get(key)) is not None and driver.now_ms() < lease.proven_until

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kafka_marshal.ports import Message
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.network import Trouble
+    from kafka_marshal.testing.simulation.living import Trouble
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
 __all__ = ["Interrupted", "Interrupting", "TornReadError", "interrupted_between"]

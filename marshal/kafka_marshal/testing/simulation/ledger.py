@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.living import Living
 
 __all__ = ["NOBODY", "Ledger", "Seen"]
 
@@ -32,14 +32,14 @@ class Ledger:
     """What was done with the messages of one partition."""
 
     #: offset → who handled it last, when it was through, and the epoch under which it was handed out (-1: unknown).
-    handled: dict[int, tuple[Process, float, int]] = field(default_factory=dict)
+    handled: dict[int, tuple[Living, float, int]] = field(default_factory=dict)
     #: Handled or begun (at most once), or passed over by an admin, ever.
     ever: set[int] = field(default_factory=set)
     #: Passed over by an admin before anybody had handled it. A sink that is ahead of it by now leaves it out for good,
     #: also when the admin goes back behind it: to have it written, users rewind the sink, too (docs/sinks.md).
     passed_over: set[int] = field(default_factory=set)
     #: At most once: offset → who was handed it.
-    begun: dict[int, Process] = field(default_factory=dict)
+    begun: dict[int, Living] = field(default_factory=dict)
 
 
 class _Nobody:
@@ -48,4 +48,4 @@ class _Nobody:
 
 
 #: Who handled what nobody had to, when, and under which epoch.
-NOBODY: tuple[Process, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]
+NOBODY: tuple[Living, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]

@@ -35,7 +35,7 @@ from rationalizer.limits import HEAD_FIELDS
 from rationalizer.snapshot_log import MalformedPartError, decode_part
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.living import Living
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
@@ -104,7 +104,7 @@ class Manners:
                 self._replaced[cp, offset] = self._holders.get(key, ("", -1))
             self._holders[key] = record.instance_id, offset
 
-    def applied(self, process: Process, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
+    def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
         if alarms := driver.upkeep.snapshots.alarms:
             self._fail("snapshots", f"{process.name} raised an alarm about a true one: {alarms[0]}")
@@ -143,11 +143,11 @@ class Manners:
         if outcome.accepted and outcome.epoch == offset:
             self._granted(process, driver, offset, outcome)
 
-    def was_granted(self, process: Process, key: Key) -> bool:
+    def was_granted(self, process: Living, key: Key) -> bool:
         """Whether a process has ever seen a lease granted to it."""
         return (process.name, key) in self._grants
 
-    def _granted(self, process: Process, driver: Driver, epoch: int, outcome: Outcome) -> None:
+    def _granted(self, process: Living, driver: Driver, epoch: int, outcome: Outcome) -> None:
         record = outcome.record
         if not isinstance(record, ClaimingPartition | Heartbeat):
             return
@@ -178,7 +178,7 @@ class Manners:
         if limit is not None and held > limit:
             self._fail("limit", f"{process.name} holds {held} leases, and its policy allows {limit}")
 
-    def _check_repeated(self, process: Process, driver: Driver) -> None:
+    def _check_repeated(self, process: Living, driver: Driver) -> None:
         """A release that the log does not show is sent again after HI (C17)."""
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
@@ -187,7 +187,7 @@ class Manners:
                 if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
                     self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
 
-    def read(self, process: Process, driver: Driver) -> None:
+    def read(self, process: Living, driver: Driver) -> None:
         """A member's replica has applied what came, and its engine was told."""
         self.check_trust([(process, driver)], has_compared=False)
         if not self.looks_closer:
@@ -196,13 +196,13 @@ class Manners:
             if lease.held and self._ahead(process, driver, key) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
                 self._doubts.setdefault((process.name, key), self._scheduler.now)
 
-    def _ahead(self, process: Process, driver: Driver, key: Key) -> float:
+    def _ahead(self, process: Living, driver: Driver, key: Key) -> float:
         """How far log time ran ahead of a member's clock since its last beat (T5)."""
         sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
-        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
+        elapsed: float = (self._scheduler.now - sent_at) * process.runtime.rate
         return driver.replica.worlds[driver.engine.book.leases[key].cp].log_time - log_time - elapsed
 
-    def released(self, process: Process, key: Key, sent_at: float) -> None:
+    def released(self, process: Living, key: Key, sent_at: float) -> None:
         """A release was accepted; nothing of it may have been in hand when it was sent."""
         lost_at = self._lost.get((process.name, key), -1.0)
         if process.is_admin or self._scenario.at_most_once or _closes(process):
@@ -213,7 +213,7 @@ class Manners:
                     "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
                 )
 
-    def lost(self, process: Process, key: Key, reason: str) -> None:
+    def lost(self, process: Living, key: Key, reason: str) -> None:
         """A member was told that a lease is lost."""
         self._lost[process.name, key] = self._scheduler.now
         if reason == Loss.FENCED:
@@ -248,7 +248,7 @@ class Manners:
 
     # Messages.
 
-    def begins(self, process: Process, key: Key, offset: int) -> None:
+    def begins(self, process: Living, key: Key, offset: int) -> None:
         """A worker begins to handle a message."""
         now = self._scheduler.now
         self._in_hand.setdefault((process.name, key), {})[offset] = now
@@ -269,13 +269,13 @@ class Manners:
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
 
-    def received(self, process: Process, key: Key) -> None:
+    def received(self, process: Living, key: Key) -> None:
         """A worker was handed messages, which may have been gathered for a while."""
         for driver in process.drivers:
             if (lease := driver.engine.book.leases.get(key)) is not None:
                 self._check_late(process, key, "messages", lease.heartbeat_interval_ms)
 
-    def _check_late(self, process: Process, key: Key, what: str, hi: int) -> None:
+    def _check_late(self, process: Living, key: Key, what: str, hi: int) -> None:
         """Granted or not, nothing is handed out when the lease may be over (T4). hi: the lease's."""
         elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
         if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
@@ -287,7 +287,7 @@ class Manners:
 
     # What a member trusts.
 
-    def check_trust(self, members: Iterable[tuple[Process, Driver]], *, has_compared: bool = True) -> None:
+    def check_trust(self, members: Iterable[tuple[Living, Driver]], *, has_compared: bool = True) -> None:
         """Of everybody who may hand out messages now. has_compared: the engine knows log time by now."""
         for process, driver in members:
             if process.is_running:
@@ -298,13 +298,13 @@ class Manners:
                         if self.looks_closer and has_compared:
                             self._check_ahead(process, now, lease, driver.replica.worlds[lease.cp].log_time)
 
-    def _check_ahead(self, process: Process, now: float, lease: HeldLease, log_time: int) -> None:
+    def _check_ahead(self, process: Living, now: float, lease: HeldLease, log_time: int) -> None:
         """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
         ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
-    def _check_trust(self, process: Process, now: float, key: Key, lease: HeldLease) -> None:
+    def _check_trust(self, process: Living, now: float, key: Key, lease: HeldLease) -> None:
         """now: by the process's own clock."""
         if not lease.held or lease.hand_out_until <= now:
             return
@@ -325,7 +325,7 @@ class Manners:
                 "that it sent after that is accepted yet (T5)",
             )
 
-    def handled(self, process: Process, key: Key, offset: int) -> None:
+    def handled(self, process: Living, key: Key, offset: int) -> None:
         """A worker has handled a message."""
         self._in_hand.get((process.name, key), {}).pop(offset, None)
 
@@ -345,7 +345,7 @@ class Manners:
         elif digests.get(part.next_offset) != part.digest:
             self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
 
-    def check_in_hand(self, consumers: Iterable[tuple[Process, ConsumerEngine]]) -> None:
+    def check_in_hand(self, consumers: Iterable[tuple[Living, ConsumerEngine]]) -> None:
         """In the end: what was counted by messages is what is there, run by run."""
         for process, consumer in consumers:
             for assignment in consumer.assignments.values() if process.is_running else ():
@@ -371,7 +371,7 @@ def _beaten(outcome: Outcome) -> list[Key]:
     return []
 
 
-def _closes(process: Process) -> bool:
+def _closes(process: Living) -> bool:
     """Whether one of its consumers closes: what is in hand and not done stays not done then."""
     engines = [driver.engine for driver in process.drivers]
     return (

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.adapters.memory.cluster import unanswered
@@ -29,11 +28,9 @@ from kafka_marshal.ports import (
     TailFault,
     TopicPartition,
 )
+from kafka_marshal.testing.simulation.living import Living, Trouble
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
-
-if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.process import Process
 
 __all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 
@@ -43,27 +40,6 @@ BROKER_EPOCH_MS = 1_700_000_000_000.0
 #: A wait this short (s) is one of many in a row that end when an acknowledgement is here, or something else is due.
 #: They are one long one here, for nobody can tell the difference.
 ACK_WATCH_S = 0.002
-
-
-@dataclass(slots=True)
-class Trouble:
-    """How bad the network is for one process at the moment."""
-
-    #: One way, on the average (ms).
-    latency_ms: float = 0.4
-    #: Share of appends that never arrive, and of acknowledgements that do not come back.
-    loss: float = 0.0
-    ack_loss: float = 0.0
-    #: Share of appends that are written twice, and of those that arrive long after the client has given them up.
-    duplicates: float = 0.0
-    late: float = 0.0
-    #: No broker can be reached.
-    is_cut_off: bool = False
-    #: Until when (virtual ms) a partition of the coordination topic does not reach this client.
-    deaf_until: dict[int, float] = field(default_factory=dict)
-    #: Share of a worker's calls that an exception ends, and of reads that raise with messages in hand.
-    interrupts: float = 0.0
-    torn_reads: float = 0.0
 
 
 class Network:
@@ -77,7 +53,7 @@ class Network:
         self.tails: list[SimulatedTail] = []
         self.readers: list[SimulatedReader] = []
         #: Told of each record of the coordination topic: partition, offset, stamp, value, who sent it, and when.
-        self.on_record: Callable[[int, int, int, bytes, Process, float], None] = lambda *_: None
+        self.on_record: Callable[[int, int, int, bytes, Living, float], None] = lambda *_: None
         #: Told of each record of the log of snapshots: partition, value.
         self.on_snapshot: Callable[[int, bytes], None] = lambda *_: None
         #: By coordination partition: how far its broker's clock is off (ms).
@@ -88,7 +64,7 @@ class Network:
         """The broker's time, as the partition written to has it."""
         return BROKER_EPOCH_MS + self.scheduler.now + self._shift
 
-    def arrive(self, topic: str, partition: int, value: bytes, sender: Process, sent_at: float) -> int:
+    def arrive(self, topic: str, partition: int, value: bytes, sender: Living, sent_at: float) -> int:
         """A record reaches the log; returns its offset."""
         self._shift = self.clock_shift.get(partition, 0.0) if topic == self.topic else 0.0
         offset = self.broker.produce(topic, partition, value, b"")
@@ -139,7 +115,7 @@ class Network:
 class SimulatedCluster(MemoryCluster):
     """What one Marshal or Admin of a process holds."""
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, process: Living) -> None:
         super().__init__(broker=network.broker, client=process.name)
         self.runtime = process.runtime
         self._network = network
@@ -192,7 +168,7 @@ class _Waiting:
 class SimulatedAppender:
     """Sends records on their way, in order within a partition; what it gave up on may arrive all the same (C17)."""
 
-    def __init__(self, network: Network, process: Process, topic: str, delivery_timeout_ms: int) -> None:
+    def __init__(self, network: Network, process: Living, topic: str, delivery_timeout_ms: int) -> None:
         self._network = network
         self._process = process
         self._topic = topic
@@ -309,7 +285,7 @@ class SimulatedAppender:
 class SimulatedTail:
     """The tail of one client: each record is there when it has reached this client."""
 
-    def __init__(self, network: Network, process: Process, topic: str, positions: Mapping[int, int]) -> None:
+    def __init__(self, network: Network, process: Living, topic: str, positions: Mapping[int, int]) -> None:
         self._network = network
         self._process = process
         self._topic = topic
@@ -446,7 +422,7 @@ class SimulatedTail:
 class SimulatedReader(MemoryDataReader):
     """Fetches messages; a read waits for the next one that is written."""
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, process: Living) -> None:
         super().__init__(network.broker, process.name)
         self._network = network
         self._process = process

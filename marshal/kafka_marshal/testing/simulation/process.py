@@ -17,12 +17,12 @@ from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
+from kafka_marshal.testing.simulation.living import Trouble
 from kafka_marshal.testing.simulation.network import (
     Network,
     SimulatedAppender,
     SimulatedCluster,
     SimulatedTail,
-    Trouble,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
 

@@ -15,7 +15,7 @@ from kafka_marshal.testing.simulation.interrupting import Interrupting
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.process import Process
+    from kafka_marshal.testing.simulation.living import Living
 
 __all__ = ["SimulatedRuntime"]
 
@@ -192,7 +192,7 @@ class _Future(Future[Any]):
 class _Executor:
     """Up to so many tasks at a time; each function gets one of its own."""
 
-    def __init__(self, scheduler: Scheduler, process: Process, threads: int, name: str) -> None:
+    def __init__(self, scheduler: Scheduler, process: Living, threads: int, name: str) -> None:
         self._scheduler = scheduler
         self._process = process
         self._threads = threads
@@ -258,7 +258,7 @@ class _Thread:
 class SimulatedRuntime:
     """One process's own clock runs at a rate of its own, and started anywhere."""
 
-    def __init__(self, scheduler: Scheduler, process: Process, rng: Random, rate: float) -> None:
+    def __init__(self, scheduler: Scheduler, process: Living, rng: Random, rate: float) -> None:
         self.clock_id = 0
         self.clock_gettime: Callable[[int], float] = self._clock_gettime
         #: All processes of a story are one real one; and others may come in between wherever they can.
