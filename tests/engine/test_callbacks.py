@@ -68,6 +68,19 @@ def test_beats_go_on_while_on_revoke_runs() -> None:
     assert not net.world(T0).held
 
 
+def test_what_on_revoke_is_at_work_on_is_released_when_it_returns_though_the_consumer_has_ended() -> None:
+    """``close()`` did not wait for it any longer; or on_revoke itself has called it."""
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    member.engine.remove_consumer(member.consumers[0])
+    net.run(5 * HI)
+    assert net.world(T0).held
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
 def test_a_revocation_during_on_assign_waits_for_both_callbacks() -> None:
     """on_assign's return is not on_revoke's: the release comes after the second (the callbacks run one by one)."""
     net = Net(cps=1)

@@ -59,7 +59,8 @@ class Engine:
         self._ids_wanted = False
         self._rng = rng
         self._next_ranges = 0.0
-        self._consumer_count = 0
+        #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
+        self._numbered: list[ConsumerEngine | None] = []
         #: Called with each input and its time, before it is taken: see ``InputLog``.
         self.recorder: Callable[[Input, float], object] | None = None
 
@@ -72,18 +73,20 @@ class Engine:
 
     def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
         """A new consumer; it begins to claim once metadata was given."""
-        self._consumer_count += 1
-        number = self._consumer_count
+        number = len(self._numbered) + 1
         source = self.leases.source(number, settings)
         consumer = ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.want_ids)
         source.attach(consumer)
         self.consumers[number] = consumer
+        self._numbered.append(consumer)
         return consumer
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
-        """A consumer has ended."""
+        """A consumer has ended; what a callback of its is still at work on is released when that returns."""
         self.consumers.pop(consumer.number, None)
         self.leases.sources.pop(consumer.number, None)
+        if not consumer.callbacks_running:
+            self._numbered[consumer.number - 1] = None
 
     @property
     def draining(self) -> bool:
@@ -161,9 +164,11 @@ class Engine:
 
     def called(self, call: Call, now: float) -> None:
         """A callback of the user has returned (or raised)."""
-        if (consumer := self.consumers.get(call.consumer)) is not None:
+        if (consumer := self._numbered[call.consumer - 1]) is not None:
             for piece in call.pieces:
                 consumer.called(piece, now)
+            if not consumer.callbacks_running and call.consumer not in self.consumers:
+                self._numbered[call.consumer - 1] = None
 
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
         """What topics the cluster has now."""
