@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kafka_marshal.cli.who import Ownership, _answer
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
@@ -16,6 +17,7 @@ from rationalizer import (
     Tick,
     Upgrade,
 )
+from rationalizer.history import Span
 from tests.cli.harness import Command, Log
 
 A = ("a1", "a", "g")
@@ -119,6 +121,15 @@ def test_the_answer_in_words(command: Command) -> None:
     assert "part of the log ends at" in said(command, "--at", "9001")
     assert "ends at" not in said(command, "--at", "9000")
     assert said(command).count("\n") == 10  # three lines, one empty line, titles, five spans
+
+
+@pytest.mark.parametrize("owner", ["", "b"])
+def test_before_the_log_begins_no_owner_is_made_up(owner: str) -> None:
+    key = ("g", "t", 0)
+    free = Span(key, False, "", "", 3, 100, 0, 100)
+    spans = [free, Span(key, True, owner, "b/1", 5, 200, 5, 200)] if owner else [free]
+    said = _answer(Ownership(key, 0, 1, at=50, spans=spans))
+    assert said.endswith("by b." if owner else "nobody, as far back as the log goes.")
 
 
 def test_a_lease_that_nobody_ever_had(command: Command) -> None:

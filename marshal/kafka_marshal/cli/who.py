@@ -226,7 +226,10 @@ def _answer(owned: Ownership) -> str:
         first = owned.spans[0]
         if first.until is not None and owned.world.lease(*owned.key) is None and owned.at is None:
             return f"{when}: nobody; the group was forgotten at {time_text(owned.spans[-1].until or 0)}."
-        return f"{when}: nobody. It was first claimed at {time_text(first.since)}, by {first.client_id or None}."
+        held = next((span for span in owned.spans if span.held), None)
+        if held is None:
+            return f"{when}: nobody, as far back as the log goes."
+        return f"{when}: nobody. It was first claimed at {time_text(held.since)}, by {held.client_id}."
     held = moment.span
     if not held.held:
         return f"{when}: nobody, free since {time_text(held.since)} ({_later(held)})."
