@@ -279,7 +279,7 @@ def test_b1_a_member_that_starts_long_after_agrees_with_those_that_saw_it() -> N
     first.paused = second.paused = True
     net.now += 100 * HI
     third = net.member("c")
-    assert {m.engine.observer.lease(T0).client_id for m in (first, second, third)} == {"a"}  # type: ignore[union-attr]
+    assert {m.engine.peers.lease(T0).client_id for m in (first, second, third)} == {"a"}  # type: ignore[union-attr]
 
 
 def test_b2_ages_at_the_borders() -> None:

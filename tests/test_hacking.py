@@ -12,8 +12,9 @@ from typing import get_args
 import kafka_marshal
 import rationalizer
 from kafka_marshal.client.health import Health
-from kafka_marshal.engine import policies
+from kafka_marshal.engine import engine, policies
 from kafka_marshal.engine.effects import Effect
+from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import World
@@ -22,7 +23,7 @@ from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
 from tests.rationalizer.oracle import layout
 from tests.rationalizer.strategies import by_seed, write_log
-from tests.test_house_rules import PYTHON_FILES, ROOT, named, tree_of
+from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, tree_of
 
 NAMES = {number: kind.name for number, kind in KINDS.items()}
 TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
@@ -101,6 +102,12 @@ def test_every_effect_is_carried_out_by_whoever_carries_out_effects() -> None:
                 known = {each.id for each in patterns if isinstance(each, ast.Name)}
                 assert {each.__name__ for each in get_args(Effect)} <= known, f"{named(path)}:{node.lineno}"
     assert carriers == 3
+
+
+def test_every_input_is_known_to_the_engine() -> None:
+    tables = [node for node in ast.walk(tree_of(MODULES[engine.__name__])) if isinstance(node, ast.Dict)]
+    known = {ast.unparse(key).rpartition(".")[2] for table in tables for key in table.keys if key is not None}
+    assert {each.__name__ for each in get_args(Input)} <= known
 
 
 def test_every_policy_is_exported_and_on_its_page() -> None:

@@ -349,7 +349,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.sinks.base.FencedSink": (28, 5),
     "kafka_marshal.testing.broker.LocalCluster": (29, 13),
     "kafka_marshal.testing.simulation.checks.Checks": (27, 30),
-    "kafka_marshal.testing.simulation.member_invariants.Manners": (21, 16),
+    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (21, 16),
     "kafka_marshal.testing.simulation.process.Process": (13, 28),
     "kafka_marshal.testing.simulation.story._Story": (38, 17),
     "kafka_marshal.watchdog.parent.Watchdog": (15, 16),

@@ -2,7 +2,7 @@
 
 What a member sees, how often it may ask for a held partition (one of each topic every HI), that it leaves alone what it
 let go (for 2 · HI) unless that was its surplus, and that wishes are forgotten after 2 · HI or
-when their client lets something go, is as in placement.py and observer.py; all else is instant.
+when their client lets something go, is as in placement.py and peers.py; all else is instant.
 """
 
 from __future__ import annotations

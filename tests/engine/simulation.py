@@ -410,7 +410,7 @@ class Simulation:
         return not any(m.waiting or m.main.delivery.grants.granted for m in self.members())
 
     def stable(self, key: Key) -> int:
-        lease = self.members()[0].engine.observer.lease(key)
+        lease = self.members()[0].engine.peers.lease(key)
         return -1 if lease is None else lease.progress.stable
 
     def state(self) -> dict[Key, object]:

@@ -43,7 +43,7 @@ def test_c3_of_several_claims_the_earliest_wins_and_all_agree() -> None:
     net.run(100)
     assert [m.held() for m in members] == [[T0], [], []]
     assert [m.client_id for m in members if m.can_hand_out(T0)] == ["a"]
-    assert {m.engine.observer.lease(T0).client_id for m in members} == {"a"}  # type: ignore[union-attr]
+    assert {m.engine.peers.lease(T0).client_id for m in members} == {"a"}  # type: ignore[union-attr]
 
 
 def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
@@ -103,12 +103,12 @@ def test_c4_wishes_expire_so_that_a_dead_client_is_not_counted_for_ever() -> Non
     b.drop_if = lambda record: False
     b.consumer("t")
     b.kill()
-    observer = a.engine.observer
+    peers = a.engine.peers
     net.tick()
-    assert observer.waiting(frozenset({"t"}), net.now) == {"b": {"t"}}
+    assert peers.waiting(frozenset({"t"}), net.now) == {"b": {"t"}}
     net.run_until(lambda: len(a.held()) == 1)
-    net.run_until(lambda: not observer.waiting(frozenset({"t"}), net.now), 2 * HI + 10)
-    assert observer.asked_for(net.now) == ()
+    net.run_until(lambda: not peers.waiting(frozenset({"t"}), net.now), 2 * HI + 10)
+    assert peers.asked_for(net.now) == ()
     net.run_until(lambda: len(a.held()) == 2, 3 * HI)  # nobody came for it
 
 
@@ -116,12 +116,12 @@ def test_c4_wishes_for_other_topics_do_not_count() -> None:
     net, (a,) = group_of("a")
     net.topic("u", 2)
     net.tick()
-    assert a.engine.observer.waiting(frozenset({"t"}), net.now) == {}
+    assert a.engine.peers.waiting(frozenset({"t"}), net.now) == {}
     net.write(ClaimingPartition("z-1", "z", "g", "u", 0, HI), 0)
     net.write(ClaimingPartition("y-1", "y", "g", "u", 0, HI), 0)
     net.tick()
-    assert a.engine.observer.waiting(frozenset({"t"}), net.now) == {}
-    assert a.engine.observer.waiting(frozenset({"u"}), net.now) == {"y": {"u"}}
+    assert a.engine.peers.waiting(frozenset({"t"}), net.now) == {}
+    assert a.engine.peers.waiting(frozenset({"u"}), net.now) == {"y": {"u"}}
 
 
 def test_c4_what_the_last_holder_was_asked_for_the_next_one_is_not() -> None:
@@ -129,11 +129,11 @@ def test_c4_what_the_last_holder_was_asked_for_the_next_one_is_not() -> None:
     net.run(50)
     net.write(ClaimingPartition("b-1", "b", "g", "t", 0, HI), 0)
     net.tick()
-    assert c.engine.observer.asked_for(net.now) == (T0,)
+    assert c.engine.peers.asked_for(net.now) == (T0,)
     a.close()
     assert net.run_until(lambda: b.held() or c.held()) <= 50
     net.tick()
-    assert c.engine.observer.asked_for(net.now) == ()
+    assert c.engine.peers.asked_for(net.now) == ()
 
 
 # -- C5, C6 -------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_c7_not_fresh_falls_back_to_a_claim_when_the_lease_opens() -> None:
     """The takeover comes between HI and 2 · HI after the last beat: rejected, and claimed like anybody else's."""
     net, _, second = restarted(partitions=1, after=1.4 * HI)
     net.run(20)
-    world = second.worlds[second.engine.observer.cp_of(T0)]
+    world = second.worlds[second.engine.peers.cp_of(T0)]
     assert world.rejected[codes.NOT_FRESH] == 1
     assert second.held() == []
     net.run_until(lambda: second.held() == [T0], 1.2 * HI)

@@ -447,7 +447,7 @@ def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytes
             fresh = self._view(key, now, {})
             shown = self._shown.get(key)
             if fresh != shown:
-                lease = self._observer.lease(key)
+                lease = self._peers.lease(key)
                 assert fresh is not None and fresh.holder is None and lease is not None and lease.held, (key, shown)
         self._look_at = at
         counts = Partitions(self._shown)

@@ -217,7 +217,7 @@ def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> 
     first.kill()
     oldest: dict[int, int] = {}
     for lease in (net.world(key) for key in first.held()):
-        cp = first.engine.observer.cp_of((lease.topic, lease.partition))
+        cp = first.engine.peers.cp_of((lease.topic, lease.partition))
         oldest[cp] = min(lease.epoch, oldest.get(cp, lease.epoch))
     net.topic("t", after, end=20)
     late = net.member("b")

@@ -364,7 +364,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a range that was given back does not come again",
         "give_back_range",
-        "run.assignment.tracker.throw_back(run)",
+        "run.assignment.tracker.requeue(run)",
         "run.assignment.tracker.mark_run(run)",
         "C14",
     ),

@@ -12,7 +12,7 @@ from rationalizer import Pause as PauseInForce
 from rationalizer import Record, ReleaseGroup
 from rationalizer.limits import MAX_TIME_MS
 
-__all__ = ["Hold"]
+__all__ = ["PauseKeeper"]
 
 #: How soon after one Tick the next may follow, where log time is waited for (T3).
 TICK_AGAIN_MS = 100.0
@@ -28,7 +28,7 @@ class _Term:
     until: float
 
 
-class Hold:
+class PauseKeeper:
     """Keeps the group of a session paused. All methods but ``seconds_left`` may block."""
 
     def __init__(self, session: Session, length_ms: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kafka_marshal.admin.hold import Hold
+from kafka_marshal.admin.hold import PauseKeeper
 from kafka_marshal.admin.session import Session, key_of
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
@@ -53,7 +53,7 @@ class InHand:
 class Members:
     """Follows the members through the log. All methods are called under the session's lock."""
 
-    def __init__(self, session: Session, hold: Hold) -> None:
+    def __init__(self, session: Session, hold: PauseKeeper) -> None:
         self._session = session
         self._hold = hold
         self._late: dict[TopicPartition, InHand] = {}
@@ -118,7 +118,7 @@ class Members:
             if self._freshness(lease) != "stale":
                 key = key_of(lease)
                 cp = self._session.cp_of(key)
-                due[cp] = min(due.get(cp, float("inf")), self._session.driver.engine.observer.opens_at(key, now))
+                due[cp] = min(due.get(cp, float("inf")), self._session.driver.engine.peers.opens_at(key, now))
         return due
 
     def check(self) -> None:

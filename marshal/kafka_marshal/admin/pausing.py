@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kafka_marshal.admin.hold import Hold
+from kafka_marshal.admin.hold import PauseKeeper
 from kafka_marshal.admin.members import InHand, Members
 from kafka_marshal.admin.moving import move_all
 from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve, stands_at
@@ -34,7 +34,7 @@ class PauseWork:
         self.session = session
         self.group_id = session.group_id
         self.client_id = session.client_id
-        self.hold = Hold(session, length_ms)
+        self.hold = PauseKeeper(session, length_ms)
         self._members = Members(session, self.hold)
         session.on_applied = self._members.applied
         self._one_at_a_time = session.cluster.runtime.lock()

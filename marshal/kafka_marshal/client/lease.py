@@ -44,7 +44,7 @@ class Lease(OneProcess, WithBlock):
 
     def _last_offset(self) -> int | None:
         with self._driver.locked(step=False) as engine:
-            lease = engine.observer.lease(self._manual.key)
+            lease = engine.peers.lease(self._manual.key)
             return None if lease is None or lease.progress.stable < 0 else lease.progress.stable
 
     def require(self) -> None:

@@ -48,7 +48,7 @@ class Engine:
         self.settings = settings
         self.outbox = Outbox()
         self.leases = LeaseRecords(settings, worlds, self.outbox, rng, self)
-        self.observer, self.book, self.manual = self.leases.observer, self.leases.book, self.leases.manual
+        self.peers, self.book, self.manual = self.leases.peers, self.leases.book, self.leases.manual
         self.consumers: dict[int, ConsumerEngine] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
@@ -117,7 +117,7 @@ class Engine:
 
         (Where it does not, and others are marked, those wait for the ids by themselves.)
         """
-        leases = (self.observer.lease((topic, 0)) for topic in topics)
+        leases = (self.peers.lease((topic, 0)) for topic in topics)
         return any(lease is not None and split(lease.progress.ranges).marks for lease in leases)
 
     def is_taken(self, key: Key) -> bool:
@@ -141,7 +141,7 @@ class Engine:
 
         How old the last beats of others really are shows with the next record of their CP: somebody's or our Tick (T3).
         """
-        self.observer.caught_up(now)
+        self.peers.caught_up(now)
         ask_at = now + self._rng.random() * FIRST_TICK_SHARE * self.settings.heartbeat_interval_ms
         for cp, world in self._worlds.items():
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
@@ -190,7 +190,7 @@ class Engine:
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
-        self.observer.log_time_moved(cp, now)
+        self.peers.log_time_moved(cp, now)
         self._moved.add(cp)
         if self._unknown_time.pop(cp, None) is not None or outcome.type == Tick.__name__:
             for source in self.leases.sources.values():
@@ -224,9 +224,9 @@ class Engine:
         self.leases.step(now)
         for consumer in self.consumers.values():
             consumer.step(now, silent_cps)
-        if silent_cps and any(map(self.observer.is_stopped, silent_cps)):
+        if silent_cps and any(map(self.peers.is_stopped, silent_cps)):
             for lease in list(self.book.leases.values()):
-                if lease.state is LeaseState.RELEASING and self.observer.is_stopped(lease.cp):
+                if lease.state is LeaseState.RELEASING and self.peers.is_stopped(lease.cp):
                     self.leases.released(lease.key, now)  # the log will not show it to us any more (E4)
         if beaten or now >= self._next_ranges:  # with the beats, so that both take one wake
             self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
@@ -234,10 +234,8 @@ class Engine:
 
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
-        observer = self.observer
-        return frozenset(
-            [cp for cp in self._worlds if observer.is_stopped(cp) or observer.paused_until(cp, now) is not None]
-        )
+        peers = self.peers
+        return frozenset([cp for cp in self._worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
 
     def _commit_ranges(self, now: float) -> None:
         for consumer in self.consumers.values():

@@ -81,7 +81,7 @@ class Upkeep:
 
     def note_pause(self, now: float) -> None:
         """Who has paused the group, if anybody. (By our clock: without traffic, log time stands still.)"""
-        group_id, observer = self._lock.engine.settings.group_id, self._lock.engine.observer
-        paused = [world.pause(group_id) for cp, world in self._replica.worlds.items() if observer.paused_until(cp, now)]
+        group_id, peers = self._lock.engine.settings.group_id, self._lock.engine.peers
+        paused = [world.pause(group_id) for cp, world in self._replica.worlds.items() if peers.paused_until(cp, now)]
         last = max(filter(None, paused), key=lambda pause: pause.expires, default=None)
         self._events.pause(last.client_id if last else "", last.expires if last else None)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
-from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.claims.prior import Past
+from kafka_marshal.engine.claims.prior import Prior
 from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import PAUSED, SURPLUS, Loss, Ownership, Work
 from kafka_marshal.engine.policies import Wishes
@@ -36,44 +36,44 @@ class ClaimsClient:
         settings: EngineSettings,
         wanted: ConsumerSettings,
         book: LeaseBook,
-        observer: Observer,
+        peers: Peers,
         outbox: Outbox,
         lets_all_go: Callable[[], str],
     ) -> None:
         self._settings = settings
         self._wanted = wanted
         self._book = book
-        self._observer = observer
+        self._peers = peers
         self._outbox = outbox
         self.lets_all_go = lets_all_go
         #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
-        self._past = None if wanted.start == "earliest" else Past(observer)
+        self._prior = None if wanted.start == "earliest" else Prior(peers)
 
     def attach(self, work: Work) -> None:
         """For whom; once, before anything else."""
         self._work = work
-        self.placement = Placement(work, self, self._observer, self._settings, self._wanted)
+        self.placement = Placement(work, self, self._peers, self._settings, self._wanted)
 
     # What is known.
 
     def progress(self, key: Key) -> Progress | None:
-        lease = self._observer.lease(key)
+        lease = self._peers.lease(key)
         return None if lease is None else lease.progress
 
     def is_held(self, key: Key) -> bool:
-        lease = self._observer.lease(key)
+        lease = self._peers.lease(key)
         return lease is not None and lease.held
 
     def is_first(self, key: Key) -> bool:
-        return key not in self._observer.claimed
+        return key not in self._peers.claimed
 
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
-        return None if self._past is None else self._past.claims_before(key)
+        return None if self._prior is None else self._prior.claims_before(key)
 
     def closed(self, cp: int, now: float) -> str:
-        if self._observer.is_stopped(cp):
+        if self._peers.is_stopped(cp):
             return "its part of the coordination topic needs a newer release"
-        return "" if self._observer.paused_until(cp, now) is None else PAUSED
+        return "" if self._peers.paused_until(cp, now) is None else PAUSED
 
     # What the log is told.
 
@@ -122,7 +122,7 @@ class ClaimsClient:
 
     def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
         """Reach for a lease."""
-        cp = self._observer.cp_of(key)
+        cp = self._peers.cp_of(key)
         self._work.take_on(key, self.is_first(key), lambda owner: self._book.want(key, cp, owner))
         self.placement.touched(key)
         self._book.claim(self._book.leases[key], now, take_over=take_over)
@@ -130,7 +130,7 @@ class ClaimsClient:
     def is_claim_over(self, own: Ownership, now: float) -> bool:
         lease = _lease(own)
         return lease.state is LeaseState.WANTED and (
-            self._observer.is_stopped(lease.cp) or now >= (lease.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
+            self._peers.is_stopped(lease.cp) or now >= (lease.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
         )
 
     def claim_due(self, own: Ownership, now: float) -> float:

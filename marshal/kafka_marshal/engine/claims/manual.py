@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
-from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import HandIn
 from rationalizer import ClaimingMessages, CommitRanges, codes
@@ -24,11 +24,9 @@ class Answer:
 class ManualLease:
     """One lease that a user claimed by hand. Called under the shell's lock."""
 
-    def __init__(
-        self, key: Key, book: LeaseBook, observer: Observer, outbox: Outbox, ids: tuple[str, str, str]
-    ) -> None:
+    def __init__(self, key: Key, book: LeaseBook, peers: Peers, outbox: Outbox, ids: tuple[str, str, str]) -> None:
         self.key = key
-        self.lease: HeldLease = book.want(key, observer.cp_of(key), self)
+        self.lease: HeldLease = book.want(key, peers.cp_of(key), self)
         #: Why the last claim was rejected; "": none was yet.
         self.refusal = ""
         #: Why the lease is over; "": it is not.
@@ -37,7 +35,7 @@ class ManualLease:
         #: The release that ended it; None: none was applied yet (or somebody else ended it).
         self.hand_in: HandIn | None = None
         self._book = book
-        self._observer = observer
+        self._peers = peers
         self._outbox = outbox
         self._ids = ids
         self._beats: list[tuple[int | None, Answer]] = []
@@ -50,7 +48,7 @@ class ManualLease:
         """Granted by the log, and proven by a sending of ours (T4): it can be used."""
         return self.lease.held and self.lease.valid_until > 0
 
-    # What the lease tells its owner (LeaseOwner).
+    # What the lease tells its owner (Owner).
 
     def granted(self, now: float) -> None:
         self.refusal = ""
@@ -105,18 +103,18 @@ class ManualLease:
             return
         if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
             return
-        if self._observer.is_stopped(lease.cp):
+        if self._peers.is_stopped(lease.cp):
             self.refusal = codes.UPGRADE_REQUIRED
             return
-        if self._observer.paused_until(lease.cp, now) is not None:
+        if self._peers.paused_until(lease.cp, now) is not None:
             self.refusal = codes.PAUSED
             return
         first = not self._tried
-        if first or now >= min(self._next_try, self._observer.opens_at(self.key, now)):
+        if first or now >= min(self._next_try, self._peers.opens_at(self.key, now)):
             self._next_try = now + lease.heartbeat_interval_ms
             self._tried = True
-            epoch = self._observer.inherited.pop(self.key, None) if first else None
-            held = self._observer.lease(self.key)
+            epoch = self._peers.inherited.pop(self.key, None) if first else None
+            held = self._peers.lease(self.key)
             self._book.claim(lease, now, take_over=held is not None and held.held and held.epoch == epoch)
 
     def deadline(self, now: float) -> float:
@@ -124,14 +122,14 @@ class ManualLease:
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return float("inf")
-        if self._observer.is_stopped(lease.cp):
+        if self._peers.is_stopped(lease.cp):
             return float("inf")
         if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
             return lease.claim_sent_at + lease.heartbeat_interval_ms
-        pause_ends = self._observer.paused_until(lease.cp, now)
+        pause_ends = self._peers.paused_until(lease.cp, now)
         if pause_ends is not None:
             return pause_ends
-        return max(now + 1, min(self._next_try, self._observer.opens_at(self.key, now)))
+        return max(now + 1, min(self._next_try, self._peers.opens_at(self.key, now)))
 
     def beat(self, last_offset: int | None, now: float) -> Answer:
         """Heartbeat with an offset (C14)."""

@@ -16,12 +16,12 @@ import xxhash
 from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, proof_margin_ms
 from rationalizer import Lease, World, route_lease
 
-__all__ = ["Observer"]
+__all__ = ["Peers"]
 
 Key = tuple[str, int]
 
 
-class Observer:
+class Peers:
     """The group's leases as this client sees them."""
 
     def __init__(self, settings: EngineSettings, worlds: Mapping[int, World]) -> None:

@@ -12,7 +12,7 @@ from itertools import chain
 from math import inf
 from typing import Protocol
 
-from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.policies import (
@@ -57,11 +57,11 @@ class Placement:
     """
 
     def __init__(
-        self, work: Work, claimer: Claimer, observer: Observer, settings: EngineSettings, wanted: ConsumerSettings
+        self, work: Work, claimer: Claimer, peers: Peers, settings: EngineSettings, wanted: ConsumerSettings
     ) -> None:
         self._work = work
         self._claimer = claimer
-        self._observer = observer
+        self._peers = peers
         self._settings = settings
         self._wanted = wanted
         #: Anything may have changed since the policy was last asked.
@@ -96,7 +96,7 @@ class Placement:
 
     def log_time_moved(self, cp: int, now: float) -> None:
         """Somebody wants it known how late it is in a CP: leases there may have gone stale, or pauses ended (T3)."""
-        for key in self._observer.opening(self._by_cp.get(cp, ()), cp, now, self._look_at):
+        for key in self._peers.opening(self._by_cp.get(cp, ()), cp, now, self._look_at):
             self.changed(key)
         self._ask_policy = self._ask_policy or cp in self._closed
 
@@ -141,14 +141,14 @@ class Placement:
         parts = self._work.parts
         own = [(key, x) for key, x in parts.items() if x.is_kept]
         keys = tuple(sorted(key for key, _ in own if key in self._shown))
-        waiting = self._observer.waiting(self._work.subscription.topics, now)
+        waiting = self._peers.waiting(self._work.subscription.topics, now)
         view = View(
             client_id=self._settings.client_id,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
             partitions=self._shown.snapshot(),
             asking=waiting.pop(self._settings.client_id, None) is not None,
             waiting=waiting,
-            asked_for=self._observer.asked_for(now),
+            asked_for=self._peers.asked_for(now),
             left_alone=frozenset(self._let_go),
             taken_up=frozenset(self._taken_up),
             pending=frozenset(key for key, x in own if x.is_claiming),
@@ -191,8 +191,8 @@ class Placement:
             under_way = self._work.parts.get(self._asked.get(key[0], key))
             if under_way is not None and under_way.is_claiming:
                 continue
-            wished_at = self._observer.wished_at(key[0])
-            if now >= wished_at + hi or self._observer.may_not_know(key, wished_at):
+            wished_at = self._peers.wished_at(key[0])
+            if now >= wished_at + hi or self._peers.may_not_know(key, wished_at):
                 self._asked[key[0]] = key
                 asks.append(key)
             else:
@@ -218,7 +218,7 @@ class Placement:
         """Those of one CP next to each other: so a wave is one request or two, and one fetch of each replica."""
         by_cp: dict[int, list[Key]] = {}
         for key in wanted:
-            by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+            by_cp.setdefault(self._peers.cp_of(key), []).append(key)
         return tuple(chain.from_iterable(by_cp.values()))
 
     def _limit_of_claims(self, under_way: int) -> int:
@@ -226,12 +226,12 @@ class Placement:
 
     def _inherit(self, now: float) -> bool:
         """While starting: take over what an older instance of this client holds (C7)."""
-        inherited = self._observer.inherited
+        inherited = self._peers.inherited
         keys = [key for key in inherited if key in self._shown and not self._claimer.is_taken(key)]
         for key in keys:
             epoch = inherited.pop(key)
-            lease = self._observer.lease(key)
-            if lease is not None and lease.held and lease.epoch == epoch and self._observer.opens_at(key, now) > now:
+            lease = self._peers.lease(key)
+            if lease is not None and lease.held and lease.epoch == epoch and self._peers.opens_at(key, now) > now:
                 self._claimer.claim(key, now, take_over=True)
         return bool(keys)
 
@@ -239,7 +239,7 @@ class Placement:
         """Bring up to date what is shown, and when to look again."""
         self._let_go = {key: until for key, until in self._let_go.items() if until > now}
         self._taken_up = {key: until for key, until in self._taken_up.items() if until > now}
-        closed = self._observer.closed_cps(now)
+        closed = self._peers.closed_cps(now)
         partitions: Iterable[Key] = self._touched
         if self.dirty or now >= self._look_at or closed.keys() != self._closed.keys():
             partitions = self._work.subscription.partitions
@@ -247,7 +247,7 @@ class Placement:
                 self._subscribed = frozenset(partitions)
                 self._by_cp = {}
                 for key in partitions:
-                    self._by_cp.setdefault(self._observer.cp_of(key), []).append(key)
+                    self._by_cp.setdefault(self._peers.cp_of(key), []).append(key)
                 self._order = {key: standing(key, cp) for cp, keys in self._by_cp.items() for key in keys}
             self._shown = Partitions({})
             self._look_at = inf
@@ -264,11 +264,11 @@ class Placement:
 
     def _view(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView | None:
         """A partition of the subscription, where it can be worked on now."""
-        observer, part = self._observer, self._work.parts.get(key)
+        peers, part = self._peers, self._work.parts.get(key)
         if (
             key not in self._subscribed
             or key in self._work.blocked
-            or (self._closed and observer.cp_of(key) in self._closed)
+            or (self._closed and peers.cp_of(key) in self._closed)
         ):
             return None
         holder: str | None = self._settings.client_id
@@ -277,7 +277,7 @@ class Placement:
                 return PartitionView(holder=holder, cycles=cycles)
         else:
             self._cycles.pop(key, None)
-            opens_at, holder = observer.look(key, now, self._look_at)
+            opens_at, holder = peers.look(key, now, self._look_at)
             if opens_at > now:
                 self._look_at = min(self._look_at, opens_at)
             elif part is None:
@@ -292,7 +292,7 @@ class Placement:
     def _idle(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView:
         """A partition that can be claimed."""
         hi = self._settings.heartbeat_interval_ms
-        since = self._observer.free_since(key, now)
+        since = self._peers.free_since(key, now)
         view = alike.get(since)
         if view is None:
             view = alike[since] = PartitionView(holder=None, free_since=since)

@@ -11,32 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.peers import Peers
 
-__all__ = ["Past"]
+__all__ = ["Prior"]
 
 Key = tuple[str, int]
 
 
-class Past:
+class Prior:
     """The leases of a group, by topic, as they were when this was made."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, peers: Peers) -> None:
         #: By topic: how many partitions, and by CP the offset of the oldest claim that a lease still stands on.
         self._topics: dict[str, tuple[int, dict[int, int]]] = {}
         held: dict[str, set[int]] = {}
-        for topic, partition in observer.claimed:
+        for topic, partition in peers.claimed:
             held.setdefault(topic, set()).add(partition)
         for topic, partitions in held.items():
             if len(partitions) == max(partitions) + 1:
-                self._topics[topic] = len(partitions), self._oldest(observer, topic, partitions)
+                self._topics[topic] = len(partitions), self._oldest(peers, topic, partitions)
 
     @staticmethod
-    def _oldest(observer: Observer, topic: str, partitions: set[int]) -> dict[int, int]:
+    def _oldest(peers: Peers, topic: str, partitions: set[int]) -> dict[int, int]:
         oldest: dict[int, int] = {}
         for partition in partitions:
-            if (lease := observer.lease((topic, partition))) is not None:
-                cp = observer.cp_of((topic, partition))
+            if (lease := peers.lease((topic, partition))) is not None:
+                cp = peers.cp_of((topic, partition))
                 oldest[cp] = min(lease.epoch, oldest.get(cp, lease.epoch))
         return oldest
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from kafka_marshal.engine.claims.client import ClaimsClient
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.claims.peers import Observer
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.plane import HandIn, Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -57,7 +57,7 @@ class LeaseRecords:
     ) -> None:
         self.settings = settings
         self.outbox = outbox
-        self.observer = Observer(settings, worlds)
+        self.peers = Peers(settings, worlds)
         self.book = LeaseBook(settings, outbox, rng)
         #: What says which partitions each consumer works on, by its number.
         self.sources: dict[int, ClaimsClient] = {}
@@ -69,13 +69,13 @@ class LeaseRecords:
 
     def source(self, number: int, settings: ConsumerSettings) -> ClaimsClient:
         """For a new consumer."""
-        made = ClaimsClient(self.settings, settings, self.book, self.observer, self.outbox, self._lets_all_go)
+        made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self._lets_all_go)
         self.sources[number] = made
         return made
 
     def claim(self, key: Key) -> ManualLease:
         """Want a lease by hand; ``step`` sends the claim."""
-        self.manual[key] = ManualLease(key, self.book, self.observer, self.outbox, self.settings.ids)
+        self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
         return self.manual[key]
 
     def step(self, now: float) -> None:
@@ -143,7 +143,7 @@ class LeaseRecords:
         lease = self.book.leases.get(key)
         if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
             return
-        world = self.observer.lease(key)
+        world = self.peers.lease(key)
         ours = (self.settings.client_id, self.settings.instance_id, lease.epoch)
         if world is None or (world.client_id, world.instance_id, world.epoch) != ours:
             if lease.state is LeaseState.RELEASING:
@@ -157,10 +157,10 @@ class LeaseRecords:
         if own:
             self._own_claim_applied(cp, offset, key, heartbeat_interval_ms, outcome, now)
         if outcome.code == codes.OK:
-            self.observer.granted(client_id, instance_id, key, now)
+            self.peers.granted(client_id, instance_id, key, now)
             self._look_again(key)
         elif outcome.code == codes.HELD:
-            self.observer.wished(client_id, key, now)
+            self.peers.wished(client_id, key, now)
             self._look_again(key)
         self._verify(key, now)
 
@@ -171,7 +171,7 @@ class LeaseRecords:
         wanted = lease is not None and lease.state is LeaseState.WANTED
         if not outcome.accepted:
             if outcome.code == codes.HELD:
-                self.observer.refused(key, now)
+                self.peers.refused(key, now)
             if lease is not None and wanted:
                 lease.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -193,7 +193,7 @@ class LeaseRecords:
         lease = self.book.leases.get(key)
         if not own:
             if outcome.accepted:
-                self.observer.granted(record.client_id, record.instance_id, key, now)
+                self.peers.granted(record.client_id, record.instance_id, key, now)
                 self._look_again(key)
                 ours = lease is not None and lease.state in (LeaseState.HELD, LeaseState.RELEASING)
                 if record.client_id == self.settings.client_id and ours:
@@ -201,13 +201,13 @@ class LeaseRecords:
             return
         if not outcome.accepted:
             if outcome.code == codes.NOT_FRESH:
-                self.observer.refused(key, now)
+                self.peers.refused(key, now)
             if lease is not None and lease.state is LeaseState.WANTED:
                 lease.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
-        self.observer.granted(record.client_id, record.instance_id, key, now)
-        world = self.observer.lease(key)
+        self.peers.granted(record.client_id, record.instance_id, key, now)
+        world = self.peers.lease(key)
         if lease is not None and lease.state is LeaseState.WANTED and world is not None:
             self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
         else:
@@ -238,7 +238,7 @@ class LeaseRecords:
         for (topic, partition, epoch, last_offset), code in zip(entries, entry_codes, strict=False):
             key = (topic, partition)
             accepted = code in codes.ACCEPTED
-            if accepted and self.observer.heard(key, now):
+            if accepted and self.peers.heard(key, now):
                 self._look_again(key)
             if not own:
                 continue
@@ -260,7 +260,7 @@ class LeaseRecords:
             if is_held and not own and record.client_id == self.settings.client_id:
                 self._drain(record, now)
             return
-        self.observer.freed(record.client_id, key, now)
+        self.peers.freed(record.client_id, key, now)
         self._look_again(key)
         if own and is_held and lease is not None:  # ours was not sent: an operator took it away (C18)
             self.book.lose(lease, Loss.EVICTED, now)
@@ -296,7 +296,7 @@ class LeaseRecords:
         lease.owner.answered(record.proposed_last_offset, outcome.accepted, outcome.code, now)
 
     def _forgotten(self, cp: int, now: float) -> None:
-        self._unblock(self.observer.forgotten(cp))
+        self._unblock(self.peers.forgotten(cp))
         for lease in [lease for lease in self.book.leases.values() if lease.cp == cp]:
             self._verify(lease.key, now)
         self._look_again()

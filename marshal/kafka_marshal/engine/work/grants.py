@@ -130,7 +130,7 @@ class Grants:
         if grant.accepted:
             self.granted = grant.run
             return grant.run
-        assignment.tracker.throw_back(grant.run)
+        assignment.tracker.requeue(grant.run)
         self.remember(assignment, grant)
         self._consumer.reread(assignment)
         self._consumer.try_finish(assignment, now)

@@ -167,7 +167,7 @@ class RangeDelivery(Delivery):
             self._granted.add(run.offsets())
             return True
         assignment.grant = None
-        assignment.tracker.throw_back(run)
+        assignment.tracker.requeue(run)
         self.grants.remember(assignment, grant)
         stable = self._consumer.known_stable(assignment.key)
         if stable > assignment.tracker.done.stable:
@@ -214,7 +214,7 @@ class RangeDelivery(Delivery):
         if self._consumer.at_most_once:
             self.never_handed_out(run, now)
             return
-        run.assignment.tracker.throw_back(run)
+        run.assignment.tracker.requeue(run)
         self._settle(run.assignment, now)
 
     def _settle(self, assignment: Assignment, now: float) -> None:

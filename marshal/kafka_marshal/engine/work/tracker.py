@@ -378,7 +378,7 @@ class Tracker(Generic[A]):
         self._commit_offsets(run.covers_from, run.last)
         return True
 
-    def throw_back(self, run: Run[A]) -> None:
+    def requeue(self, run: Run[A]) -> None:
         """A run that was never handed out is not in hand any more, nor done."""
         if self._take_back(run):
             self.in_hand -= run.size

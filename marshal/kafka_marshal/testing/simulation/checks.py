@@ -38,7 +38,7 @@ from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
-from kafka_marshal.testing.simulation.member_invariants import Manners
+from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import (
     BeatEntry,
@@ -129,7 +129,7 @@ class Checks:
         self._is_heard = all(fault.kind in HEARD for fault in scenario.faults)
         self._at_most_once = scenario.at_most_once
         self._second = judge
-        self.manners = Manners(scenario, scheduler, self.fail)
+        self.manners = MemberInvariants(scenario, scheduler, self.fail)
         self.left_out = LeftOut(scenario, self.fail)
         #: Where a partition's log ends.
         self.end_of: Callable[[Key], int | None] = lambda _: 0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["Manners"]
+__all__ = ["MemberInvariants"]
 
 Key = tuple[str, int]
 
@@ -60,7 +60,7 @@ _NEVER = (-inf, 0)
 _NO_GRANT = (-inf, -1)
 
 
-class Manners:
+class MemberInvariants:
     """Keeps account of what members were told, for one story."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
