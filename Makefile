@@ -44,11 +44,11 @@ $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 setup: $(VENV)/.stamp-setup ## install all that is pinned into .venv, fetch the jars of the local broker and of Spark's Kafka connector
 	@$(PY) -m kafka_marshal.testing >/dev/null
 
-# What touches Kafka runs one test after another; beside it Spark, and what only computes (tests/conftest.py).
-PARALLEL ?= -n 3 --dist loadgroup
+# What shares a broker or a Spark session runs in one process (tests/conftest.py). Much of it waits: four on two cores.
+PARALLEL ?= -n 4 --dist loadgroup --no-loadscope-reorder
 
-test: setup ## all tests but campaigns, in three processes, 20 to 30 minutes on two cores; ARGS='...' goes to pytest
-	@$(if $(ARGS),:,echo "make: this takes 20 to 30 minutes on two cores; make test-quick is shorter, ARGS='tests/admin' a part of it" >&2)
+test: setup ## all tests but campaigns, in four processes, 15 to 20 minutes on two cores; ARGS='...' goes to pytest
+	@$(if $(ARGS),:,echo "make: this takes 15 to 20 minutes on two cores; make test-quick is shorter, ARGS='tests/admin' a part of it" >&2)
 	$(PY) -m pytest -m 'not campaign' $(PARALLEL) $(ARGS)
 
 test-quick: $(VENV)/.stamp-setup ## the tests that need no broker and are not slow

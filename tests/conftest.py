@@ -51,14 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
 
-    With pytest-xdist (make test: -n 3 --dist loadgroup) one process takes all that share a Spark session, or a cluster
-    of three brokers; what touches Kafka stays together by file, with a broker for each process. What only computes goes
-    to whichever process is free, so that all end together.
+    With pytest-xdist (make test: --dist loadgroup) one process takes all that share a Spark session, or a cluster of
+    three brokers; what touches Kafka stays together by file, with a broker for each process. What takes longest begins
+    first; what only computes comes last, and goes to whichever process is free, so that all end together.
     """
     if hasattr(config, "workerinput"):
         for item in items:
             if not _only_computes(item):
                 item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+        items.sort(key=_turn)
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "spark" in fixtures:
@@ -73,6 +74,12 @@ def _group_of(item: pytest.Item) -> str:
     fixtures = getattr(item, "fixturenames", ())
     shared = next((name for name in ("spark", "kafka_cluster3") if name in fixtures), None)
     return shared or item.path.stem
+
+
+def _turn(item: pytest.Item) -> int:
+    if _only_computes(item):
+        return 3 if item.get_closest_marker("slow") is None else 2
+    return 0 if "spark" in item.path.name or item.path.parent.name == "pipeline" or _group_of(item) == "spark" else 1
 
 
 def _only_computes(item: pytest.Item) -> bool:

@@ -163,8 +163,8 @@ def a_mapping(name: str, value: object, wanted: str = "a mapping of names to val
 
 
 def several(name: str, value: object, wanted: str) -> list[Any]:
-    """What a list, or anything else that can be iterated, holds; a string is no list, nor is a mapping."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    """What a list, or anything else that can be iterated, holds; a string is no list."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong(name, wanted, value)
     return list(value)
 

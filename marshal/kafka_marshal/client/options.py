@@ -142,7 +142,7 @@ def checked_topics(topics: Sequence[str], coordination_topic: str) -> tuple[str,
     """Names and ^patterns that can be read; raises ConfigurationError for others."""
     wanted = "a list of names or ^patterns"
     names = arguments.several("topics", topics, wanted)
-    if not names:
+    if not names or isinstance(topics, Mapping):
         raise arguments.wrong("topics", wanted, topics)
     for name in names:
         _check_topic(name, coordination_topic)
