@@ -138,7 +138,7 @@ class Crew:
         if at_most_once:
             twice = [key for key, times in seen.items() if times > 1]
             assert not twice, f"handed out to two threads, or twice to one: {offsets(twice)}"
-        # One that was lost meanwhile (a machine that stood still) begins again; and what a pause takes back from a thread
+        # One that was lost meanwhile (a machine that stood still) begins again; what a pause takes back from a thread
         # that had not got it yet comes later, maybe to one that has got what follows it.
         for partition in () if "steer" in self.ways else held_throughout(leases):
             for number, mine in enumerate(self.got):
