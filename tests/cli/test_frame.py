@@ -351,3 +351,10 @@ def test_without_rich_it_says_which_extra_to_install(tmp_path: Path, terminal: C
     assert b"pip install 'kafka-marshal[cli]'" in opened.finish()
     assert opened.process.returncode == 2
     assert b"Traceback" not in opened.shown
+
+
+@pytest.mark.parametrize("name", ["a b", "..", "é", "x" * 250])
+def test_a_name_that_no_topic_can_have_is_refused_before_anybody_is_asked(command: Command, name: str) -> None:
+    ran = command("status", "--bootstrap", NOWHERE, "--topic", name)
+    assert ran.status == 2
+    assert f"no topic can be called {name!r}" in ran.err

@@ -13,6 +13,7 @@ import click
 
 from kafka_marshal.cli.failures import WRONG_USE, CommandError
 from kafka_marshal.cli.text import parse_span, parse_time
+from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 
 __all__ = ["Command", "Options", "common_options", "read_properties", "span_option", "time_option"]
@@ -82,6 +83,8 @@ def read_properties(path: str) -> dict[str, str]:
 def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
     """Store the value where the command finds it, unless nothing was said here."""
     options = context.ensure_object(Options)
+    if parameter.name == "topic" and isinstance(value, str) and not is_topic_name(value):
+        raise click.BadParameter(f"no topic can be called {value!r}. Nothing was sent", context, parameter)
     if value is not None and value is not False:
         setattr(options, str(parameter.name), value)
 

@@ -285,15 +285,21 @@ def _progress(member: MemberRow) -> Cell:
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
 
 
-def _member_json(member: MemberRow) -> dict[str, object]:
-    runs_at = member.runs_at
+def _names(row: MemberRow | HeardRow) -> dict[str, object]:
+    runs_at = row.runs_at
     return {
-        "group": member.group,
-        "client": member.client,
-        "instance": member.instance,
+        "group": row.group,
+        "client": row.client,
+        "instance": row.instance,
         "host": None if runs_at is None else runs_at.host,
         "pid": None if runs_at is None else runs_at.pid,
         "release": None if runs_at is None else runs_at.release,
+    }
+
+
+def _member_json(member: MemberRow) -> dict[str, object]:
+    return {
+        **_names(member),
         "partitions": len(member.leases),
         "lag": member.lag,
         "state": member.state,
@@ -307,14 +313,8 @@ def _member_json(member: MemberRow) -> dict[str, object]:
 
 
 def _heard_json(run: HeardRow) -> dict[str, object]:
-    runs_at = run.runs_at
     return {
-        "group": run.group,
-        "client": run.client,
-        "instance": run.instance,
-        "host": None if runs_at is None else runs_at.host,
-        "pid": None if runs_at is None else runs_at.pid,
-        "release": None if runs_at is None else runs_at.release,
+        **_names(run),
         "partitions": 0,
         "lag": None,
         "state": "idle",

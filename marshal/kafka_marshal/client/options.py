@@ -27,6 +27,7 @@ __all__ = [
     "check_log_name",
     "checked_callbacks",
     "checked_topics",
+    "is_topic_name",
 ]
 
 #: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
