@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from kafka_marshal import Marshal
+from kafka_marshal.errors import StaleEpochError
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.session import spark_session
 from kafka_marshal.sinks import SqliteSink
@@ -68,11 +69,16 @@ def copy(df: DataFrame, batch: ClaimedBatch) -> None:
     killed.wait(arguments.get("pause_s", 0.0))  # a round shall last long enough to be hit
     if gate is not None:
         wait_at(gate)
-    with sink.transaction(batch.group_id, batch.leases) as tx:
-        tx.executemany(
-            "INSERT INTO places VALUES (?, ?, ?)",
-            [(p, o, arguments["client_id"]) for topic, p, o in rows if o > tx.last_offset(topic, p)],
-        )
+    try:
+        with sink.transaction(batch.group_id, batch.leases) as tx:
+            tx.executemany(
+                "INSERT INTO places VALUES (?, ?, ?)",
+                [(p, o, arguments["client_id"]) for topic, p, o in rows if o > tx.last_offset(topic, p)],
+            )
+    except StaleEpochError:
+        if gate is not None:
+            gate.with_suffix(".refused").touch()
+        raise
 
 
 with Marshal(

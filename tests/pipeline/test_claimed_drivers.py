@@ -76,12 +76,17 @@ def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_
     # Stopped with a round in hand: replaced, and what it writes afterwards is refused.
     drivers.holds("second")
     drivers.holds("first")
+    theirs = {lease.partition for lease in world.leases() if lease.client_id == "first"}
     first.send_signal(signal.SIGSTOP)  # Python only
     assert world.wait_for(lambda seen: owners(seen) == {"second"}, 30)
     written = drivers.written_by("first")
+    before = drivers.count()
+    drivers.opens("second", 0.5)
+    wait_until(lambda: theirs <= {p for p, _ in drivers.count() - before}, 60, "the second goes on with what it took")
+    drivers.holds("second")
     drivers.opens("first", 0)
     first.send_signal(signal.SIGCONT)
-    wait_until(lambda: not drivers.gate("first").with_suffix(".waiting").exists(), 20, "it tries to write its round")
+    wait_until(drivers.gate("first").with_suffix(".refused").exists, 30, "the sink refuses its round")
     drivers.opens("second", 1.5)
     assert world.wait_for(lambda seen: "first" in owners(seen), 30), "it works on, and claims anew"
     drivers.holds("first")
