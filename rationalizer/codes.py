@@ -16,6 +16,7 @@ OFFSET_REGRESSION: Final = "OFFSET_REGRESSION"
 REPOSITIONED: Final = "REPOSITIONED"
 DUPLICATE_COMMIT: Final = "DUPLICATE_COMMIT"
 PARTIAL: Final = "PARTIAL"
+ALREADY_MEMBER: Final = "ALREADY_MEMBER"
 
 MALFORMED: Final = "MALFORMED"
 UNSUPPORTED_VERSION: Final = "UNSUPPORTED_VERSION"
@@ -31,6 +32,20 @@ PROPOSAL_TOO_LOW: Final = "PROPOSAL_TOO_LOW"
 INDIVIDUAL_COMMIT_TOO_OLD: Final = "INDIVIDUAL_COMMIT_TOO_OLD"
 MAX_INDIVIDUAL_COMMIT_REACHED: Final = "MAX_INDIVIDUAL_COMMIT_REACHED"
 GROUP_ACTIVE: Final = "GROUP_ACTIVE"
+
+WRONG_KIND: Final = "WRONG_KIND"
+UNKNOWN_CONSUMER: Final = "UNKNOWN_CONSUMER"
+ILLEGAL_GENERATION: Final = "ILLEGAL_GENERATION"
+REPLACED: Final = "REPLACED"
+UNKNOWN_PARTITIONING_STRATEGY: Final = "UNKNOWN_PARTITIONING_STRATEGY"
+INCONSISTENT_PARTITIONING_STRATEGY: Final = "INCONSISTENT_PARTITIONING_STRATEGY"
+SESSION_TIMEOUT_TOO_HIGH: Final = "SESSION_TIMEOUT_TOO_HIGH"
+GROUP_FULL: Final = "GROUP_FULL"
+TOO_MANY_PARTITIONS: Final = "TOO_MANY_PARTITIONS"
+NOT_ASSIGNED: Final = "NOT_ASSIGNED"
+ALREADY_STARTED: Final = "ALREADY_STARTED"
+INDIVIDUAL_COMMIT_NOT_ALLOWED: Final = "INDIVIDUAL_COMMIT_NOT_ALLOWED"
+OUT_OF_ORDER: Final = "OUT_OF_ORDER"
 
 #: Not an outcome of the log but of this release: the replica stands before an Upgrade it can't follow (E4).
 UPGRADE_REQUIRED: Final = "UPGRADE_REQUIRED"
@@ -51,10 +66,13 @@ _ANY = "any"
 _LEASE = "Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges, HeartbeatBatch"
 _BEATS = "Heartbeat, ReleasingPartition, batch entry"
 _WITH_EPOCH = "Heartbeat, ReleasingPartition, ClaimingMessages, CommitRanges, batch entry"
+_OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged"
+_GROUP = f"{_OF_MEMBERS}, ConfigureGroup"
+_ENTRY = "entry of CommitOffsets"
 
 #: All outcomes: rejections in the order in which they are checked (E6), after what is accepted.
 TABLE: Final[tuple[CodeRow, ...]] = (
-    CodeRow(OK, _ANY, True, "The record has taken effect.", "C3-C12, P4, T3"),
+    CodeRow(OK, _ANY, True, "The record has taken effect.", "C3-C12, G11-G14, P4, T3"),
     CodeRow(
         ALREADY_HELD,
         "ClaimingPartition",
@@ -64,42 +82,57 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         OFFSET_REGRESSION,
-        _BEATS,
+        f"{_BEATS}, {_ENTRY}",
         True,
-        "last_offset lies below stable: the progress stays, the beat or the release counts.",
-        "C5, C8",
+        "last_offset (through) lies below stable: the progress stays, the beat, the release, the entry counts.",
+        "C5, C8, G14",
     ),
     CodeRow(
         REPOSITIONED,
-        _BEATS,
+        f"{_BEATS}, {_ENTRY}",
         True,
-        "The pausing client's last_offset replaced the progress, and that changed it.",
-        "C11",
+        "The pausing client's last_offset (through) replaced the progress, and that changed it.",
+        "C11, G21",
     ),
     CodeRow(
         DUPLICATE_COMMIT,
-        "CommitRanges",
+        f"CommitRanges, {_ENTRY}",
         True,
         "What lies above stable was all done before; nothing changed.",
         "P4",
     ),
     CodeRow(
+        ALREADY_MEMBER,
+        "JoinGroup",
+        True,
+        "The sender is a member with just these values: a beat, and no reason for a rebalance.",
+        "G11",
+    ),
+    CodeRow(
         PARTIAL,
-        "HeartbeatBatch",
+        "HeartbeatBatch, CommitOffsets",
         None,
-        "At least one entry was rejected; accepted where another entry was accepted.",
-        "D2",
+        "At least one entry was rejected; a batch is accepted where another entry was, CommitOffsets always.",
+        "D2, G14",
     ),
     CodeRow(MALFORMED, _ANY, False, "The value, or a field of it, is not as section 2 says.", "E2, E6"),
     CodeRow(UNSUPPORTED_VERSION, _ANY, False, "The version is above the level of the CP.", "E3, E4"),
     CodeRow(UNKNOWN_TYPE, _ANY, False, "The type is not among those of the CP's level.", "E3, E6"),
-    CodeRow(WRONG_PARTITION, _LEASE, False, "The record belongs to another CP.", "L3"),
+    CodeRow(WRONG_PARTITION, f"{_LEASE}, {_OF_MEMBERS}", False, "The record belongs to another CP.", "L3"),
     CodeRow(
         PAUSED,
-        "Heartbeat, ClaimingPartition, ClaimingMessages, HeartbeatBatch, ReleaseGroup, ForgetGroup",
+        "Heartbeat, ClaimingPartition, ClaimingMessages, HeartbeatBatch, ReleaseGroup, ForgetGroup, JoinGroup, "
+        "GroupHeartbeat, TopicsChanged, ConfigureGroup",
         False,
         "Another client has the group paused.",
         "C10",
+    ),
+    CodeRow(
+        WRONG_KIND,
+        f"{_LEASE}, {_GROUP}",
+        False,
+        "The group is of the other kind: claimed where a lease of it is known, coordinated where its state is.",
+        "G1",
     ),
     CodeRow(
         HELD,
@@ -125,15 +158,76 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         "The proposal is not above both granted and stable.",
         "C12",
     ),
-    CodeRow(INDIVIDUAL_COMMIT_TOO_OLD, "CommitRanges", False, "All of the ranges lie at or below stable.", "P4"),
+    CodeRow(
+        UNKNOWN_CONSUMER,
+        _OF_MEMBERS,
+        False,
+        "The sender is no member, or (CommitOffsets without a member_id) does not have the group paused.",
+        "G10, G11, G21",
+    ),
+    CodeRow(
+        ILLEGAL_GENERATION,
+        f"GroupHeartbeat, LeaveGroup, CommitOffsets, {_ENTRY}",
+        None,
+        "A generation above the group's; of an entry, older than what it commits to. A heartbeat of an older "
+        "generation is accepted: the sender has a new one to look at.",
+        "G10, G13, G14",
+    ),
+    CodeRow(
+        REPLACED, "JoinGroup", False, "A later instance of this client, which the sender had not seen, is there.", "G11"
+    ),
+    CodeRow(UNKNOWN_PARTITIONING_STRATEGY, "JoinGroup", False, "The strategy is none of G17's.", "G11, G17"),
+    CodeRow(INCONSISTENT_PARTITIONING_STRATEGY, "JoinGroup", False, "The other members have another strategy.", "G11"),
+    CodeRow(SESSION_TIMEOUT_TOO_HIGH, "JoinGroup", False, "The session is above the group's setting.", "G11, G19"),
+    CodeRow(GROUP_FULL, "JoinGroup", False, "There are 1,000 other members.", "G11"),
+    CodeRow(
+        TOO_MANY_PARTITIONS,
+        "JoinGroup, TopicsChanged",
+        False,
+        "The groups of this CP would subscribe to topics of more than 100,000 partitions.",
+        "G11, G13",
+    ),
+    CodeRow(
+        NOT_ASSIGNED,
+        _ENTRY,
+        False,
+        "The sender does not own all of these keys, or may not commit like that.",
+        "G14, G21",
+    ),
+    CodeRow(ALREADY_STARTED, _ENTRY, False, "A start for a partition that has progress: go on from that.", "G14"),
+    CodeRow(
+        INDIVIDUAL_COMMIT_NOT_ALLOWED,
+        _ENTRY,
+        False,
+        "Ranges, where the group does not accept individual commits.",
+        "G14",
+    ),
+    CodeRow(
+        OUT_OF_ORDER, _ENTRY, False, "The record is in order, and these ranges would leave a gap below them.", "K8"
+    ),
+    CodeRow(
+        INDIVIDUAL_COMMIT_TOO_OLD,
+        f"CommitRanges, {_ENTRY}",
+        False,
+        "All of the ranges lie at or below stable.",
+        "P4",
+    ),
     CodeRow(
         MAX_INDIVIDUAL_COMMIT_REACHED,
-        "CommitRanges",
+        f"CommitRanges, {_ENTRY}",
         False,
-        "More than 60,000 intervals would be left; the whole record is rejected.",
-        "P5",
+        "More intervals (60,000, or the group's setting) or pieces (2,000) would be left than may be. Of a lease the "
+        "whole record is rejected, in a coordinated group the entry.",
+        "P5, G15",
     ),
-    CodeRow(GROUP_ACTIVE, "ForgetGroup", False, "A lease of the group is held and not stale.", "C16"),
+    CodeRow(
+        GROUP_ACTIVE,
+        "ForgetGroup, CommitOffsets",
+        False,
+        "A lease of the group is held and not stale; a member is there that is not overdue, or the sender has not "
+        "paused it.",
+        "C16, G21",
+    ),
 )
 
 #: Codes of records (and batch entries) that took effect. PARTIAL depends on the entries.

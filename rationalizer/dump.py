@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
 from rationalizer import codes
+from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE
+from rationalizer.wire.records import JoinGroup
 from rationalizer.world import World
 
 FORMAT: Final = 1
@@ -243,6 +245,10 @@ class Replay:
             }
             if outcome.entries is not None:
                 line["entries"] = list(outcome.entries)
+            if outcome.of_group:
+                line["generation"] = outcome.generation
+            if outcome.of_group and outcome.type == JoinGroup.__name__:
+                line["member"] = outcome.member
             yield line
 
     def state(self) -> dict[str, object]:
@@ -274,6 +280,7 @@ def state(worlds: Iterable[World]) -> dict[str, object]:
     partitions: list[dict[str, object]] = []
     leases: list[dict[str, object]] = []
     pauses: list[dict[str, object]] = []
+    groups: list[dict[str, object]] = []
     for world in worlds:
         partitions.append(
             {
@@ -295,7 +302,62 @@ def state(worlds: Iterable[World]) -> dict[str, object]:
             }
             for pause in world.pauses()
         ]
-    return {"partitions": partitions, "leases": leases, "pauses": pauses, "groups": []}
+        groups += [_group_object(world, group) for group in world.groups()]
+    return {"partitions": partitions, "leases": leases, "pauses": pauses, "groups": groups}
+
+
+def _group_object(world: World, group: Group) -> dict[str, object]:
+    settings = group.settings
+    return {
+        "partition": world.partition,
+        "group": group.group_id,
+        "state": group.state(world.log_time),
+        "generation": group.generation,
+        "strategy": group.strategy,
+        "settings": {
+            "accept_individual_commit": settings.accept_individual_commit,
+            "accept_range_fetch": list(settings.accept_range_fetch),
+            "max_session_timeout_ms": settings.max_session_timeout_ms,
+            "max_individual_commits": settings.max_individual_commits,
+        },
+        "topics": dict(sorted(group.counts.items())),
+        "members": [
+            {
+                "slot": member.slot,
+                "member": member.member_id,
+                "client": member.client_id,
+                "instance": member.instance_id,
+                "session_timeout_ms": member.session_timeout_ms,
+                "allow_key_share": member.allow_key_share,
+                "pattern": member.pattern,
+                "topics": sorted(member.topics),
+                "last_beat": member.last_beat,
+                "overdue": member.is_overdue(world.log_time),
+                "joined": member.joined,
+            }
+            for member in group.members.values()
+        ],
+        "partitions": [_assigned_object(group, topic, partition) for topic, partition in group.partitions()],
+    }
+
+
+def _assigned_object(group: Group, topic: str, partition: int) -> dict[str, object]:
+    pieces, kept = group.pieces.get(topic), group.kept(topic, partition)
+    progress = None
+    if kept is not None:
+        progress = {
+            "initial": _or_null(kept.initial),
+            "stable": _or_null(kept.progress.stable),
+            "done_through": [[lo, hi, _or_null(offset)] for lo, hi, offset in kept.progress.done_through],
+            "ranges": [[first, last] for first, last in kept.progress.ranges],
+            "metadata": kept.metadata,
+        }
+    return {
+        "topic": topic,
+        "topic_partition": partition,
+        "pieces": [[*each[:4], *map(_or_null, each[4:])] for each in (() if pieces is None else pieces[partition])],
+        "progress": progress,
+    }
 
 
 def _lease_object(world: World, lease: Lease) -> dict[str, object]:

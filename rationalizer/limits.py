@@ -46,6 +46,27 @@ NOTHING_DONE: Final = -1
 MIN_HEARTBEAT_INTERVAL_MS: Final = 100
 MAX_HEARTBEAT_INTERVAL_MS: Final = 600_000
 
+#: A member's id is its group's and a UUID: one dash and 36 characters more than an id.
+MAX_MEMBER_ID_BYTES: Final = MAX_ID_BYTES + 37
+
+#: A regular expression that a member subscribes by, in UTF-8 bytes.
+MAX_PATTERN_BYTES: Final = 1_000
+
+#: What a member keeps beside its progress (Kafka's own limit is 4,096; a checkpoint's name fits this).
+MAX_METADATA_BYTES: Final = 255
+
+#: Topics that one record reports, and partitions of one topic: bound the work of a rebalance.
+MAX_TOPICS: Final = 10_000
+MAX_PARTITION_COUNT: Final = 100_000
+
+#: Below 100 ms scheduling noise would look like death; the upper end is an int32, and a setting (G19) is below it.
+MIN_SESSION_TIMEOUT_MS: Final = 100
+MAX_SESSION_TIMEOUT_MS: Final = 2**31 - 1
+
+#: Entries of one CommitOffsets, and topics that `accept_range_fetch` names.
+MAX_COMMIT_ENTRIES: Final = 10_000
+MAX_SHARED_TOPICS: Final = 100
+
 #: The largest level an Upgrade can name.
 MAX_LEVEL: Final = 2**31 - 1
 
@@ -56,6 +77,14 @@ MAX_COMMIT_RANGES: Final = 10_000
 
 #: Intervals that one lease may hold after a record (P5): keeps a lease below 1 MB in a snapshot.
 MAX_INTERVALS: Final = 60_000
+
+#: Members of one group, and partitions of all topics that the groups of one CP subscribe to (G11): a rebalance takes
+#: milliseconds.
+MAX_MEMBERS: Final = 1_000
+MAX_GROUP_PARTITIONS: Final = 100_000
+
+#: Pieces of done_through that one partition of a coordinated group may have (G15): twice its most members.
+MAX_KEY_PIECES: Final = 2_000
 
 #: Key hashes are 0 … MAX_KEY_HASH (P7): xxHash64 less its lowest bit, so that they fit Kafka's int64.
 MAX_KEY_HASH: Final = 2**63 - 1
@@ -82,7 +111,4 @@ SNAPSHOT_INTERVAL: Final = 10_000
 FIRST_LEVEL: Final = 1
 
 #: The highest level this release can replay. An Upgrade above it stops the replica before that record.
-SUPPORTED_LEVEL: Final = 1
-
-#: The version this release writes into its records (E1).
-WRITTEN_VERSION: Final = 1
+SUPPORTED_LEVEL: Final = 2

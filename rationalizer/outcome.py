@@ -16,7 +16,9 @@ class Outcome:
     `accepted`: whether it took effect. `code`: one of `rationalizer.codes`. `type`: the record's name, None
     where it was rejected at or before the check for a known type. `epoch`: that of the one lease it names, as
     this CP knows it afterwards, else None. `log_time`: the CP's, in ms. `entries`: the entries' codes, for a
-    HeartbeatBatch that passed the pause.
+    HeartbeatBatch that passed the pause, and for CommitOffsets that counts as its sender's. `of_group`: whether it was
+    judged by the rules of coordinated groups; then `generation` is the group's afterwards, None where the CP knows no
+    such group, and `member` the id of the member that a JoinGroup made, or joined again as.
     """
 
     accepted: bool
@@ -25,6 +27,9 @@ class Outcome:
     epoch: int | None
     log_time: int
     entries: tuple[str, ...] | None = None
+    of_group: bool = False
+    generation: int | None = None
+    member: str | None = None
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property

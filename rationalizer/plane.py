@@ -1,9 +1,8 @@
 """The seam between the log and the state machines that live in it.
 
 A *plane* is one state machine: it owns some record types and the state that they change. What holds for all
-records (log time, routing, pauses, levels, forgetting a group) is the World's. `planes.py` lists the planes of this
-release. The partition plane (`leases/`, section 3) is the only one of level 1; the group plane (types 16-27) will be a
-second one beside it, at level 2.
+records (log time, routing, pauses, levels, kinds, forgetting a group) is the World's. `planes.py` lists the planes of
+this release: the partition plane (`leases/`, section 3), and from level 2 on the group plane (`groups/`, section 5).
 """
 
 from __future__ import annotations
@@ -34,6 +33,17 @@ class ApplyContext:
         self.pausing = False
 
 
+class Verdict(NamedTuple):
+    """What a handler answers where the code alone does not say all of it (G9)."""
+
+    code: str
+    accepted: bool
+    #: Codes of a record's entries.
+    entries: tuple[str, ...] | None = None
+    #: The member that an accepted JoinGroup is about (D2).
+    member: str | None = None
+
+
 class Bounds(NamedTuple):
     """What a snapshot says besides the planes' rows, which they must agree with."""
 
@@ -41,11 +51,12 @@ class Bounds(NamedTuple):
     partitions: int
     next_offset: int
     log_time: int
+    level: int
 
 
 #: A handler judges one well-formed record that belongs here and that no pause rejects. It changes the plane's
-#: state or not at all, and answers with the code; with a tuple of codes for a record of several entries.
-Handler = Callable[[Message, ApplyContext], "str | tuple[str, ...]"]
+#: state or not at all, and answers with the code; with a tuple of codes for a record of several entries; or with all.
+Handler = Callable[[Message, ApplyContext], "str | tuple[str, ...] | Verdict"]
 
 
 class Plane(Protocol):
@@ -60,11 +71,20 @@ class Plane(Protocol):
     def belongs(self, kind: Kind, message: Message) -> bool:
         """Whether a record of one of its types belongs to this CP (L3)."""
 
-    def token(self, kind: Kind, message: Message) -> int | None:
-        """The fencing token of what such a record names, as this CP knows it now (D2); None: there is none."""
+    def epoch(self, kind: Kind, message: Message) -> int | None:
+        """The epoch of the one lease that such a record names, as this CP knows it now (D2); None: there is none."""
 
-    def is_active(self, group_id: str, log_time: int) -> bool:
+    def generation(self, group_id: str) -> int | None:
+        """The group's generation, as this CP knows it now (D2); None: there is none."""
+
+    def knows(self, group_id: str) -> bool:
+        """Whether the group is of this plane's kind: there is something of it here (G1)."""
+
+    def is_active(self, group_id: str, context: ApplyContext) -> bool:
         """Whether the group is at work here, so that it must not be forgotten (C16)."""
+
+    def size(self) -> int:
+        """How many things a snapshot lists, which its place is chosen by (S2)."""
 
     def forget(self, group_id: str) -> None:
         """Drop everything about the group (C16)."""

@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from rationalizer import codes
+from rationalizer.done_through import DoneThrough, KeyPiece
 from rationalizer.intervals import Intervals, union
-from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NOTHING_DONE
 
 #: What has no ranges shares this one, which is never changed: three objects less for each lease. A group's thousands
 #: of leases are what the collector of cycles goes through, with everything else standing still meanwhile.
@@ -45,7 +46,7 @@ class Progress:
         self.stable: int = NOTHING_DONE
         self.granted: int = NOTHING_DONE
         self.intervals = _NO_RANGES
-        self.pieces: list[tuple[int, int, int]] | None = None
+        self.pieces: DoneThrough | None = None
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -55,11 +56,11 @@ class Progress:
         return self.intervals.pairs()
 
     @property
-    def done_through(self) -> list[tuple[int, int, int]]:
+    def done_through(self) -> list[KeyPiece]:
         """Pieces (lo, hi, offset) that cover all key hashes, ascending; offset −1: nothing is done."""
         if self.pieces is None:
             return [(0, MAX_KEY_HASH, self.stable)]
-        return list(self.pieces)
+        return self.pieces.pieces()
 
     def is_done(self, offset: int, key_hash: int | None = None) -> bool:
         """Whether the record at `offset` is done (P2); without a key hash: whether it is for every key."""
@@ -67,7 +68,17 @@ class Progress:
             return True
         if self.pieces is None or key_hash is None:
             return False
-        return offset <= self.pieces[self._piece_of(key_hash)][2]
+        return offset <= self.pieces.at(key_hash)
+
+    def is_in_order(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether stable would be at the largest offset of `ranges`, or above, if they were done (K8)."""
+        reached = self.stable
+        firsts, lasts = union(ranges)
+        for first, last in zip(firsts, lasts, strict=True):
+            if first > self._end_of_run(reached) + 1:
+                return False
+            reached = max(last, self._end_of_run(reached))
+        return True
 
     # -- changing --------------------------------------------------------------------------------------
 
@@ -102,8 +113,8 @@ class Progress:
     def commit(self, ranges: Sequence[tuple[int, int]], max_intervals: int = MAX_INTERVALS) -> str:
         """The offsets of `ranges` (at least one, first <= last) are done, for every key (P3-P5).
 
-        OK or DUPLICATE_COMMIT; or, changing nothing, INDIVIDUAL_COMMIT_TOO_OLD or
-        MAX_INDIVIDUAL_COMMIT_REACHED.
+        OK or DUPLICATE_COMMIT; or, changing nothing, INDIVIDUAL_COMMIT_TOO_OLD, or MAX_INDIVIDUAL_COMMIT_REACHED where
+        it would leave more intervals than may be, and more than there are (P5, G15).
         """
         firsts, lasts = union(ranges)
         below = bisect_right(lasts, self.stable)
@@ -117,70 +128,82 @@ class Progress:
             return codes.DUPLICATE_COMMIT
         # What is stored never touches stable, so only the first new interval can.
         moves_stable = firsts[0] == self.stable + 1
-        if len(self.intervals) + growth - moves_stable > max_intervals:
+        if growth > moves_stable and len(self.intervals) + growth - moves_stable > max_intervals:
             return codes.MAX_INDIVIDUAL_COMMIT_REACHED
         if self.intervals is _NO_RANGES:
             self.intervals = Intervals()
         self.intervals.carry_out(edits)
-        if moves_stable or self.pieces is not None:
+        if self.pieces is not None:
+            self.pieces.move_on(firsts, lasts, self.intervals.end_of_run)
+            self._settle_stable()
+        elif moves_stable:
             self._raise_stable(self.stable)
         return codes.OK
 
-    def commit_key_range(self, lo: int, hi: int, offset: int) -> bool:
-        """All up to `offset` is done for the key hashes lo … hi (P8). Whether that changed anything."""
-        before = self.done_through
-        pieces: list[tuple[int, int, int]] = []
-        for piece_lo, piece_hi, done in before:
-            if piece_hi < lo or hi < piece_lo or offset <= done:
-                pieces.append((piece_lo, piece_hi, done))
-                continue
-            if piece_lo < lo:
-                pieces.append((piece_lo, lo - 1, done))
-            pieces.append((max(piece_lo, lo), min(piece_hi, hi), offset))
-            if hi < piece_hi:
-                pieces.append((hi + 1, piece_hi, done))
-        if pieces == before:
-            return False
-        self.pieces = pieces
-        self._raise_stable(min(done for _, _, done in pieces))
-        return True
+    def commit_key_range(self, lo: int, hi: int, offset: int, max_pieces: int = MAX_KEY_PIECES) -> str:
+        """All up to `offset` is done for the key hashes lo … hi (P8).
 
-    def restore_pieces(self, pieces: list[tuple[int, int, int]]) -> None:
+        OK; or, changing nothing, OFFSET_REGRESSION below stable (accepted), MAX_INDIVIDUAL_COMMIT_REACHED where it
+        would leave more pieces than may be, and more than there are (G15).
+        """
+        if lo == 0 and hi == MAX_KEY_HASH:
+            return self.through(offset)
+        if offset < self.stable:
+            return codes.OFFSET_REGRESSION
+        offset = self.intervals.end_of_run(offset)
+        pieces = self.pieces or DoneThrough([(0, MAX_KEY_HASH, self.stable)])
+        edit = pieces.plan(lo, hi, offset)
+        if edit is None:
+            return codes.OK
+        growth = len(edit[2]) - (edit[1] - edit[0])
+        if growth > 0 and len(pieces) + growth > max_pieces:
+            return codes.MAX_INDIVIDUAL_COMMIT_REACHED
+        pieces.carry_out(edit)
+        self.pieces = pieces
+        self._settle_stable()
+        return codes.OK
+
+    def restore_pieces(self, pieces: list[KeyPiece]) -> None:
         """Take pieces that cover all key hashes, as `done_through` gave them."""
         self.stable = min(done for _, _, done in pieces)
-        self.pieces = pieces if len(pieces) > 1 else None
+        self.pieces = DoneThrough(pieces) if len(pieces) > 1 else None
 
     def settle(self) -> None:
         """Bring the parts, set from outside, into their one form (P10). A replay never needs this."""
+        if self.pieces is not None:
+            self.pieces.move_on(self.intervals.firsts, self.intervals.lasts, self.intervals.end_of_run)
         self._raise_stable(self.stable)
 
     # -- the one form ----------------------------------------------------------------------------------
 
     def _raise_stable(self, offset: int) -> None:
         """Move stable to `offset`, not below where it is, and bring everything back into its one form."""
-        intervals = self.intervals
-        if intervals.firsts:
-            offset = intervals.end_of_run(offset)
-            intervals.drop_through(offset)
-            if not intervals.firsts:
-                self.intervals = _NO_RANGES
-        self.stable = offset
+        offset = self._end_of_run(offset)
         if self.pieces is not None:
-            self._settle_pieces(self.pieces)
+            edit = self.pieces.plan(0, MAX_KEY_HASH, offset)
+            if edit is not None:
+                self.pieces.carry_out(edit)
+            self._settle_stable()
+            return
+        self.stable = offset
+        self._drop_done()
 
-    def _settle_pieces(self, pieces: list[tuple[int, int, int]]) -> None:
-        settled: list[tuple[int, int, int]] = []
-        for lo, hi, done in pieces:
-            done = self.intervals.end_of_run(max(done, self.stable))
-            if settled and settled[-1][2] == done:
-                settled[-1] = (settled[-1][0], hi, done)
-            else:
-                settled.append((lo, hi, done))
-        self.pieces = settled if len(settled) > 1 else None
-
-    def _piece_of(self, key_hash: int) -> int:
+    def _settle_stable(self) -> None:
+        """Stable is the lowest piece; one piece is none."""
         assert self.pieces is not None
-        return bisect_right(self.pieces, key_hash, key=lambda piece: piece[0]) - 1
+        self.stable = self.pieces.lowest
+        if len(self.pieces) == 1:
+            self.pieces = None
+        self._drop_done()
+
+    def _end_of_run(self, offset: int) -> int:
+        return self.intervals.end_of_run(offset) if self.intervals.firsts else offset
+
+    def _drop_done(self) -> None:
+        if self.intervals.firsts:
+            self.intervals.drop_through(self.stable)
+            if not self.intervals.firsts:
+                self.intervals = _NO_RANGES
 
     def __repr__(self) -> str:
         return f"Progress({self.done_through}, ranges={self.ranges}, granted={self.granted})"

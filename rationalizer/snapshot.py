@@ -91,8 +91,8 @@ def read(snapshot: bytes, partitions: int) -> State:
     want(ok.is_offset(log_time), "its log time is out of range")
     want(type(level) is int and level >= FIRST_LEVEL, "its level is out of range")
     want(level <= SUPPORTED_LEVEL, f"it is of level {level}, this release supports {SUPPORTED_LEVEL}")
-    want(groups == (), "it holds coordinated groups, which this release does not know")
-    want(type(leases) is tuple and type(pause_rows) is tuple, "leases and pauses must be arrays")
+    arrays = all(type(part) is tuple for part in (leases, pause_rows, groups))
+    want(arrays, "leases, pauses and groups must be arrays")
     pauses = [_pause(row, log_time) for row in pause_rows]
     want_ascending("pauses", [pause.group_id for pause in pauses])
     return State(partition, next_offset, log_time, level, pauses, {LEASES: leases, GROUPS: groups})

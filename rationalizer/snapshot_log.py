@@ -89,9 +89,9 @@ class StoredSnapshot:
         return world
 
 
-def interval(leases: int) -> int:
-    """Offsets between two snapshots of a CP with so many leases: 10,000, or its multiple that is no less (S2)."""
-    return SNAPSHOT_INTERVAL * max(1, -(-leases // SNAPSHOT_INTERVAL))
+def interval(listed: int) -> int:
+    """Offsets between two snapshots of a CP that lists so many things: 10,000, or its multiple that is no less (S2)."""
+    return SNAPSHOT_INTERVAL * max(1, -(-listed // SNAPSHOT_INTERVAL))
 
 
 def due(next_offset_before: int, next_offset_after: int, every: int) -> bool:

@@ -12,28 +12,33 @@ replicas alike (E3). What does raise, ValueError, and changes nothing, is the ca
 that was there already, or numbers that Kafka can't have given.
 
 A record is judged in the order of E6: value, version, type, fields (wire/codec.py); then, log time having moved
-(T1), routing, pause, and the rules of its type. What a record type means is its plane's to judge (plane.py); what is
-about a group or the log as a whole is judged here.
+(T1), routing, pause, the kind of its group, and the rules of its type. What a record type means is its plane's to
+judge (plane.py); what is about a group or the log as a whole is judged here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from rationalizer import codes
 from rationalizer import snapshot as canonical
+from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, SUPPORTED_LEVEL
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
-from rationalizer.plane import ApplyContext, Bounds, Handler, Plane
+from rationalizer.plane import ApplyContext, Bounds, Handler, Plane, Verdict
 from rationalizer.planes import Planes
 from rationalizer.wire.codec import RejectedValueError, read
 from rationalizer.wire.records import DuringPause, Kind, Upgrade
 from rationalizer.wire.unpacking import Message
 
-#: (code, accepted, kind if known, fields if well formed, codes of entries)
-_Verdict = tuple[str, bool, Kind | None, Message | None, tuple[str, ...] | None]
+#: (verdict, kind if known, fields if well formed)
+_Replayed = tuple[Verdict, Kind | None, Message | None]
+
+#: What a record is rejected with before its plane has a say (E6, G1).
+_BEFORE_THE_PLANES: Final = frozenset({codes.MALFORMED, codes.WRONG_PARTITION, codes.PAUSED, codes.WRONG_KIND})
 
 
 class World:
@@ -104,6 +109,20 @@ class World:
         """How many leases there are."""
         return len(self._planes.leases.leases)
 
+    def group(self, group_id: str) -> Group | None:
+        """The coordinated group, live, or None where this CP knows none. Read it, don't write it."""
+        return self._planes.groups.groups.get(group_id)
+
+    def groups(self) -> list[Group]:
+        """All coordinated groups, and the marks of those that are at home elsewhere (G2), sorted by name."""
+        groups = self._planes.groups.groups
+        return [groups[group_id] for group_id in sorted(groups)]
+
+    @property
+    def listed(self) -> int:
+        """How many leases, and members and partitions of groups, a snapshot lists: what its place is chosen by (S2)."""
+        return sum(plane.size() for plane in self._planes.all)
+
     def pause(self, group_id: str) -> Pause | None:
         """The group's pause, while it is in force at the log time (C10)."""
         pause = self._pauses.get(group_id)
@@ -134,9 +153,11 @@ class World:
         world.level = found.level
         for pause in found.pauses:
             world._pauses[pause.group_id] = pause
-        bounds = Bounds(found.partition, partitions, found.next_offset, found.log_time)
+        bounds = Bounds(found.partition, partitions, found.next_offset, found.log_time, found.level)
         for plane in world._planes.all:
             plane.load(found.rows[plane.part], bounds)
+        both = [group for group in world._planes.groups.groups if world._planes.leases.knows(group)]
+        canonical.want(not both, f"the group {both} is both claimed and coordinated (G1)" if both else "")
         # Whatever else may be odd about the bytes: they have to be the ones that this state is written as.
         canonical.want(world.snapshot() == snapshot, "it is not in canonical form")
         return world
@@ -152,15 +173,30 @@ class World:
         if self.required_level is not None:
             return Outcome(False, codes.UPGRADE_REQUIRED, None, None, self.log_time)
         self._check_position(offset, timestamp_ms, value)
-        code, accepted, kind, message, entries = self._replay(offset, timestamp_ms, value)
-        epoch = None
-        if message is not None and kind is not None and code != codes.WRONG_PARTITION:
-            plane = self._plane_of.get(kind.type)
-            epoch = None if plane is None else plane.token(kind, message)
-        read_as = None if message is None or kind is None else (kind, message)
+        verdict, kind, message = self._replay(offset, timestamp_ms, value)
+        code, accepted, entries, member = verdict
         if code != codes.UPGRADE_REQUIRED:
             self.count(code, accepted)
-        return Outcome(accepted, code, kind.name if kind else None, epoch, self.log_time, entries, read_as)
+        if message is None or kind is None:
+            return Outcome(accepted, code, kind.name if kind else None, None, self.log_time)
+        epoch = generation = None
+        plane = self._plane_of.get(kind.type)
+        of_group = plane is self._planes.groups and code not in _BEFORE_THE_PLANES
+        if plane is not None and code != codes.WRONG_PARTITION:
+            epoch = plane.epoch(kind, message)
+            generation = plane.generation(message[4]) if of_group else None
+        return Outcome(
+            accepted,
+            code,
+            kind.name,
+            epoch,
+            self.log_time,
+            entries,
+            of_group,
+            generation,
+            member,
+            (kind, message),
+        )
 
     def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
         """Replay records, each (offset, timestamp in ms, value): outcomes are counted, not returned.
@@ -174,7 +210,7 @@ class World:
         while (record := fast_path(remaining, self, self._pauses)) is not None:
             offset, timestamp_ms, value = record
             self._check_position(offset, timestamp_ms, value)
-            code, accepted, *_ = self._replay(offset, timestamp_ms, value)
+            (code, accepted, _, _), _, _ = self._replay(offset, timestamp_ms, value)
             if code == codes.UPGRADE_REQUIRED:
                 return
             self.count(code, accepted)
@@ -202,7 +238,7 @@ class World:
                 "bytes or None is wanted. The record was not applied."
             )
 
-    def _replay(self, offset: int, timestamp_ms: int, value: bytes | None) -> _Verdict:
+    def _replay(self, offset: int, timestamp_ms: int, value: bytes | None) -> _Replayed:
         """E6, from the first check to the last."""
         kind: Kind | None
         message: Message | None
@@ -213,33 +249,37 @@ class World:
         else:
             if kind.type == Upgrade.TYPE and message[HEAD_FIELDS] > SUPPORTED_LEVEL:
                 self.required_level = message[HEAD_FIELDS]
-                return codes.UPGRADE_REQUIRED, False, kind, message, None
+                return Verdict(codes.UPGRADE_REQUIRED, False), kind, message
         self.next_offset = offset + 1
         if timestamp_ms > self.log_time:
             self.log_time = timestamp_ms
         if kind is None or message is None:
-            return code, False, kind, None, None
+            return Verdict(code, False), kind, None
         plane = self._plane_of.get(kind.type)  # what no plane owns belongs everywhere
         if plane is not None and not plane.belongs(kind, message):
-            return codes.WRONG_PARTITION, False, kind, message, None
-        pause = self._pauses.get(message[4])
+            return Verdict(codes.WRONG_PARTITION, False), kind, message
+        group_id = message[4]
+        pause = self._pauses.get(group_id)
         if pause is not None and self.log_time >= pause.expires:  # log time never goes back
-            del self._pauses[message[4]]
+            del self._pauses[group_id]
             pause = None
         pausing = pause is not None and pause.client_id == message[3]
         if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:
-            return codes.PAUSED, False, kind, message, None
+            return Verdict(codes.PAUSED, False), kind, message
+        if plane is not None and any(other.knows(group_id) for other in self._planes.all if other is not plane):
+            return Verdict(codes.WRONG_KIND, False), kind, message
         context = self._context
         context.offset = offset
         context.log_time = self.log_time
         context.pausing = pausing
         answer = self._handlers[kind.type](message, context)
-        if type(answer) is tuple:
-            found = set(answer)
-            code = codes.OK if found <= codes.ACCEPTED else codes.PARTIAL
-            return code, not found.isdisjoint(codes.ACCEPTED), kind, message, answer
-        assert isinstance(answer, str)
-        return answer, answer in codes.ACCEPTED, kind, message, None
+        if type(answer) is str:
+            return Verdict(answer, answer in codes.ACCEPTED), kind, message
+        if isinstance(answer, Verdict):
+            return answer, kind, message
+        found = set(answer)
+        code = codes.OK if found <= codes.ACCEPTED else codes.PARTIAL
+        return Verdict(code, not found.isdisjoint(codes.ACCEPTED), tuple(answer)), kind, message
 
     # -- what is about a group, or the log, as a whole ---------------------------------------------------
 
@@ -255,7 +295,7 @@ class World:
     def _forget_group(self, message: Message, context: ApplyContext) -> str:
         """C16: all planes forget the group, and its pause goes, or nothing does."""
         group_id = message[4]
-        if any(plane.is_active(group_id, context.log_time) for plane in self._planes.all):
+        if any(plane.is_active(group_id, context) for plane in self._planes.all):
             return codes.GROUP_ACTIVE
         for plane in self._planes.all:
             plane.forget(group_id)

@@ -14,7 +14,7 @@ from rationalizer.routing import route_lease
 from rationalizer.snapshot import row_of, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
-__all__ = ["lease_row", "load_leases"]
+__all__ = ["lease_row", "load_leases", "load_progress"]
 
 
 def lease_row(lease: Lease) -> tuple[object, ...]:
@@ -60,12 +60,12 @@ def _lease(row: object, next_offset: int, log_time: int) -> Lease:
     lease.epoch = epoch
     lease.heartbeat_interval_ms = interval
     lease.last_beat = last_beat
-    lease.progress = _progress(named, *progress)
+    lease.progress = load_progress(named, *progress)
     return lease
 
 
-def _progress(named: str, pieces: object, ranges: object, granted: object) -> Progress:
-    """The progress, made through its own mutators: what comes out in another form was none."""
+def load_progress(named: str, pieces: object, ranges: object, granted: object) -> Progress:
+    """The progress of a snapshot, made through its own mutators: what comes out in another form was none."""
     want(_are_triples(pieces), f"done_through of {named} is no list of pieces")
     want(ranges == () or _are_pairs(ranges), f"the ranges of {named} are none")
     want(type(granted) is int and -1 <= granted <= MAX_OFFSET, f"granted of {named} is out of range")

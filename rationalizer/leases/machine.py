@@ -77,12 +77,23 @@ class LeasePlane:
             return True
         return are_routed_to(self._partition, entries, self._partitions)
 
-    def token(self, kind: Kind, message: Message) -> int | None:
+    def epoch(self, kind: Kind, message: Message) -> int | None:
         """The epoch of the one lease that a record names (D2)."""
         if kind.belongs is not Belongs.LEASE:
             return None
         lease = self.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
         return None if lease is None else lease.epoch
+
+    def generation(self, group_id: str) -> None:
+        """A claimed group has none."""
+
+    def knows(self, group_id: str) -> bool:
+        """Whether there is a lease of the group (G1)."""
+        return group_id in self._keys_of_group
+
+    def size(self) -> int:
+        """How many leases there are (S2)."""
+        return len(self.leases)
 
     def rows(self) -> list[tuple[object, ...]]:
         """All leases, sorted by (group, topic, partition)."""
@@ -93,10 +104,10 @@ class LeasePlane:
         for lease in load_leases(rows, bounds):
             self.add(lease)
 
-    def is_active(self, group_id: str, log_time: int) -> bool:
+    def is_active(self, group_id: str, context: ApplyContext) -> bool:
         """Whether a lease of the group is held and not stale (C16)."""
         return any(
-            self.leases[key].held and not self.leases[key].is_stale(log_time)
+            self.leases[key].held and not self.leases[key].is_stale(context.log_time)
             for key in self._keys_of_group.get(group_id, ())
         )
 

@@ -18,9 +18,9 @@ from typing import ClassVar, Final
 from msgpack import packb
 
 from rationalizer import codes
-from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES, WRITTEN_VERSION
+from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES
 from rationalizer.wire import wellformed as ok
-from rationalizer.wire.records import KINDS, InvalidRecordError, Kind, Record
+from rationalizer.wire.records import KINDS, ConfigureGroup, InvalidRecordError, Kind, Record
 from rationalizer.wire.unpacking import Message, NotAllowedError, look_at_all, unpack
 
 
@@ -64,7 +64,7 @@ def encode(record: Record) -> bytes:
     """
     value: bytes = packb(
         (
-            WRITTEN_VERSION,
+            KINDS[record.TYPE].level,  # a record's version is the level that it came with
             record.TYPE,
             record.instance_id,
             record.client_id,
@@ -112,7 +112,10 @@ def _read(value: bytes | None, level: int) -> tuple[Kind, Message]:
     try:
         message = unpack(value)
         try:
-            return _kind_of(message, level), message
+            kind = _kind_of(message, level)
+            if kind.type == ConfigureGroup.TYPE:  # a value may hide behind a later equal key
+                look_at_all(value, message)
+            return kind, message
         except RejectedValueError:
             # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
             # in the value, so that look is taken only now; what it finds comes first.

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
+from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.wellformed import Rule
 
@@ -185,6 +186,123 @@ class Upgrade(Record):
     level: int
 
 
+# -- the group plane (section 5) -------------------------------------------------------------------------
+
+#: Topics as a member reports them: (topic, number of partitions; 0: not there yet).
+Topics = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(Record):
+    """I want to be a member (G11): a new one, again with other values, or in place of my earlier instance.
+
+    `member_id`: "" where the sender has none. `seen`: the next offset of the sender's replica. `pattern`: a regular
+    expression, or "". `topics`: each with its partitions, as the sender sees them.
+    """
+
+    TYPE: ClassVar[int] = 16
+    member_id: str
+    seen: int
+    session_timeout_ms: int
+    strategy: str
+    allow_key_share: bool
+    pattern: str
+    topics: Topics
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeartbeat(Record):
+    """I live, and know this generation (G13)."""
+
+    TYPE: ClassVar[int] = 17
+    member_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(Record):
+    """I am a member no longer (G13)."""
+
+    TYPE: ClassVar[int] = 18
+    member_id: str
+    generation: int
+
+
+class CommitEntry(NamedTuple):
+    """What is done of one partition, for the key hashes lo … hi (G14).
+
+    `action`: COMMIT, LET_GO (commit, and let go of what is revoked) or START. Either `through`, −1 or an offset, or
+    `ranges`, inclusive (first, last), or neither. `metadata`: None leaves what was kept.
+    """
+
+    topic: str
+    partition: int
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
+    action: int = ok.COMMIT
+    through: int | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets(Record):
+    """This is done (G14); with member_id "": the pausing client sets these positions (G21).
+
+    `in_order`: ranges that would leave a gap below them are rejected (K8).
+    """
+
+    TYPE: ClassVar[int] = 19
+    member_id: str
+    generation: int
+    in_order: bool
+    entries: tuple[CommitEntry, ...]
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The entries as on the wire: arrays."""
+        return self.member_id, self.generation, self.in_order, tuple([tuple(entry) for entry in self.entries])
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        member_id, generation, in_order, entries = own
+        found = tuple([CommitEntry(*entry) for entry in entries])
+        return cls(instance_id, client_id, group_id, member_id, generation, in_order, found)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsChanged(Record):
+    """My pattern matches these topics now, with so many partitions each (G12, G13)."""
+
+    TYPE: ClassVar[int] = 20
+    member_id: str
+    topics: Topics
+
+
+#: A setting's value: a boolean, a number, or topics.
+Setting = bool | int | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureGroup(Record):
+    """Change these settings (G19); in other CPs than the group's home: it is a coordinated group (G2).
+
+    `settings`: (name, value) pairs, each name once.
+    """
+
+    TYPE: ClassVar[int] = 21
+    settings: tuple[tuple[str, Setting], ...] = ()
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The settings as on the wire: a map."""
+        return (dict(self.settings),)
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        return cls(instance_id, client_id, group_id, tuple(dict(own[0]).items()))
+
+
 class Belongs(Enum):
     """How a kind of record finds its CP (L3)."""
 
@@ -204,7 +322,7 @@ class DuringPause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the tables of sections 3 and 5."""
+    """One row of the tables of sections 3 and 5. `whole`: what must hold of all own fields together."""
 
     type: int
     name: str
@@ -214,6 +332,7 @@ class Kind:
     rules: tuple[Rule, ...]
     belongs: Belongs
     during_pause: DuringPause
+    whole: Rule | None = None
 
     @property
     def names_lease(self) -> bool:
@@ -228,18 +347,37 @@ class Kind:
         for place, value in enumerate(own):
             if not rules[place].holds(value):
                 return f"{self.field_names[place]} must be {rules[place].wants}"
+        if self.whole is not None and not self.whole.holds(own):
+            return self.whole.wants
         return None
 
 
-def _kind(record: type[Record], belongs: Belongs, during_pause: DuringPause, *rules: Rule) -> Kind:
+def _kind(
+    record: type[Record],
+    belongs: Belongs,
+    during_pause: DuringPause,
+    *rules: Rule,
+    level: int = 1,
+    whole: Rule | None = None,
+) -> Kind:
     names = tuple(field.name for field in fields(record))[3:]
-    return Kind(record.TYPE, record.__name__, 1, cast("Any", record.of_fields), names, rules, belongs, during_pause)
+    build = cast("Any", record.of_fields)
+    return Kind(record.TYPE, record.__name__, level, build, names, rules, belongs, during_pause, whole)
+
+
+def _of_group(record: type[Record], during_pause: DuringPause, *rules: Rule, whole: Rule | None = None) -> Kind:
+    return _kind(record, Belongs.GROUP, during_pause, *rules, level=2, whole=whole)
+
+
+def _topics_or_pattern(own: Sequence[Any]) -> bool:
+    *_, pattern, topics = own
+    return bool(pattern or topics)
 
 
 _LEASE = (ok.TOPIC, ok.PARTITION)
 _LEASE_EPOCH = (*_LEASE, ok.EPOCH)
 
-#: Every kind this release knows, by type. Types 16-27 (sections 5-7, level 2) are the group plane's rows.
+#: Every kind this release knows, by type.
 KINDS: Final[dict[int, Kind]] = {
     kind.type: kind
     for kind in (
@@ -251,6 +389,21 @@ KINDS: Final[dict[int, Kind]] = {
         _kind(HeartbeatBatch, Belongs.ENTRIES, DuringPause.REJECTED, ok.BEAT_ENTRIES),
         _kind(CommitRanges, Belongs.LEASE, DuringPause.HANDS_IN, *_LEASE_EPOCH, ok.RANGES),
         _kind(ForgetGroup, Belongs.EVERYWHERE, DuringPause.REJECTED),
+        _of_group(
+            JoinGroup,
+            DuringPause.REJECTED,
+            *(ok.MEMBER_ID_OR_NONE, ok.SEEN, ok.SESSION_TIMEOUT, ok.STRATEGY, ok.BOOLEAN, ok.PATTERN, ok.TOPICS),
+            whole=Rule(_topics_or_pattern, "topics may be empty only beside a pattern"),
+        ),
+        _of_group(GroupHeartbeat, DuringPause.REJECTED, ok.MEMBER_ID, ok.GENERATION),
+        _of_group(LeaveGroup, DuringPause.HANDS_IN, ok.MEMBER_ID, ok.GENERATION),
+        _of_group(
+            CommitOffsets,
+            DuringPause.HANDS_IN,
+            *(ok.MEMBER_ID_OR_NONE, ok.GENERATION, ok.BOOLEAN, ok.COMMIT_ENTRIES),
+        ),
+        _of_group(TopicsChanged, DuringPause.REJECTED, ok.MEMBER_ID, ok.TOPICS),
+        _kind(ConfigureGroup, Belongs.EVERYWHERE, DuringPause.REJECTED, ok.SETTINGS, level=2),
         _kind(Tick, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP),
         _kind(Upgrade, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP, ok.LEVEL),
     )

@@ -5,8 +5,8 @@ beyond their own length:
 
 * Containers are measured before they are allocated, in values large enough to hurt.
 * What a value holds is looked at by C, over many things at once: no recursion, no step of Python for each thing.
-* A large value may be a million tiny containers. Its maps, which no type has, are not kept; how deep it nests is told
-  by msgpack's own stack, and what is in it by its bytes.
+* A large value may be a million tiny containers. Its maps within maps, which no type has, are not kept; how deep it
+  nests is told by msgpack's own stack, and what is in it by its bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Final
 from msgpack import Unpacker, unpackb
 from msgpack.exceptions import StackError, UnpackException
 
-from rationalizer.limits import MAX_DEPTH
+from rationalizer.limits import HEAD_FIELDS, MAX_DEPTH
 from rationalizer.wire.tokens import only_allowed
 
 __all__ = ["Message", "NotAllowedError", "look_at_all", "unpack"]
 
-#: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples; maps,
-#: which no type of level 1 has, are of no use: lists of their pairs, and in large values ``list`` itself.
+#: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples. A map that is the
+#: only field of its own is the list of its pairs; others, which no type has, are that too, or ``list`` itself.
 Message = tuple[Any, ...]
 
 #: Keys and values of a map.
@@ -90,12 +90,24 @@ def unpack(value: bytes) -> Message:
             _skip(_AROUND + value if large else value)
         # For a map of a large value: the type of its pairs, which are gone at once.
         message = _build(value, type if large else _pairs_of_map)
+        if large and type(message) is tuple and len(message) == HEAD_FIELDS + 1 and message[-1] is list:
+            message = (*message[:-1], _pairs_of_last_field(value))
     except (ValueError, UnpackException) as error:
         # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
         raise NotAllowedError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
     if type(message) is not tuple:
         raise NotAllowedError("the value is no array")
     return message
+
+
+def _pairs_of_last_field(value: bytes) -> _Pairs:
+    """The map that is a large record's only field of its own, as its pairs; maps within it are ``list``."""
+    unpacker = Unpacker(use_list=False, object_pairs_hook=type, ext_hook=_refuse_extension, max_buffer_size=len(value))
+    unpacker.feed(value)
+    unpacker.read_array_header()
+    for _ in range(HEAD_FIELDS):
+        unpacker.skip()
+    return [(unpacker.unpack(), unpacker.unpack()) for _ in range(unpacker.read_map_header())]
 
 
 def _is_large(value: bytes) -> bool:

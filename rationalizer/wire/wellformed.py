@@ -12,15 +12,26 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rationalizer.limits import (
+    MAX_COMMIT_ENTRIES,
     MAX_COMMIT_RANGES,
     MAX_HEARTBEAT_INTERVAL_MS,
     MAX_ID_BYTES,
+    MAX_INTERVALS,
+    MAX_KEY_HASH,
     MAX_LEVEL,
+    MAX_MEMBER_ID_BYTES,
+    MAX_METADATA_BYTES,
     MAX_OFFSET,
     MAX_PARTITION,
+    MAX_PARTITION_COUNT,
+    MAX_PATTERN_BYTES,
+    MAX_SESSION_TIMEOUT_MS,
+    MAX_SHARED_TOPICS,
     MAX_TIME_MS,
     MAX_TOPIC_BYTES,
+    MAX_TOPICS,
     MIN_HEARTBEAT_INTERVAL_MS,
+    MIN_SESSION_TIMEOUT_MS,
     NOTHING_DONE,
 )
 
@@ -104,9 +115,14 @@ def are_beat_entries(value: object) -> bool:
 
 
 def _are_ranges(value: object) -> bool:
-    if type(value) is not tuple or not 1 <= len(value) <= MAX_COMMIT_RANGES:
+    return value != () and are_ranges_or_none(value)
+
+
+def are_ranges_or_none(value: object) -> bool:
+    """0 … 10,000 [first, last]."""
+    if type(value) is not tuple or len(value) > MAX_COMMIT_RANGES:
         return False
-    if set(map(type, value)) != {tuple}:
+    if value and set(map(type, value)) != {tuple}:
         return False
     try:
         for first, last in value:
@@ -115,6 +131,109 @@ def _are_ranges(value: object) -> bool:
     except ValueError:  # not two
         return False
     return True
+
+
+# -- the group plane (section 5) ---------------------------------------------------------------------------
+
+#: What an entry of CommitOffsets asks for: commit; commit, and let go of what is revoked; set the start (G14).
+COMMIT: Final = 0
+LET_GO: Final = 1
+START: Final = 2
+
+
+def _is_member_id(value: object) -> bool:
+    return _is_text(value, MAX_MEMBER_ID_BYTES)
+
+
+def _is_member_id_or_none(value: object) -> bool:
+    return _is_none(value) or _is_member_id(value)
+
+
+def _is_none(value: object) -> bool:
+    return type(value) is str and not value
+
+
+def is_pattern(value: object) -> bool:
+    """A regular expression, or "" for none. It is text here, and no more (G12)."""
+    return _is_none(value) or _is_text(value, MAX_PATTERN_BYTES)
+
+
+def is_metadata(value: object) -> bool:
+    """Nil, or up to 255 bytes of text, which may have control characters."""
+    if value is None:
+        return True
+    if type(value) is not str or len(value) > MAX_METADATA_BYTES:
+        return False
+    try:
+        return len(value.encode()) <= MAX_METADATA_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_bool(value: object) -> bool:
+    return type(value) is bool
+
+
+is_session_timeout = _between(MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS)
+is_partition_count = _between(0, MAX_PARTITION_COUNT)
+_is_interval_limit = _between(1, MAX_INTERVALS)
+
+
+def _are_topics(value: object) -> bool:
+    if type(value) is not tuple or len(value) > MAX_TOPICS or not set(map(type, value)) <= {tuple}:
+        return False
+    try:
+        return all(is_topic(topic) and is_partition_count(count) for topic, count in value)
+    except ValueError:  # not two
+        return False
+
+
+def _are_commit_entries(value: object) -> bool:
+    if type(value) is not tuple or not 1 <= len(value) <= MAX_COMMIT_ENTRIES or set(map(type, value)) != {tuple}:
+        return False
+    good_topics: set[object] = set()
+    try:
+        for topic, partition, lo, hi, action, through, ranges, metadata in value:
+            if type(topic) is not str or (topic not in good_topics and not is_topic(topic)):
+                return False
+            good_topics.add(topic)
+            if not (is_partition(partition) and is_offset(lo) and is_offset(hi) and lo <= hi):
+                return False
+            if type(action) is not int or not COMMIT <= action <= START:
+                return False
+            if action == START and (through is None or lo != 0 or hi != MAX_KEY_HASH):
+                return False
+            if through is not None and (ranges or not _is_position(through)):
+                return False
+            if not (are_ranges_or_none(ranges) and is_metadata(metadata)):
+                return False
+    except ValueError:  # not eight
+        return False
+    return True
+
+
+def are_shared_topics(value: object) -> bool:
+    """What `accept_range_fetch` may be: at most 100 topics, as a set (G19)."""
+    if type(value) is not tuple or not set(map(type, value)) <= {str}:
+        return False
+    topics = set(value)
+    return len(topics) <= MAX_SHARED_TOPICS and all(map(is_topic, topics))
+
+
+#: The settings of a group (G19), by name.
+_SETTINGS: Final[dict[str, Callable[[object], bool]]] = {
+    "accept_individual_commit": _is_bool,
+    "accept_range_fetch": are_shared_topics,
+    "max_session_timeout_ms": is_session_timeout,
+    "max_individual_commits": _is_interval_limit,
+}
+
+
+def are_settings(value: object) -> bool:
+    """A map of settings; as read from the wire, the list of its pairs, of which the last of equal keys counts."""
+    if type(value) is list:
+        value = dict(value)
+    return type(value) is dict and all(name in _SETTINGS and _SETTINGS[name](found) for name, found in value.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +261,31 @@ LEVEL: Final = Rule(_between(1, MAX_LEVEL), "an int, 1 … 2^31−1")
 BEAT_ENTRIES: Final = Rule(are_beat_entries, f"an array of at least one entry, each {BEAT_ENTRY_WANTS}")
 RANGES: Final = Rule(
     _are_ranges, f"an array of 1 … {MAX_COMMIT_RANGES:,} [first, last] with 0 <= first <= last <= 2^63−1"
+)
+
+_TOPICS_WANT: Final = f"an array of at most {MAX_TOPICS:,} [topic, count], count 0 … {MAX_PARTITION_COUNT:,}"
+
+MEMBER_ID: Final = Rule(_is_member_id, f"1 … {MAX_MEMBER_ID_BYTES} UTF-8 bytes without control characters")
+MEMBER_ID_OR_NONE: Final = Rule(_is_member_id_or_none, f'"" or {MEMBER_ID.wants}')
+GENERATION: Final = OFFSET
+SEEN: Final = OFFSET
+SESSION_TIMEOUT: Final = Rule(
+    is_session_timeout, f"an int, {MIN_SESSION_TIMEOUT_MS} … 2^31−1 (ms; a group's setting may be lower)"
+)
+STRATEGY: Final = Rule(is_id, f"1 … {MAX_ID_BYTES} UTF-8 bytes without control characters")
+BOOLEAN: Final = Rule(_is_bool, "a boolean")
+PATTERN: Final = Rule(is_pattern, f"0 … {MAX_PATTERN_BYTES:,} UTF-8 bytes without control characters")
+TOPICS: Final = Rule(_are_topics, _TOPICS_WANT)
+COMMIT_ENTRIES: Final = Rule(
+    _are_commit_entries,
+    f"an array of 1 … {MAX_COMMIT_ENTRIES:,} [topic, partition, lo, hi, action, through, ranges, metadata], either "
+    "through or ranges, action 2 (start) with through and for all keys",
+)
+SETTINGS: Final = Rule(
+    are_settings,
+    "a map of accept_individual_commit (a boolean), accept_range_fetch (an array of at most "
+    f"{MAX_SHARED_TOPICS} topics), max_session_timeout_ms ({MIN_SESSION_TIMEOUT_MS} … 2^31−1) and "
+    f"max_individual_commits (1 … {MAX_INTERVALS:,}), none of them due",
 )
 
 

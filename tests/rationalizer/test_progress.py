@@ -66,14 +66,16 @@ def test_p6_the_rules_example_of_filling_gaps() -> None:
 
 def test_p8_a_key_range_raises_its_own_piece_only() -> None:
     made = progress(10)
-    assert made.commit_key_range(0, 99, 30)
+    assert made.commit_key_range(0, 99, 30) == "OK"
     assert made.done_through == [(0, 99, 30), (100, MAX_KEY_HASH, 10)]
     assert made.stable == 10
     assert made.is_done(30, 99)
     assert not made.is_done(30, 100)
     assert not made.is_done(30)
-    assert not made.commit_key_range(0, 50, 30)
-    assert not made.commit_key_range(0, 50, 29)
+    before = made.done_through
+    assert made.commit_key_range(0, 50, 30) == made.commit_key_range(0, 50, 29) == "OK"
+    assert made.commit_key_range(0, 50, 9) == "OFFSET_REGRESSION"
+    assert made.done_through == before
 
 
 def test_p8_pieces_cut_anew_keep_what_was_done_and_equal_neighbours_merge() -> None:

@@ -205,7 +205,7 @@ class Replica:
 
     def _is_due(self, world: World) -> bool:
         """Whether the state is wanted as a snapshot here; of a long history, only near its end."""
-        every = interval(world.lease_count)
+        every = interval(world.listed)
         if self._due is None or not due(self._stops[world.partition] - 1, world.next_offset, every):
             return False
         end = self.behind.get(world.partition)

@@ -29,6 +29,6 @@ def _row(lease: Lease) -> tuple[object, ...]:
         _plain(lease),
         progress.stable,
         progress.granted,
-        None if progress.pieces is None else tuple(progress.pieces),
+        None if progress.pieces is None else tuple(progress.done_through),
         (tuple(intervals.firsts), tuple(intervals.lasts)) if intervals.firsts else (),
     )

@@ -1,0 +1,125 @@
+"""`done_through` of a partition that is shared by key: a piecewise constant map from key hashes to offsets (P1, P8).
+
+A partition may be cut into thousands of pieces, and a record may touch each of ten thousand. So a change costs what it
+changes and a logarithm: pieces are found by bisection on where they begin, the lowest and those that a range touches by
+bisection on their offsets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
+
+#: (lo, hi, offset): what is done for the key hashes lo … hi, both included; offset −1: nothing.
+KeyPiece = tuple[int, int, int]
+
+#: (left, right, los, dones): these pieces take the place of the pieces left … right − 1.
+Edit = tuple[int, int, list[int], list[int]]
+
+#: Above so many pieces changed at once, the order of all offsets is made anew.
+_MANY: Final = 32
+
+
+class DoneThrough:
+    """At least two pieces that cover all key hashes; neighbours differ."""
+
+    __slots__ = ("_dones", "_ladder", "_los")
+
+    def __init__(self, pieces: Iterable[KeyPiece]) -> None:
+        self._los: list[int] = []
+        self._dones: list[int] = []
+        for lo, _, done in pieces:
+            if not self._dones or self._dones[-1] != done:
+                self._los.append(lo)
+                self._dones.append(done)
+        #: (offset, lo) of every piece, ascending.
+        self._ladder = sorted(zip(self._dones, self._los, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._los)
+
+    @property
+    def lowest(self) -> int:
+        """The smallest offset of all pieces."""
+        return self._ladder[0][0]
+
+    def pieces(self) -> list[KeyPiece]:
+        """All pieces, ascending."""
+        his = [lo - 1 for lo in self._los[1:]]
+        return list(zip(self._los, [*his, MAX_KEY_HASH], self._dones, strict=True))
+
+    def at(self, key_hash: int) -> int:
+        """The offset through which all is done for this key hash."""
+        return self._dones[bisect_right(self._los, key_hash) - 1]
+
+    def plan(self, lo: int, hi: int, offset: int) -> Edit | None:
+        """The edit that raises lo … hi to `offset`, where they are not there yet; None: they all are.
+
+        Changes nothing, so that the caller can still say no.
+        """
+        los, dones = self._los, self._dones
+        left = bisect_right(los, lo) - 1
+        right = bisect_right(los, hi, left)
+        new_los: list[int] = []
+        new_dones: list[int] = []
+
+        def put(start: int, done: int) -> None:
+            if not new_dones or new_dones[-1] != done:
+                new_los.append(start)
+                new_dones.append(done)
+
+        for place in range(left, right):
+            start, done = los[place], dones[place]
+            last = los[place + 1] - 1 if place + 1 < len(los) else MAX_KEY_HASH
+            if start < lo:
+                put(start, done)
+            put(max(start, lo), max(done, offset))
+            if hi < last:
+                put(hi + 1, done)
+        if right < len(los) and dones[right] == new_dones[-1]:
+            right += 1
+        if left > 0 and dones[left - 1] == new_dones[0]:
+            left -= 1
+            new_los[0] = los[left]
+        if new_los == los[left:right] and new_dones == dones[left:right]:
+            return None
+        return left, right, new_los, new_dones
+
+    def carry_out(self, edit: Edit) -> None:
+        """Make the edit that `plan` found."""
+        left, right, new_los, new_dones = edit
+        old = list(zip(self._dones[left:right], self._los[left:right], strict=True))
+        self._los[left:right] = new_los
+        self._dones[left:right] = new_dones
+        if len(old) + len(new_los) > _MANY:
+            self._ladder = sorted(zip(self._dones, self._los, strict=True))
+            return
+        for step in old:
+            del self._ladder[bisect_left(self._ladder, step)]
+        for step in zip(new_dones, new_los, strict=True):
+            insort(self._ladder, step)
+
+    def move_on(self, firsts: Sequence[int], lasts: Sequence[int], end_of_run: Callable[[int], int]) -> None:
+        """Move every piece on that these new ranges of done offsets touch from above (P10)."""
+        ladder, place, touched = self._ladder, 0, []
+        for first, last in zip(firsts, lasts, strict=True):
+            place = bisect_left(ladder, (first - 1, NOTHING_DONE), place)
+            while place < len(ladder) and ladder[place][0] <= last:
+                touched.append(ladder[place])
+                place += 1
+        if len(touched) > _MANY:
+            moved = {lo: end_of_run(done) for done, lo in touched}
+            pieces = [(lo, hi, moved.get(lo, done)) for lo, hi, done in self.pieces()]
+            self.__init__(pieces)  # type: ignore[misc]
+            return
+        for done, lo in touched:
+            left = bisect_left(self._los, lo)
+            if left == len(self._los) or self._los[left] != lo:
+                continue  # its neighbour, moved on before it, has taken it in
+            last = self._los[left + 1] - 1 if left + 1 < len(self._los) else MAX_KEY_HASH
+            edit = self.plan(lo, last, end_of_run(done))
+            if edit is not None:
+                self.carry_out(edit)

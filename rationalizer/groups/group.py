@@ -1,0 +1,325 @@
+"""A coordinated group as its home knows it (G3): members, topics, pieces, progress.
+
+Who may change what: `machine.py` the members and settings, `rebalance` the generation, topics and pieces, `commits.py`
+the progress and what a member lets go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, Literal
+
+from rationalizer.groups.assignors import compute_targets
+from rationalizer.groups.pieces import TopicPieces
+from rationalizer.groups.reconcile import reconcile
+from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
+from rationalizer.progress import Progress
+from rationalizer.wire.records import Topics
+
+GroupState = Literal["READY", "PREPARE_FOR_REBALANCE", "STEADY"]
+
+#: What a group allows where nobody has configured it (G19).
+DEFAULT_MAX_SESSION_TIMEOUT_MS: Final = 1_800_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ConfigureGroup sets (G19); `accept_range_fetch`: topics that may be shared by key, sorted."""
+
+    accept_individual_commit: bool = True
+    accept_range_fetch: tuple[str, ...] = ()
+    max_session_timeout_ms: int = DEFAULT_MAX_SESSION_TIMEOUT_MS
+    max_individual_commits: int = MAX_INTERVALS
+
+
+class Member:
+    """One member (G3). Live state: read it, don't write it.
+
+    `slot`: the offset of the JoinGroup that made it, which a restart keeps. `joined`: that of its last accepted
+    JoinGroup. `topics`: its own, as it reported them. `last_beat` in log time, `session_timeout_ms` its own.
+    """
+
+    __slots__ = (
+        "allow_key_share",
+        "client_id",
+        "instance_id",
+        "joined",
+        "last_beat",
+        "member_id",
+        "pattern",
+        "session_timeout_ms",
+        "slot",
+        "topics",
+        "watched",
+    )
+
+    def __init__(self, slot: int, client_id: str) -> None:
+        self.slot = slot
+        self.client_id = client_id
+        self.instance_id = ""
+        self.member_id = ""
+        self.session_timeout_ms = 0
+        self.allow_key_share = False
+        self.pattern = ""
+        self.topics: frozenset[str] = frozenset()
+        self.last_beat = 0
+        self.joined = slot
+        #: The deadline under which its group watches it; its own may be later by now. −1: it is not watched.
+        self.watched = -1
+
+    @property
+    def deadline(self) -> int:
+        """The last log time at which it is not overdue (G8)."""
+        return self.last_beat + self.session_timeout_ms
+
+    def is_overdue(self, log_time: int) -> bool:
+        """Whether it has been silent for longer than its session (G8)."""
+        return log_time - self.last_beat > self.session_timeout_ms
+
+    def __repr__(self) -> str:
+        return f"Member({self.slot}, {self.client_id}/{self.instance_id}, last_beat={self.last_beat})"
+
+
+class PartitionProgress:
+    """What is done of a partition (P1-P10), where its first owner began, and what members keep beside it."""
+
+    __slots__ = ("initial", "metadata", "progress")
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        #: −1: nobody set a start.
+        self.initial = NOTHING_DONE
+        self.metadata: str | None = None
+
+
+class Group:
+    """One group. `generation` is 0 before the first rebalance, and where this CP is not its home (G2)."""
+
+    __slots__ = (
+        "_deadlines",
+        "_reports",
+        "clients",
+        "counts",
+        "generation",
+        "group_id",
+        "late",
+        "members",
+        "pieces",
+        "progress",
+        "settings",
+        "strategy",
+        "weight",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.generation = 0
+        self.strategy: str | None = None
+        self.settings = Settings()
+        #: Partitions of each topic that somebody subscribes to.
+        self.counts: dict[str, int] = {}
+        #: What its topics count against MAX_GROUP_PARTITIONS: their partitions, a topic without any as one (G11).
+        self.weight = 0
+        #: By slot, oldest first: a slot is an offset, so a newcomer's is the largest.
+        self.members: dict[int, Member] = {}
+        self.clients: dict[str, Member] = {}
+        self.pieces: dict[str, TopicPieces] = {}
+        self.progress: dict[str, dict[int, PartitionProgress]] = {}
+        #: Slots that were overdue when last asked, until they beat or go.
+        self.late: set[int] = set()
+        #: (deadline, slot) of every member that is not late (`Member.watched`); those that have beaten since are put
+        #: back when their time comes.
+        self._deadlines: list[tuple[int, int]] = []
+        #: How many members reported a topic as their own.
+        self._reports: dict[str, int] = {}
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def state(self, log_time: int) -> GroupState:
+        """What the group is doing, by name only (G7)."""
+        if not self.members:
+            return "READY"
+        if self.overdue(log_time) or any(topic.any_revoked() for topic in self.pieces.values()):
+            return "PREPARE_FOR_REBALANCE"
+        return "STEADY"
+
+    def sender(self, member_id: str, client_id: str, instance_id: str) -> Member | None:
+        """The member whose three ids these are (G6)."""
+        member = self.clients.get(client_id)
+        if member is None or member.member_id != member_id or member.instance_id != instance_id:
+            return None
+        return member
+
+    def overdue(self, log_time: int) -> AbstractSet[int]:
+        """The slots of all members that are overdue (G8)."""
+        deadlines, late, members = self._deadlines, self.late, self.members
+        while deadlines and deadlines[0][0] < log_time:
+            watched, slot = heappop(deadlines)
+            member = members.get(slot)
+            if member is None or member.watched != watched:
+                continue
+            member.watched = -1
+            if member.is_overdue(log_time):
+                late.add(slot)
+            else:
+                self._watch(member)
+        return late
+
+    def subscriptions(self) -> dict[str, list[int]]:
+        """The slots that subscribe to each topic, ascending (G12)."""
+        found: dict[str, list[int]] = {topic: [] for topic in self.counts}
+        by_pattern: dict[str, set[str]] = {}
+        for member in self.members.values():
+            if member.pattern:
+                by_pattern.setdefault(member.pattern, set()).update(member.topics)
+        for slot, member in self.members.items():
+            for topic in by_pattern[member.pattern] if member.pattern else member.topics:
+                found[topic].append(slot)
+        return found
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """All that have pieces or progress, sorted."""
+        names = sorted({*self.pieces, *self.progress})
+        found: list[tuple[str, int]] = []
+        for name in names:
+            numbers = self.pieces[name].partitions() if name in self.pieces else []
+            done = self.progress.get(name)
+            found += [(name, number) for number in (sorted({*numbers, *done}) if done else numbers)]
+        return found
+
+    # -- members and what they report ------------------------------------------------------------------
+
+    def beat(self, member: Member, log_time: int) -> None:
+        """The member lives."""
+        member.last_beat = log_time
+        if member.watched < 0:
+            self.late.discard(member.slot)
+            self._watch(member)
+
+    def add(self, member: Member) -> None:
+        """Take in a newcomer: nothing is known of it but its slot and client."""
+        self.members[member.slot] = member
+        self.clients[member.client_id] = member
+
+    def remove(self, slots: AbstractSet[int]) -> None:
+        """These are members no longer; their pieces go with the next rebalance."""
+        for slot in slots:
+            member = self.members.pop(slot)
+            del self.clients[member.client_id]
+            self.report(member, frozenset())
+        self.late -= slots
+
+    def report(self, member: Member, topics: frozenset[str]) -> None:
+        """These are the member's own topics from now on (G12)."""
+        reports = self._reports
+        for topic in topics - member.topics:
+            reports[topic] = reports.get(topic, 0) + 1
+        for topic in member.topics - topics:
+            if reports[topic] == 1:
+                del reports[topic]
+            else:
+                reports[topic] -= 1
+        member.topics = topics
+
+    def renew(self, member: Member, session_timeout_ms: int, log_time: int) -> None:
+        """The member beats, under this session timeout."""
+        member.session_timeout_ms = session_timeout_ms
+        self.beat(member, log_time)
+        if member.deadline < member.watched:
+            self._watch(member)
+
+    def raise_counts(self, topics: Topics) -> bool:
+        """Topics that somebody subscribes to have at least so many partitions (G12). Whether any has more now."""
+        grown = False
+        for topic, count in topics:
+            if topic in self._reports and count > self.counts.get(topic, -1):
+                self.counts[topic] = count
+                grown = True
+        return grown
+
+    def restore_counts(self, counts: dict[str, int]) -> None:
+        """These are the topics, with so many partitions each."""
+        self.counts = counts
+        self.weight = sum(max(1, count) for count in counts.values())
+
+    def weight_after(self, gone: Iterable[Member], reported: Topics, raised: Topics = ()) -> int:
+        """What the group's topics would count against MAX_GROUP_PARTITIONS (G11).
+
+        If `gone` took their topics with them, somebody reported `reported`, and the counts of `raised` went up.
+        """
+        fewer: dict[str, int] = {}
+        for member in gone:
+            for topic in member.topics:
+                fewer[topic] = fewer.get(topic, 0) + 1
+        counts = {topic: n for topic, n in self.counts.items() if self._reports[topic] > fewer.get(topic, 0)}
+        for topic, count in reported:
+            counts[topic] = max(count, counts.get(topic, 0), self.counts.get(topic, 0))
+        for topic, count in raised:
+            if topic in counts:
+                counts[topic] = max(count, counts[topic])
+        return sum([max(1, count) for count in counts.values()])
+
+    def partition_count(self) -> int:
+        """How many partitions have pieces or progress (S2)."""
+        return len(self.partitions())
+
+    def _watch(self, member: Member) -> None:
+        member.watched = member.deadline
+        heappush(self._deadlines, (member.watched, member.slot))
+
+    # -- the rebalance ---------------------------------------------------------------------------------
+
+    def rebalance(self, generation: int, gone: AbstractSet[int]) -> None:
+        """Compute all targets anew, and hand over what can be (G16).
+
+        `gone`: slots whose pieces go to their targets at once.
+        """
+        self.generation = generation
+        self.restore_counts({topic: count for topic, count in self.counts.items() if topic in self._reports})
+        if not self.members:
+            self.strategy = None
+            self.pieces.clear()
+            return
+        assert self.strategy is not None
+        targets = compute_targets(
+            self.strategy,
+            self.subscriptions(),
+            self.counts,
+            {slot for slot, member in self.members.items() if member.allow_key_share},
+            set(self.settings.accept_range_fetch) if self.settings.accept_individual_commit else set(),
+            {name: topic.before() for name, topic in self.pieces.items()},
+            self._lowest_targets,
+        )
+        for name in [*self.counts, *(self.pieces.keys() - self.counts.keys())]:
+            topic = self.pieces.get(name)
+            if topic is None:
+                topic = self.pieces[name] = TopicPieces()
+            reconcile(topic, targets.get(name, []), gone, generation)
+            if name not in self.counts and not topic.partitions():
+                del self.pieces[name]
+
+    def _lowest_targets(self, name: str) -> dict[int, int]:
+        topic = self.pieces.get(name)
+        return {} if topic is None else topic.lowest_targets()
+
+    def keep(self, topic: str, partition: int) -> PartitionProgress:
+        """The progress of a partition, which it has from now on."""
+        of_topic = self.progress.setdefault(topic, {})
+        kept = of_topic.get(partition)
+        if kept is None:
+            kept = of_topic[partition] = PartitionProgress()
+        return kept
+
+    def kept(self, topic: str, partition: int) -> PartitionProgress | None:
+        """The progress of a partition, or None where it has none."""
+        of_topic = self.progress.get(topic)
+        return None if of_topic is None else of_topic.get(partition)
+
+    def all_progress(self) -> Iterator[tuple[str, int, PartitionProgress]]:
+        """(topic, partition, progress), sorted."""
+        for topic in sorted(self.progress):
+            for partition in sorted(self.progress[topic]):
+                yield topic, partition, self.progress[topic][partition]

@@ -1,0 +1,368 @@
+"""The group plane: coordinated groups (section 5).
+
+The life of a group, as the log moves it. Every arrow is one record; none waits for another:
+
+                JoinGroup, CommitOffsets of a pausing client, ConfigureGroup
+    unknown --------------------------------------------------------------> READY
+                                                                             |  ^
+                                                              JoinGroup (G11)|  | the last member leaves, or is
+                                                                             v  | found overdue (G8, G13, G21)
+                         rebalance that revokes (G16), or a session runs out
+         STEADY  <------------------------------------------------->  PREPARE_FOR_REBALANCE
+                   what is revoked is let go (G14), its owner dies (G8)
+
+`transitions.py` has every record in every state as a table. A record is judged by checks that need no rebalance; one
+that is rejected changes nothing (G9). Being overdue is no state but a matter of log time; who is, goes when another's
+record is accepted (G8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from hashlib import sha1
+from typing import Any, Final
+
+from rationalizer import codes
+from rationalizer.groups.assignors import STRATEGIES
+from rationalizer.groups.canonical import group_row, load_groups
+from rationalizer.groups.commits import commit_entry, reposition_entry
+from rationalizer.groups.group import Group, Member
+from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
+from rationalizer.plane import ApplyContext, Bounds, Handler, Verdict
+from rationalizer.routing import route_group
+from rationalizer.snapshot import GROUPS
+from rationalizer.wire.records import Belongs, Kind, Topics
+from rationalizer.wire.unpacking import Message
+
+_NOBODY_GOES: Final[frozenset[int]] = frozenset()
+
+#: RFC 4122's name space for DNS names, which uuid5 hashes first (G6).
+_NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
+
+
+class GroupPlane:
+    """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
+
+    __slots__ = ("_partition", "_partitions", "_weight", "groups", "part")
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.part = GROUPS
+        self.groups: dict[str, Group] = {}
+        self._partition = partition
+        self._partitions = partitions
+        #: Partitions of all topics that all groups subscribe to (G11).
+        self._weight = 0
+
+    # -- as a plane ------------------------------------------------------------------------------------
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The handler of each record type of section 5."""
+        return {
+            16: self._join_group,
+            17: self._group_heartbeat,
+            18: self._leave_group,
+            19: self._commit_offsets,
+            20: self._topics_changed,
+            21: self._configure_group,
+        }
+
+    def belongs(self, kind: Kind, message: Message) -> bool:
+        """L3, by group; ConfigureGroup belongs to every CP."""
+        return kind.belongs is Belongs.EVERYWHERE or self._is_home(message[4])
+
+    def epoch(self, kind: Kind, message: Message) -> None:
+        """No record of a coordinated group names a lease."""
+
+    def generation(self, group_id: str) -> int | None:
+        """The group's generation; None: this CP knows no such group (D2)."""
+        group = self.groups.get(group_id)
+        return None if group is None else group.generation
+
+    def knows(self, group_id: str) -> bool:
+        """Whether there is state of the group (G1)."""
+        return group_id in self.groups
+
+    def is_active(self, group_id: str, context: ApplyContext) -> bool:
+        """Whether somebody is a member and not overdue, or the sender has not paused it here (C16)."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return False
+        return not context.pausing or len(group.overdue(context.log_time)) < len(group.members)
+
+    def forget(self, group_id: str) -> None:
+        """Drop the group (C16)."""
+        group = self.groups.pop(group_id, None)
+        if group is not None:
+            self._weight -= group.weight
+
+    def size(self) -> int:
+        """How many members and partitions the groups have (S2)."""
+        return sum(len(group.members) + group.partition_count() for group in self.groups.values())
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """All groups, sorted (S1)."""
+        return [group_row(self.groups[group_id]) for group_id in sorted(self.groups)]
+
+    def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
+        """Take over the groups of a snapshot."""
+        for group in load_groups(rows, bounds):
+            self.groups[group.group_id] = group
+            self._weight += group.weight
+
+    # -- record by record ------------------------------------------------------------------------------
+
+    def _join_group(self, message: Message, context: ApplyContext) -> Verdict:
+        """G11: a newcomer, the same instance again, or another instance in its place."""
+        (
+            _,
+            _,
+            instance_id,
+            client_id,
+            group_id,
+            member_id,
+            seen,
+            session_timeout_ms,
+            strategy,
+            share,
+            pattern,
+            topics,
+        ) = message
+        known = self.groups.get(group_id)
+        group = Group(group_id) if known is None else known
+        if member_id:
+            sender = group.sender(member_id, client_id, instance_id)
+            if sender is None:
+                return Verdict(codes.UNKNOWN_CONSUMER, False)
+        else:
+            sender = group.clients.get(client_id)
+            if sender is not None and sender.instance_id != instance_id and sender.joined >= seen:
+                return Verdict(codes.REPLACED, False)
+        gone, silent = _who_goes(group, sender, context.log_time)
+        refusal = self._join_refusal(group, sender, gone, session_timeout_ms, strategy, topics)
+        if refusal is not None:
+            return Verdict(refusal, False)
+
+        self.groups[group_id] = group
+        _bury(group, gone, silent, context.log_time)
+        names = frozenset([topic for topic, _ in topics])
+        values = (strategy, session_timeout_ms, share, pattern, names)
+        replaced = _NOBODY_GOES
+        same = False
+        if sender is None:
+            member = Member(context.offset, client_id)
+            group.add(member)
+        else:
+            member = sender
+            before = (group.strategy, member.session_timeout_ms, member.allow_key_share, member.pattern, member.topics)
+            same = member.instance_id == instance_id and before == values
+            if member.instance_id != instance_id:
+                replaced = frozenset([member.slot])
+        if sender is None or replaced:
+            member.instance_id = instance_id
+            member.member_id = member_id_of(group_id, self._partition, context.offset)
+        group.strategy = strategy
+        member.allow_key_share = share
+        member.pattern = pattern
+        member.joined = context.offset
+        group.report(member, names)
+        grown = group.raise_counts(topics)
+        group.renew(member, session_timeout_ms, context.log_time)
+        if same and not grown:
+            if gone:
+                self._rebalance(group, context, gone)
+            return Verdict(codes.ALREADY_MEMBER, True, None, member.member_id)
+        self._rebalance(group, context, gone | replaced)
+        return Verdict(codes.OK, True, None, member.member_id)
+
+    def _join_refusal(
+        self,
+        group: Group,
+        sender: Member | None,
+        gone: AbstractSet[int],
+        session_timeout_ms: int,
+        strategy: str,
+        topics: Topics,
+    ) -> str | None:
+        """G11's checks from the strategy on."""
+        others = len(group.members) - len(gone) - (sender is not None)
+        if strategy not in STRATEGIES:
+            return codes.UNKNOWN_PARTITIONING_STRATEGY
+        if others and group.strategy != strategy:
+            return codes.INCONSISTENT_PARTITIONING_STRATEGY
+        if session_timeout_ms > group.settings.max_session_timeout_ms:
+            return codes.SESSION_TIMEOUT_TOO_HIGH
+        if others >= MAX_MEMBERS:
+            return codes.GROUP_FULL
+        if self._too_many(group, topics, gone | _slots_of(sender), topics):
+            return codes.TOO_MANY_PARTITIONS
+        return None
+
+    def _group_heartbeat(self, message: Message, context: ApplyContext) -> Verdict:
+        """G13: it lives, whatever generation it knows."""
+        *_, member_id, generation = message
+        group, sender = self._sender(message, member_id)
+        if group is None or sender is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        if generation > group.generation:
+            return Verdict(codes.ILLEGAL_GENERATION, False)
+        self._lives(group, sender, context)
+        return Verdict(codes.OK if generation == group.generation else codes.ILLEGAL_GENERATION, True)
+
+    def _leave_group(self, message: Message, context: ApplyContext) -> Verdict:
+        """G13: the sender goes."""
+        *_, member_id, generation = message
+        group, sender = self._sender(message, member_id)
+        if group is None or sender is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        if generation > group.generation:
+            return Verdict(codes.ILLEGAL_GENERATION, False)
+        gone, silent = _who_goes(group, sender, context.log_time)
+        _bury(group, gone, silent, context.log_time)
+        leaver = frozenset([sender.slot])
+        group.remove(leaver)
+        self._rebalance(group, context, gone | leaver)
+        return Verdict(codes.OK, True)
+
+    def _commit_offsets(self, message: Message, context: ApplyContext) -> Verdict:
+        """G14, or G21 without a member_id."""
+        *_, member_id, generation, in_order, entries = message
+        if not member_id:
+            return self._reposition(message, context)
+        group, sender = self._sender(message, member_id)
+        if group is None or sender is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        if generation > group.generation:
+            return Verdict(codes.ILLEGAL_GENERATION, False)
+        self._lives(group, sender, context)
+        slot = sender.slot
+        return _of_entries(tuple([commit_entry(group, slot, generation, in_order, entry) for entry in entries]))
+
+    def _reposition(self, message: Message, context: ApplyContext) -> Verdict:
+        """G21: the pausing client sets positions, of a group where nobody is at work."""
+        group_id, entries = message[4], message[-1]
+        if not context.pausing:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        gone = frozenset(group.overdue(context.log_time))
+        if len(gone) < len(group.members):
+            return Verdict(codes.GROUP_ACTIVE, False)
+        if gone:
+            group.remove(gone)
+            self._rebalance(group, context, gone)
+        return _of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
+
+    def _topics_changed(self, message: Message, context: ApplyContext) -> Verdict:
+        """G13: what the sender's pattern matches now."""
+        *_, member_id, topics = message
+        group, sender = self._sender(message, member_id)
+        if group is None or sender is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        gone, silent = _who_goes(group, sender, context.log_time)
+        reported, leaving = (topics, gone | {sender.slot}) if sender.pattern else ((), gone)
+        if self._too_many(group, topics, leaving, reported):
+            return Verdict(codes.TOO_MANY_PARTITIONS, False)
+        _bury(group, gone, silent, context.log_time)
+        before = sender.topics
+        if sender.pattern:
+            group.report(sender, frozenset([topic for topic, _ in topics]))
+        changed = group.raise_counts(topics) or sender.topics != before
+        group.beat(sender, context.log_time)
+        if gone or changed:
+            self._rebalance(group, context, gone)
+        return Verdict(codes.OK, True)
+
+    def _configure_group(self, message: Message, context: ApplyContext) -> Verdict:
+        """G19; elsewhere than at home it only says what kind of group it is (G2)."""
+        group_id, pairs = message[4], message[HEAD_FIELDS]
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        if not self._is_home(group_id):
+            return Verdict(codes.OK, True)
+        found: dict[str, Any] = dict(pairs)
+        if "accept_range_fetch" in found:
+            found["accept_range_fetch"] = tuple(sorted(set(found["accept_range_fetch"])))
+        before, group.settings = group.settings, replace(group.settings, **found)
+        changed = (
+            before.accept_individual_commit != group.settings.accept_individual_commit
+            or before.accept_range_fetch != group.settings.accept_range_fetch
+        )
+        if changed and group.members:
+            self._rebalance(group, context, _NOBODY_GOES)
+        return Verdict(codes.OK, True)
+
+    # -- what they share -------------------------------------------------------------------------------
+
+    def _is_home(self, group_id: str) -> bool:
+        return route_group(group_id, self._partitions) == self._partition
+
+    def _sender(self, message: Message, member_id: str) -> tuple[Group | None, Member | None]:
+        _, _, instance_id, client_id, group_id, *_ = message
+        group = self.groups.get(group_id)
+        return group, None if group is None else group.sender(member_id, client_id, instance_id)
+
+    def _lives(self, group: Group, sender: Member, context: ApplyContext) -> None:
+        """A record of types 17 and 19 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
+        gone, silent = _who_goes(group, sender, context.log_time)
+        _bury(group, gone, silent, context.log_time)
+        group.beat(sender, context.log_time)
+        if gone:
+            self._rebalance(group, context, gone)
+
+    def _too_many(self, group: Group, topics: Topics, leaving: AbstractSet[int], reported: Topics) -> bool:
+        """Whether the groups of this CP would subscribe to too many partitions (G11).
+
+        If `topics` had their counts, and `reported` took the place of what the members `leaving` report.
+        """
+        most = self._weight + sum([max(1, count) for _, count in topics])
+        if most <= MAX_GROUP_PARTITIONS:
+            return False  # the common case, without looking at what all members subscribe to
+        after = group.weight_after([group.members[slot] for slot in leaving], reported, topics)
+        return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
+
+    def _rebalance(self, group: Group, context: ApplyContext, gone: AbstractSet[int]) -> None:
+        self._weight -= group.weight
+        group.rebalance(context.offset, gone)
+        self._weight += group.weight
+
+
+def member_id_of(group_id: str, cp: int, offset: int) -> str:
+    """The id of the member that the JoinGroup at this offset makes (G6): the group's, and a UUID of version 5."""
+    digest = bytearray(sha1(_NAMESPACE + f"{cp}:{offset}".encode(), usedforsecurity=False).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{group_id}-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _slots_of(sender: Member | None) -> frozenset[int]:
+    return _NOBODY_GOES if sender is None else frozenset([sender.slot])
+
+
+def _who_goes(group: Group, sender: Member | None, log_time: int) -> tuple[frozenset[int], bool]:
+    """The slots that an accepted record of this sender buries, and whether the log itself was silent (G8)."""
+    late = group.overdue(log_time)
+    if not late:
+        return _NOBODY_GOES, False
+    if sender is None or sender.slot not in late:
+        return frozenset(late), False
+    if len(late) == len(group.members):
+        return _NOBODY_GOES, True
+    return frozenset(late) - {sender.slot}, False
+
+
+def _bury(group: Group, gone: AbstractSet[int], silent: bool, log_time: int) -> None:
+    """The overdue are members no longer; or, after a silence of the whole log, all sessions begin anew (G8)."""
+    if gone:
+        group.remove(gone)
+    if silent:
+        for member in group.members.values():
+            group.beat(member, log_time)
+
+
+def _of_entries(answers: tuple[str, ...]) -> Verdict:
+    return Verdict(codes.OK if codes.ACCEPTED.issuperset(answers) else codes.PARTIAL, True, answers)
