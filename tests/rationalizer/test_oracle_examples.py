@@ -14,7 +14,19 @@ from tests.rationalizer.oracle import NotMsgpackError, SetProgress, parse, progr
 from tests.rationalizer.oracle.dump import replay
 
 EXAMPLES = Path(__file__).parent / "examples"
-NAMES = ["digest", "earliest_claim_wins", "ranges_merge"]
+OF_LEASES = ["digest", "earliest_claim_wins", "ranges_merge"]
+OF_GROUPS = [
+    "group_death",
+    "group_fenced",
+    "group_first_join",
+    "group_forgotten",
+    "group_hand_over",
+    "group_late_join",
+    "group_restart",
+    "group_share_5_on_3",
+    "group_wildcard",
+]
+NAMES = sorted([*OF_LEASES, *OF_GROUPS])
 
 
 def test_all_examples_are_here() -> None:

@@ -7,19 +7,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.rationalizer.oracle.groups import shown
 from tests.rationalizer.oracle.layout import is_int
 from tests.rationalizer.oracle.progress import LARGEST_HASH
-from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
+from tests.rationalizer.oracle.world import HIGHEST_LEVEL, OracleLease, OracleOutcome, OracleWorld
 
 Outcome = dict[str, Any]
 
 
 def replay(
-    lines: Iterable[str], until: Mapping[int, int] | None = None
+    lines: Iterable[str], until: Mapping[int, int] | None = None, highest_level: int = HIGHEST_LEVEL
 ) -> tuple[list[Outcome], dict[str, Any], dict[int, int]]:
     """What `replay` and `replay --state` show of a sound dump, and the levels of CPs that stopped (D4)."""
     header, *records = [json.loads(line) for line in lines if line.strip()]
-    worlds = [OracleWorld(cp, header["partitions"]) for cp in range(header["partitions"])]
+    worlds = [OracleWorld(cp, header["partitions"], highest_level) for cp in range(header["partitions"])]
     printed = []
     for record in records:
         partition, offset = record["partition"], record["offset"]
@@ -92,6 +93,10 @@ def outcome_line(partition: int, offset: int, outcome: OracleOutcome) -> Outcome
     }
     if outcome.entries is not None:
         line["entries"] = list(outcome.entries)
+    if outcome.of_a_group:
+        line["generation"] = outcome.generation
+    if outcome.of_a_group and outcome.type == "JoinGroup":
+        line["member"] = outcome.member
     return line
 
 
@@ -137,4 +142,5 @@ def state_of(worlds: Iterable[OracleWorld]) -> dict[str, Any]:
             {"partition": world.partition, "group": its.group, "client": its.client, "expires": its.expires}
             for its in world.pauses()
         ]
+        state["groups"] += [shown(world.partition, group, world.log_time) for group in world.coordinated()]
     return state

@@ -1,4 +1,4 @@
-"""What a record says, and whether it is well formed: E1, E2, L3 and E6 up to the routing check."""
+"""What a record says, and whether it is well formed: E1, E2, L3, section 5's fields, and E6 up to the routing check."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def int_between(low: int, high: int) -> Check:
     return lambda item: is_int(item) and low <= item <= high
 
 
-def text_up_to(most_bytes: int) -> Check:
+def text_up_to(most_bytes: int, least_bytes: int = 1) -> Check:
     """The check for ids and topics: 1 … most_bytes of UTF-8, and no control characters (E2)."""
 
     def check(item: Any) -> bool:
-        if not isinstance(item, str) or not 1 <= len(item.encode("utf-8")) <= most_bytes:
+        if not isinstance(item, str) or not least_bytes <= len(item.encode("utf-8")) <= most_bytes:
             return False
         return not any(ord(char) <= 0x1F or 0x7F <= ord(char) <= 0x9F for char in item)
 
@@ -75,6 +75,75 @@ def fits(item: Any, checks: list[Check]) -> bool:
     return all(check(part) for check, part in zip(checks, item, strict=True))
 
 
+# The fields of section 5.
+
+a_member_id = text_up_to(292)
+a_member_id_or_none = text_up_to(292, least_bytes=0)
+a_strategy = text_up_to(255)
+a_pattern = text_up_to(1000, least_bytes=0)
+a_generation = int_between(0, LARGEST_OFFSET)
+a_seen = int_between(0, LARGEST_OFFSET)
+a_session = int_between(100, 2**31 - 1)
+a_hash = int_between(0, LARGEST_OFFSET)
+a_count = int_between(0, 100_000)
+
+
+def a_bool(item: Any) -> bool:
+    """true or false."""
+    return isinstance(item, bool)
+
+
+def some_metadata(item: Any) -> bool:
+    """nil, or 0 … 255 bytes, control characters allowed."""
+    return item is None or (isinstance(item, str) and len(item.encode("utf-8")) <= 255)
+
+
+def some_topics(item: Any) -> bool:
+    """At most 10,000 of [topic, partition_count]."""
+    return isinstance(item, list) and len(item) <= 10_000 and all(fits(pair, [a_topic, a_count]) for pair in item)
+
+
+def some_commits(item: Any) -> bool:
+    """1 … 10,000 entries (type 19)."""
+    return isinstance(item, list) and 1 <= len(item) <= 10_000 and all(a_commit(entry) for entry in item)
+
+
+def a_commit(item: Any) -> bool:
+    """[topic, partition, lo, hi, action, through, ranges, metadata], and what section 5 says of them together."""
+    action, through = int_between(0, 2), or_nil(a_last_offset)
+    if not fits(item, [a_topic, a_partition, a_hash, a_hash, action, through, no_or_some_ranges, some_metadata]):
+        return False
+    _, _, low, high, action, through, ranges, _ = item
+    if low > high:
+        return False
+    if through is not None and ranges:  # "through beside ranges"
+        return False
+    # "action 2 without through, or with lo, hi other than 0, 2^63−1"
+    return bool(action != 2 or (through is not None and low == 0 and high == LARGEST_OFFSET))
+
+
+def no_or_some_ranges(item: Any) -> bool:
+    """0 … 10,000 of [first, last] with first ≤ last."""
+    return item == [] or some_ranges(item)
+
+
+def some_settings(item: Any) -> bool:
+    """G19: a map; keys may be missing, none may be unknown, and each value is checked."""
+    return isinstance(item, dict) and all(key in SETTINGS and SETTINGS[key](value) for key, value in item.items())
+
+
+def a_set_of_topics(item: Any) -> bool:
+    """At most 100 topics; one that is named twice is counted twice here."""
+    return isinstance(item, list) and len(item) <= 100 and all(a_topic(topic) for topic in item)
+
+
+SETTINGS: dict[str, Check] = {
+    "accept_individual_commit": a_bool,
+    "accept_range_fetch": a_set_of_topics,
+    "max_session_timeout_ms": a_session,
+    "max_individual_commits": int_between(1, 60_000),
+}
+
 TYPES: dict[int, tuple[str, list[Check]]] = {
     1: ("Heartbeat", [a_topic, a_partition, or_nil(an_epoch), or_nil(a_last_offset)]),
     2: ("ClaimingPartition", [a_topic, a_partition, an_interval]),
@@ -87,6 +156,19 @@ TYPES: dict[int, tuple[str, list[Check]]] = {
     32: ("Tick", []),
     33: ("Upgrade", [a_level]),
 }
+# What level 2 adds (E6).
+GROUP_TYPES: dict[int, tuple[str, list[Check]]] = {
+    16: (
+        "JoinGroup",
+        [a_member_id_or_none, a_seen, a_session, a_strategy, a_bool, a_pattern, some_topics],
+    ),
+    17: ("GroupHeartbeat", [a_member_id, a_generation]),
+    18: ("LeaveGroup", [a_member_id, a_generation]),
+    19: ("CommitOffsets", [a_member_id_or_none, a_generation, a_bool, some_commits]),
+    20: ("TopicsChanged", [a_member_id, some_topics]),
+    21: ("ConfigureGroup", [some_settings]),
+}
+OF_COORDINATED_GROUPS = tuple(name for name, _ in GROUP_TYPES.values())
 NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
 
 
@@ -123,6 +205,16 @@ def home_of_lease(topic: str, partition: int, partitions: int) -> int:
     return xxhash.xxh64_intdigest(topic.encode() + b"\0" + str(partition).encode(), 0) % partitions
 
 
+def home_of_group(group: str, partitions: int) -> int:
+    """L3: the CP of a group-plane record, which is the group's home (G2)."""
+    return xxhash.xxh64_intdigest(group.encode(), 0) % partitions
+
+
+def known_types(level: int) -> dict[int, tuple[str, list[Check]]]:
+    """E6: level 1 knows 1–8, 32 and 33; level 2 adds 16–21."""
+    return {**TYPES, **GROUP_TYPES} if level >= 2 else TYPES
+
+
 def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
     """E6 as far as the routing check, for a record in CP `cp` of `partitions`, at `level`."""
     if value is None:
@@ -140,17 +232,22 @@ def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
         return Judged("MALFORMED")
     if version > level:
         return Judged("UNSUPPORTED_VERSION")
-    if kind not in TYPES:
+    types = known_types(level)
+    if kind not in types:
         return Judged("UNKNOWN_TYPE")
-    name, checks = TYPES[kind]
+    name, checks = types[kind]
     fields = tree[5:]
     if not fits(fields, checks):
         return Judged("MALFORMED", name)
-    code = None if _at_home(name, fields, cp, partitions) else "WRONG_PARTITION"
+    if name == "JoinGroup" and fields[5] == "" and fields[6] == []:  # "empty only beside a pattern"
+        return Judged("MALFORMED", name)
+    code = None if _at_home(name, group, fields, cp, partitions) else "WRONG_PARTITION"
     return Judged(code, name, instance, client, group, tuple(fields))
 
 
-def _at_home(name: str, fields: list[Any], cp: int, partitions: int) -> bool:
+def _at_home(name: str, group: str, fields: list[Any], cp: int, partitions: int) -> bool:
+    if name in OF_COORDINATED_GROUPS and name != "ConfigureGroup":  # which belongs to every CP (G2)
+        return home_of_group(group, partitions) == cp
     if name in NAMES_ONE_LEASE:
         return home_of_lease(fields[0], fields[1], partitions) == cp
     if name == "HeartbeatBatch":

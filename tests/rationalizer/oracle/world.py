@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 
 import xxhash
 
-from tests.rationalizer.oracle.layout import Judged, judge
+from tests.rationalizer.oracle.group_rules import Moment, judge_at_home, may_be_forgotten
+from tests.rationalizer.oracle.groups import Group, canonical
+from tests.rationalizer.oracle.layout import OF_COORDINATED_GROUPS, Judged, home_of_group, judge
 from tests.rationalizer.oracle.msgpack_by_hand import shortest
 from tests.rationalizer.oracle.progress import LARGEST_HASH, OracleProgress, Step, merged, progress_from
 
@@ -16,7 +18,16 @@ LeaseKey: TypeAlias = tuple[str, str, int]
 Who: TypeAlias = tuple[str, str]  # client_id, instance_id
 
 MOST_INTERVALS = 60_000  # P5, for leases
-HIGHEST_LEVEL = 1
+HIGHEST_LEVEL = 2
+#: G1: what has no place in a coordinated group.
+OF_CLAIMED_GROUPS = (
+    "Heartbeat",
+    "ClaimingPartition",
+    "ReleasingPartition",
+    "ClaimingMessages",
+    "HeartbeatBatch",
+    "CommitRanges",
+)
 
 
 @dataclass(frozen=True)
@@ -78,20 +89,26 @@ class OracleOutcome:
     log_time: int
     entries: tuple[str, ...] | None = None
     stopped: bool = False
+    #: Of types 16–21 that passed E6's checks and the kind; `of_a_group` is set for these.
+    generation: int | None = None
+    member: str | None = None
+    of_a_group: bool = False
 
 
 class OracleWorld:
-    """One CP of the coordination topic."""
+    """One CP of the coordination topic, as a reader sees it who supports levels up to `highest_level` (E4)."""
 
-    def __init__(self, partition: int, partitions: int) -> None:
+    def __init__(self, partition: int, partitions: int, highest_level: int = HIGHEST_LEVEL) -> None:
         self.partition = partition
         self.partitions = partitions
         self.stamps: list[int] = [0]
         self.offsets: list[int] = [-1]
         self.facts: dict[LeaseKey, list[Fact]] = {}
+        self.groups: dict[str, Group] = {}  # coordinated ones, marks too (G2)
         self.pause_records: list[OraclePause] = []  # every accepted ReleaseGroup, in order
         self.outcomes: list[OracleOutcome] = []
         self.level = 1
+        self.highest_level = highest_level
         self.required_level: int | None = None
 
     # What follows from the lists above.
@@ -154,12 +171,22 @@ class OracleWorld:
         groups = sorted({pause.group for pause in self.pause_records}, key=lambda group: group.encode())
         return [pause for pause in map(self.pause, groups) if pause is not None]
 
+    def kind(self, group: str) -> str | None:
+        """G1: claimed, coordinated, or neither (None)."""
+        if any(key[0] == group for key in self.facts):
+            return "claimed"
+        return "coordinated" if group in self.groups else None
+
+    def coordinated(self) -> list[Group]:
+        """Every coordinated group, in canonical order."""
+        return [self.groups[name] for name in sorted(self.groups, key=lambda name: name.encode())]
+
     def snapshot(self) -> bytes:
         """S1."""
         leases = [lease.canonical() for lease in self.leases()]
         pauses = [[pause.group, pause.client, pause.expires] for pause in self.pauses()]
         head = [1, self.partition, self.next_offset, self.log_time, self.level]
-        return shortest([*head, leases, pauses, []])
+        return shortest([*head, leases, pauses, [canonical(group) for group in self.coordinated()]])
 
     def digest(self) -> str:
         """S1."""
@@ -171,7 +198,7 @@ class OracleWorld:
         """Judge one record of the log, and remember what it changed."""
         judged = judge(value, self.level, self.partition, self.partitions)
         upgrade = judged.code is None and judged.type == "Upgrade"
-        if self.required_level is None and upgrade and judged.fields[0] > HIGHEST_LEVEL:
+        if self.required_level is None and upgrade and judged.fields[0] > self.highest_level:
             self.required_level = judged.fields[0]
         if self.required_level is not None:
             return OracleOutcome(False, "UPGRADE_REQUIRED", None, None, self.log_time, stopped=True)
@@ -180,6 +207,12 @@ class OracleWorld:
         code, entries = judged.code, None
         if code is None and self._shut_out(judged):
             code = "PAUSED"
+        if code is None and self._of_the_other_kind(judged):
+            code = "WRONG_KIND"
+        if code is None and judged.type in OF_COORDINATED_GROUPS:
+            outcome = self._of_a_group(judged)
+            self.outcomes.append(outcome)
+            return outcome
         if code is not None:
             accepted = False
         elif judged.type == "HeartbeatBatch":
@@ -194,10 +227,47 @@ class OracleWorld:
 
     def _shut_out(self, record: Judged) -> bool:
         """C10: whether a pause by another client stands against this record."""
-        if record.type in ("Tick", "Upgrade", "ReleasingPartition", "CommitRanges"):
+        if record.type in ("Tick", "Upgrade", "ReleasingPartition", "CommitRanges", "LeaveGroup", "CommitOffsets"):
             return False
         pause = self.pause(record.group)
         return pause is not None and pause.client != record.client
+
+    def _of_the_other_kind(self, record: Judged) -> bool:
+        """G1: types 1–4, 6 and 7 on a coordinated group, 16–21 on a claimed one."""
+        kind = self.kind(record.group)
+        if record.type in OF_CLAIMED_GROUPS:
+            return kind == "coordinated"
+        return record.type in OF_COORDINATED_GROUPS and kind == "claimed"
+
+    def _of_a_group(self, record: Judged) -> OracleOutcome:
+        """Section 5, at the group's home; elsewhere only ConfigureGroup gets here, and leaves a mark (G2)."""
+        if home_of_group(record.group, self.partitions) != self.partition:
+            assert record.type == "ConfigureGroup"
+            mark = self.groups.setdefault(record.group, Group(record.group))
+            return OracleOutcome(
+                True, "OK", record.type, None, self.log_time, generation=mark.generation, of_a_group=True
+            )
+        verdict = judge_at_home(self.groups.get(record.group), record, self._moment(record))
+        if verdict.accepted:
+            assert verdict.group is not None
+            self.groups[record.group] = verdict.group
+        after = self.groups.get(record.group)
+        return OracleOutcome(
+            verdict.accepted,
+            verdict.code,
+            record.type,
+            epoch=None,
+            log_time=self.log_time,
+            entries=verdict.entries,
+            generation=None if after is None else after.generation,
+            member=verdict.member,
+            of_a_group=True,
+        )
+
+    def _moment(self, record: Judged) -> Moment:
+        others = [group for group in self.coordinated() if group.name != record.group]
+        taken = sum(group.partitions_subscribed_to() for group in others)
+        return Moment(self.partition, self.offsets[-1], self.log_time, taken, self._pausing(record))
 
     def _pausing(self, record: Judged) -> bool:
         """C11: whether the sender is the one that has the group paused."""
@@ -206,6 +276,8 @@ class OracleWorld:
 
     def _apply_one(self, record: Judged) -> tuple[bool, str]:
         assert record.type is not None
+        if record.type == "Upgrade":  # E4: a level not above the current one changes nothing
+            self.level = max(self.level, record.fields[0])
         if record.type in ("Tick", "Upgrade"):
             return True, "OK"
         if record.type == "ReleaseGroup":
@@ -328,6 +400,10 @@ class OracleWorld:
 
     def _forget(self, record: Judged) -> tuple[bool, str]:
         """C16."""
+        group = self.groups.get(record.group)
+        if group is not None and not may_be_forgotten(group, self._moment(record)):
+            return False, "GROUP_ACTIVE"
+        self.groups.pop(record.group, None)
         mine = [lease for lease in self.leases() if lease.key[0] == record.group]
         if any(lease.freshness(self.log_time) in ("fresh", "unknown") for lease in mine):
             return False, "GROUP_ACTIVE"

@@ -1,0 +1,353 @@
+"""What is known of a coordinated group (G3, G4, G12), and what a rebalance makes of it (G16).
+
+A group is a plain value; whatever happens to it gives another one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tests.rationalizer.oracle.assigning import Part, Question, TopicPartition, targets_of
+from tests.rationalizer.oracle.keyed import KeyedProgress
+from tests.rationalizer.oracle.progress import LARGEST_HASH
+
+MEMBER_IDS = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")  # G6
+
+
+@dataclass(frozen=True)
+class Settings:
+    """G19."""
+
+    accept_individual_commit: bool = True
+    accept_range_fetch: tuple[str, ...] = ()
+    max_session_timeout_ms: int = 1_800_000
+    max_individual_commits: int = 60_000
+
+    def changed(self, settings: Mapping[str, Any]) -> Settings:
+        """Missing keys stay as they are; topics are a set, here in their canonical order."""
+        known = dict(settings)
+        if "accept_range_fetch" in known:
+            known["accept_range_fetch"] = tuple(in_order(known["accept_range_fetch"]))
+        return replace(self, **known)
+
+
+@dataclass(frozen=True)
+class Member:
+    """G3."""
+
+    slot: int
+    member_id: str
+    client: str
+    instance: str
+    session_timeout_ms: int
+    allow_key_share: bool
+    pattern: str
+    topics: tuple[str, ...]  # its own (G12), in canonical order
+    last_beat: int
+    joined: int
+
+    def is_overdue(self, now: int) -> bool:
+        """G8."""
+        return now - self.last_beat > self.session_timeout_ms
+
+
+class Piece(NamedTuple):
+    """G4; None for no target, and for not revoked."""
+
+    low: int
+    high: int
+    owner: int
+    since: int
+    target: int | None
+    revoked: int | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """G3; a mark (G2) is a group like any other that nobody joined."""
+
+    name: str
+    generation: int = 0
+    strategy: str | None = None
+    settings: Settings = Settings()
+    topics: Mapping[str, int] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()  # by slot
+    pieces: Mapping[TopicPartition, tuple[Piece, ...]] = field(default_factory=dict)
+    progress: Mapping[TopicPartition, KeyedProgress] = field(default_factory=dict)
+
+    def member(self, slot: int) -> Member | None:
+        """The member with this slot."""
+        return next((member for member in self.members if member.slot == slot), None)
+
+    def with_member(self, changed: Member) -> Group:
+        """`changed` in place of the member with its slot, or added."""
+        others = [member for member in self.members if member.slot != changed.slot]
+        return replace(self, members=tuple(sorted([*others, changed], key=lambda member: member.slot)))
+
+    def without(self, gone: Collection[Member]) -> Group:
+        """The members that are not gone; nothing else changes before the rebalance."""
+        return replace(self, members=tuple(member for member in self.members if member not in gone))
+
+    def subscribes(self, member: Member, topic: str) -> bool:
+        """G12: its own topics; with a pattern, the union of what the members with the same pattern reported."""
+        if topic in member.topics:
+            return True
+        if member.pattern == "":
+            return False
+        return any(topic in other.topics for other in self.members if other.pattern == member.pattern)
+
+    def subscribers(self, topic: str) -> list[int]:
+        """Slots, ascending."""
+        return [member.slot for member in self.members if self.subscribes(member, topic)]
+
+    def is_subscribed(self, topic: str) -> bool:
+        """G12: some member subscribes to it. A topic that somebody reported of its own is in someone's own topics."""
+        return any(topic in member.topics for member in self.members)
+
+    def with_counts(self, reported: Iterable[list[Any]]) -> Group:
+        """G12, G13: counts of topics that are subscribed to now never shrink; others are ignored."""
+        counts = dict(self.topics)
+        for topic, count in reported:
+            if self.is_subscribed(topic):
+                counts[topic] = max(counts.get(topic, 0), count)
+        return replace(self, topics=counts)
+
+    def partitions_subscribed_to(self) -> int:
+        """G11: what counts towards TOO_MANY_PARTITIONS; a topic without partitions counts as one."""
+        return sum(max(1, count) for topic, count in self.topics.items() if self.is_subscribed(topic))
+
+    def state(self, now: int) -> str:
+        """G7."""
+        if not self.members:
+            return "READY"
+        revoked = any(piece.revoked is not None for pieces in self.pieces.values() for piece in pieces)
+        if revoked or any(member.is_overdue(now) for member in self.members):
+            return "PREPARE_FOR_REBALANCE"
+        return "STEADY"
+
+    def places(self) -> list[TopicPartition]:
+        """S1: partitions with pieces or progress, in canonical order."""
+        known = [place for place, pieces in self.pieces.items() if pieces] + list(self.progress)
+        return sorted(set(known), key=lambda place: (place[0].encode(), place[1]))
+
+
+def in_order(topics: Iterable[str]) -> list[str]:
+    """S1: strings by UTF-8 bytes, each once."""
+    return sorted(set(topics), key=lambda topic: topic.encode())
+
+
+def member_id_of(group: str, cp: int, offset: int) -> str:
+    """G6: of a newcomer whose JoinGroup stands there."""
+    return f"{group}-{uuid.uuid5(MEMBER_IDS, f'{cp}:{offset}')}"
+
+
+# Pieces (G4, G16).
+
+
+def tidy(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """G4: in order, and neighbours that are equal in all four as one."""
+    kept: list[Piece] = []
+    for piece in sorted(pieces):
+        if kept and kept[-1].high + 1 == piece.low and kept[-1][2:] == piece[2:]:
+            kept[-1] = kept[-1]._replace(high=piece.high)
+        else:
+            kept.append(piece)
+    return tuple(kept)
+
+
+def the_same_for_every_key(pieces: Iterable[Piece], what: str) -> int | None:
+    """The slot that is the owner (or target) of every key; None where there is no such."""
+    covered, found = -1, set[int | None]()
+    for piece in sorted(pieces):
+        if piece.low != covered + 1:
+            return None  # a key without a piece
+        covered = piece.high
+        found.add(getattr(piece, what))
+    return found.pop() if covered == LARGEST_HASH and len(found) == 1 else None
+
+
+def rebalance(group: Group, offset: int, replaced: int | None = None) -> Group:
+    """G16, at `offset`; `replaced` is the slot of a member that this record replaced (G11)."""
+    # "generation = r; G12's forgetting"
+    topics = {topic: count for topic, count in group.topics.items() if group.is_subscribed(topic)}
+    group = replace(group, generation=offset, topics=topics)
+    # "Without members: strategy nil, no pieces."
+    if not group.members:
+        return replace(group, strategy=None, pieces={})
+    # "from members, topics, settings, and pieces as they were"
+    targets = targets_of(question_of(group))
+    slots = {member.slot for member in group.members}
+    pieces = {}
+    for place in {*group.pieces, *targets}:
+        parts = cut(group.pieces.get(place, ()), targets.get(place, []))
+        kept = [part for part in (reassigned(*part, slots, offset, replaced) for part in parts) if part is not None]
+        if kept:
+            pieces[place] = tidy(kept)
+    return replace(group, pieces=pieces)
+
+
+def question_of(group: Group) -> Question:
+    """What the targets are computed from."""
+    targets, owners, any_targets = {}, {}, {}
+    for place, pieces in group.pieces.items():
+        target, owner = the_same_for_every_key(pieces, "target"), the_same_for_every_key(pieces, "owner")
+        if target is not None:
+            targets[place] = target
+        if owner is not None:
+            owners[place] = owner
+        any_targets[place] = {piece.target for piece in pieces if piece.target is not None}
+    assert group.strategy is not None
+    return Question(
+        strategy=group.strategy,
+        subscribers={topic: group.subscribers(topic) for topic in in_order(group.topics)},
+        counts=group.topics,
+        opted_in={member.slot for member in group.members if member.allow_key_share},
+        shared=group.settings.accept_range_fetch if group.settings.accept_individual_commit else (),
+        targets=targets,
+        owners=owners,
+        any_targets=any_targets,
+    )
+
+
+def cut(pieces: Iterable[Piece], targets: Iterable[Part]) -> list[tuple[int, int, Piece | None, int | None]]:
+    """G16: the parts into which owners and targets cut a partition: lo, hi, the piece and the target there."""
+    pieces, targets = list(pieces), list(targets)
+    edges = {0, LARGEST_HASH + 1}
+    for low, high, *_ in [*pieces, *targets]:
+        edges |= {low, high + 1}
+    parts = []
+    ordered = sorted(edges)
+    for low, after in zip(ordered[:-1], ordered[1:], strict=True):
+        piece = next((piece for piece in pieces if piece.low <= low <= piece.high), None)
+        target = next((slot for first, last, slot in targets if first <= low <= last), None)
+        parts.append((low, after - 1, piece, target))
+    return parts
+
+
+def reassigned(
+    low: int,
+    high: int,
+    piece: Piece | None,
+    target: int | None,
+    slots: Collection[int],
+    generation: int,
+    replaced: int | None,
+) -> Piece | None:
+    """G16: what becomes of one part; None: it vanishes, or there was and is nothing."""
+    # "a part without an owner, or whose owner was removed → the target becomes owner (no target: the part vanishes)"
+    if piece is None or piece.owner not in slots:
+        return None if target is None else Piece(low, high, target, generation, target, None)
+    # G11: "what the rebalance lets it keep gets since = this generation, all else goes to the targets at once"
+    if piece.owner == replaced:
+        return None if target is None else Piece(low, high, target, generation, target, None)
+    # "owner = target → revoked none, since as it was"
+    if piece.owner == target:
+        return Piece(low, high, piece.owner, piece.since, target, None)
+    # "else revoked as it was if it had one, else r"
+    revoked = generation if piece.revoked is None else piece.revoked
+    return Piece(low, high, piece.owner, piece.since, target, revoked)
+
+
+# S1 and D3.
+
+
+def _or_minus_one(number: int | None) -> int:
+    return -1 if number is None else number
+
+
+def canonical(group: Group) -> list[Any]:
+    """S1."""
+    settings = group.settings
+    members = [
+        [
+            *(member.slot, member.member_id, member.client, member.instance),
+            *(member.session_timeout_ms, member.allow_key_share, member.pattern),
+            *(list(member.topics), member.last_beat, member.joined),
+        ]
+        for member in group.members
+    ]
+    partitions = []
+    for topic, number in group.places():
+        pieces = [
+            [piece.low, piece.high, piece.owner, piece.since, _or_minus_one(piece.target), _or_minus_one(piece.revoked)]
+            for piece in group.pieces.get((topic, number), ())
+        ]
+        progress = group.progress.get((topic, number))
+        partitions.append([topic, number, pieces, None if progress is None else progress.canonical()])
+    return [
+        group.name,
+        group.generation,
+        group.strategy,
+        [
+            settings.accept_individual_commit,
+            list(settings.accept_range_fetch),
+            settings.max_session_timeout_ms,
+            settings.max_individual_commits,
+        ],
+        [[topic, group.topics[topic]] for topic in in_order(group.topics)],
+        members,
+        partitions,
+    ]
+
+
+def _or_null(number: int) -> int | None:
+    return None if number == -1 else number
+
+
+def shown(cp: int, group: Group, now: int) -> dict[str, Any]:
+    """D3; `now` is the CP's log time."""
+    members = [
+        {
+            "slot": member.slot,
+            "member": member.member_id,
+            "client": member.client,
+            "instance": member.instance,
+            "session_timeout_ms": member.session_timeout_ms,
+            "allow_key_share": member.allow_key_share,
+            "pattern": member.pattern,
+            "topics": list(member.topics),
+            "last_beat": member.last_beat,
+            "overdue": member.is_overdue(now),
+            "joined": member.joined,
+        }
+        for member in group.members
+    ]
+    settings = group.settings
+    return {
+        "partition": cp,
+        "group": group.name,
+        "state": group.state(now),
+        "generation": group.generation,
+        "strategy": group.strategy,
+        "settings": {
+            "accept_individual_commit": settings.accept_individual_commit,
+            "accept_range_fetch": list(settings.accept_range_fetch),
+            "max_session_timeout_ms": settings.max_session_timeout_ms,
+            "max_individual_commits": settings.max_individual_commits,
+        },
+        "topics": {topic: group.topics[topic] for topic in in_order(group.topics)},
+        "members": members,
+        "partitions": [_shown_partition(group, place) for place in group.places()],
+    }
+
+
+def _shown_partition(group: Group, place: TopicPartition) -> dict[str, Any]:
+    progress = group.progress.get(place)
+    shown_progress = None
+    if progress is not None:
+        shown_progress = {
+            "initial": _or_null(progress.initial),
+            "stable": _or_null(progress.stable),
+            "done_through": [[low, high, _or_null(offset)] for low, high, offset in progress.through],
+            "ranges": [list(span) for span in progress.ranges],
+            "metadata": progress.metadata,
+        }
+    return {
+        "topic": place[0],
+        "topic_partition": place[1],
+        "pieces": [list(piece) for piece in group.pieces.get(place, ())],
+        "progress": shown_progress,
+    }
