@@ -8,6 +8,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     marker, routing     how many CPs there are (L2), which one a record belongs to (L3)
     intervals, progress what of a partition is done (section 4)
     leases/             the partition plane: leases, and the records about them (section 3)
+    groups/             the group plane: coordinated groups with generations (sections 5 and 6)
     plane, planes       the seam between a log and its state machines, and which there are
     world               the state of one CP, and the replay that changes it (sections 1-4)
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
@@ -15,6 +16,8 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     docs                the tables as a part of PROTOCOL.md
 """
 
+from rationalizer.groups.group import Group, Member, Settings
+from rationalizer.groups.pieces import Piece
 from rationalizer.leases.lease import Lease
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
@@ -33,15 +36,22 @@ from rationalizer.wire.records import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
     CommitRanges,
+    ConfigureGroup,
     ForgetGroup,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
     InvalidRecordError,
+    JoinGroup,
+    LeaveGroup,
     Record,
     ReleaseGroup,
     ReleasingPartition,
     Tick,
+    TopicsChanged,
     Upgrade,
 )
 from rationalizer.world import World
@@ -51,6 +61,10 @@ __all__ = [
     "World",
     "Outcome",
     "Lease",
+    "Group",
+    "Member",
+    "Piece",
+    "Settings",
     "Pause",
     "Progress",
     # records
@@ -64,6 +78,13 @@ __all__ = [
     "BeatEntry",
     "CommitRanges",
     "ForgetGroup",
+    "JoinGroup",
+    "GroupHeartbeat",
+    "LeaveGroup",
+    "CommitOffsets",
+    "CommitEntry",
+    "TopicsChanged",
+    "ConfigureGroup",
     "Tick",
     "Upgrade",
     # bytes and places

@@ -45,8 +45,10 @@ def replay(*lines: bytes, until: dict[int, int] | None = None) -> Replay:
     return Replay(io.BytesIO(HEADER + b"".join(lines)), until)
 
 
-def test_there_are_three_examples() -> None:
-    assert NAMES == ["digest", "earliest_claim_wins", "ranges_merge"]
+def test_there_are_twelve_examples() -> None:
+    groups = [name for name in NAMES if name.startswith("group_")]
+    assert len(groups) == 9
+    assert [name for name in NAMES if name not in groups] == ["digest", "earliest_claim_wins", "ranges_merge"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,14 +58,15 @@ def test_d2_outcomes_are_those_of_the_examples_byte_for_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_d3_states_are_those_of_the_examples_byte_for_byte(name: str) -> None:
-    assert json_of_state(Replay(io.BytesIO(example(name, "dump.jsonl"))).state()).encode() == example(
-        name, "state.json"
-    )
+def test_d3_states_are_those_of_the_examples(name: str) -> None:
+    state = json_of_state(Replay(io.BytesIO(example(name, "dump.jsonl"))).state())
     after_outcomes = Replay(io.BytesIO(example(name, "dump.jsonl")))
     for _ in after_outcomes.outcomes():
         pass
-    assert json_of_state(after_outcomes.state()).encode() == example(name, "state.json")
+    assert json_of_state(after_outcomes.state()) == state
+    assert json.loads(state) == json.loads(example(name, "state.json"))
+    if not name.startswith("group_"):  # those have their keys in another order (Q22)
+        assert state.encode() == example(name, "state.json")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -330,9 +333,9 @@ def test_d4_a_cp_that_stopped_at_an_upgrade_has_no_lines_from_there(state: bool)
 
 
 def test_d4_each_stopped_cp_names_its_level() -> None:
-    run = replay(line(1, 0, Upgrade(*A1, 2)), line(0, 0, Upgrade(*A1, 5)))
+    run = replay(line(1, 0, Upgrade(*A1, 3)), line(0, 0, Upgrade(*A1, 5)))
     assert list(run.outcomes()) == []
-    assert run.required_levels == {0: 5, 1: 2}
+    assert run.required_levels == {0: 5, 1: 3}
 
 
 def test_d1_an_error_after_a_stop_still_counts() -> None:
