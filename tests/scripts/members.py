@@ -11,7 +11,8 @@ What happens around them:
 
 What a member does:
 
-    a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000]      again: its next instance
+    a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late]
+                                        again: its next instance
     a takes [3]                         what the user gets at once: up to so many messages; at most once, asked for first
     a works 500                         the user takes whatever there is, and all of it is done at once
     a done flights:0 0-2 5              the user has done these
@@ -122,6 +123,11 @@ class TracedMember(Member):
 
     net: TracedNet
 
+    def __init__(self, net: TracedNet, client_id: str, instance_id: str, hi: int) -> None:
+        super().__init__(net, client_id, instance_id, hi=hi, rng=Middle())
+        #: What the user was handed, by partition and offset.
+        self.in_hand: dict[tuple[str, int], dict[int, FakeMessage]] = {}
+
     def carry_out(self, effect: Effect) -> None:
         if text := self.what(effect):
             self.net.say(f"{self.client_id} {text}")
@@ -153,7 +159,9 @@ class TracedMember(Member):
 
     def gets(self, messages: Iterable[FakeMessage]) -> None:
         for (topic, partition), some in groupby(messages, lambda message: message.of):
-            self.net.say(f"{self.client_id} is handed {topic}:{partition} {spans([message.at for message in some])}")
+            got = {message.at: message for message in some}
+            self.in_hand.setdefault((topic, partition), {}).update(got)
+            self.net.say(f"{self.client_id} is handed {topic}:{partition} {spans(list(got))}")
 
     def fetch(self, limit: int = 5) -> None:
         if not self.net.is_away:
@@ -252,8 +260,10 @@ class Members:
         topics = [word for word in words if word not in flags]
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
-        member = TracedMember(self.net, name, f"{instance}", hi=hi, rng=Middle())
+        member = TracedMember(self.net, name, f"{instance}", hi)
         member.claims_ahead = "ahead" in flags
+        member.deaf = member.drop_appends = self.net.is_away
+        member.acks = options.pop("acks", "now")
         self.members[name] = member
         self.net.members.append(member)
         member.consumer(
@@ -274,7 +284,7 @@ class Members:
                 for word in ranges:
                     first, _, last = word.partition("-")
                     for offset in range(int(first), int(last or first) + 1):
-                        member.done(FakeMessage(lease_name(name), offset))
+                        member.done(member.in_hand[lease_name(name)][offset])
             case ("closes",):
                 member.close()
             case ("dies",):

@@ -112,7 +112,7 @@ def words_of(record: Record, epoch: Epoch, began: int) -> str:
                 f"beats batch {' '.join(_entry_words(entry, record.group_id, epoch) for entry in record.entries)}{ids}"
             )
         case ReleaseGroup():
-            return f"pauses until={record.msg_expire_time - began}{ids}"
+            return f"pauses until={max(0, record.msg_expire_time - began)}{ids}"
         case Upgrade():
             return f"upgrades level={record.level}{ids}"
         case ForgetGroup():
