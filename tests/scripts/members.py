@@ -2,34 +2,34 @@
 
 What happens around them:
 
-    cluster [cps=2] [z=z/1]             anew, at time 0; z writes records, in the words of `records.py`: z claims flights:0
+    cluster [cps=2] [z=z/1]         anew, at time 0; z appends records and is no member, or not this one: z=a/1
+    z claims flights:0              a record, in the words of `records.py`
     topic flights [partitions=2] [end=50] [start=9] [missing=5-7] [id=new]     made, or changed; all members hear of it
-    wait 300, wait until 1900           time passes (ms), in steps of 10
-    clock +3000                         the broker's clock goes ahead of everybody's by so much
-    kafka away, kafka back              no record arrives, and nobody hears of any
-    again @3 [cp=1]                     a producer's retry writes the record at offset 3 of the CP once more
+    wait 300, wait until 1900       time passes (ms), in steps of 10
+    clock +3000                     the broker's clock goes ahead of everybody's by so much
+    kafka away, kafka back          no record arrives, and nobody hears of any
+    again @3 [cp=1]                 a producer's retry writes the record at offset 3 of the CP once more
 
 What a member does:
 
     a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late]
-                                        again: its next instance
-    a takes [3]                         what the user gets at once: up to so many messages; at most once, asked for first
-    a works 500                         the user takes whatever there is, and all of it is done at once
-    a done flights:0 0-2 5              the user has done these
-    a closes, a dies                    at once, or kill -9
-    a freezes, a goes on                SIGSTOP, SIGCONT
-    a loses claims|beats|commits|grants|releases|all|nothing     which of its records never arrive
-    a hears nothing, a hears all        of the log
-    a acks now|late|lost|blank          how the broker acknowledges; blank: without an offset
-    a acks arrive                       the late ones
-    a asks in vain, a is answered       look-ups of where a partition's log begins
+                                    again: its next instance
+    a takes [3]                     what the user gets at once, up to so many; at most once, it is asked for first
+    a works 500                     the user takes whatever there is, and all of it is done at once
+    a done flights:0 0-2 5          the user has done these
+    a closes, a dies                at once, or kill -9
+    a freezes, a goes on            SIGSTOP, SIGCONT
+    a loses claims                  these of its records never arrive: or beats, commits, grants, releases, all, nothing
+    a hears nothing, a hears all    of the log
+    a acks late, a acks arrive      how the broker acknowledges: now, late, lost, blank (without an offset)
+    a asks in vain, a is answered   look-ups of where a partition's log begins
     a callbacks run, a callbacks return
 
 What is to be seen:
 
-    state                               of each member's partitions
-    lease flights:0                     as a replica of the whole log has it
-    log                                 all records
+    state                           of each member's partitions
+    lease flights:0                 as a replica of the whole log has it
+    log                             all records
 
 Each event has its time (ms). A record is a line when it is in the log, with its offset (and CP, where there are
 several) and what a replica makes of it. Whatever is drawn at random is drawn in the middle: beats go out every 0.3 HI.
@@ -84,7 +84,6 @@ class Middle(Random):
 class TracedNet(Net):
     """A log whose records are written down as they come, with what a replica concludes."""
 
-    names: dict[tuple[str, str], str] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     in_log: list[str] = field(default_factory=list)
     is_away: bool = False
@@ -110,8 +109,7 @@ class TracedNet(Net):
         return offset
 
     def words(self, record: Record) -> str:
-        name = self.names.get((record.instance_id, record.client_id), record.client_id)
-        return f"{name} {words_of(record, self.epoch, int(self.began))}"
+        return f"{record.client_id} {words_of(record, self.epoch, int(self.began))}"
 
     def epoch(self, key: tuple[str, str, int]) -> int:
         lease = self.judges[route_lease(key[1], key[2], self.cps)].lease(*key)
@@ -207,7 +205,6 @@ class Members:
             name, ids = options.popitem()
             client, instance = ids.split("/")
             self.writers[name] = (instance, client)
-            self.net.names[instance, client] = client if client != name and len(client) else name
 
     def _topic(self, words: list[str], options: dict[str, str]) -> None:
         [name] = words

@@ -119,6 +119,7 @@ def words_of(record: Record, epoch: Epoch, began: int) -> str:
             return f"forgets{ids}"
         case Tick():
             return f"ticks{ids}"
+    raise AssertionError(f"no words for {type(record).__name__}")
 
 
 def lease_words(lease: Lease, log_time: int, holder: str) -> str:

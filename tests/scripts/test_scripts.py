@@ -26,7 +26,7 @@ from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, playe
 
 PAGE = (FOLDER.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
 
-#: tests/rationalizer has these: P7 (test_routing.py) and P8 (test_progress.py: no record of level 1 commits a key range).
+#: These are in tests/rationalizer: test_routing.py, and test_progress.py (no record of level 1 commits a key range).
 IN_NO_SCRIPT = {"P7", "P8"}
 
 ALL = [path for paths in SCRIPTS.values() for path in paths]
