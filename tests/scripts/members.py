@@ -15,6 +15,7 @@ What a member does:
     a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late]
                                     again: its next instance
     a takes [3]                     what the user gets at once, up to so many; at most once, it is asked for first
+    a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
     a works 500                     the user takes whatever there is, and all of it is done at once
     a done flights:0 0-2 5          the user has done these
     a closes, a dies                at once, or kill -9
@@ -39,12 +40,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from random import Random
 
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import Why
+from kafka_marshal.engine.work.assignment import Run
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -125,6 +127,7 @@ class TracedMember(Member):
         super().__init__(net, client_id, instance_id, hi=hi, rng=Middle())
         #: What the user was handed, by partition and offset.
         self.in_hand: dict[tuple[str, int], dict[int, FakeMessage]] = {}
+        self.loop: Run | None = None
 
     def carry_out(self, effect: Effect) -> None:
         if text := self.what(effect):
@@ -275,6 +278,11 @@ class Members:
         match words:
             case ("takes", *limit):
                 self._takes(member, int(limit[0]) if limit else 5)
+            case ("loops", count):
+                self._loops(member, int(count))
+            case ("leaves", "its", "loop") if member.loop is not None:
+                member.leave_run(member.loop)
+                member.loop = None
             case ("works", ms):
                 self._pass(int(ms), lambda: member.gets(self._worked(member)))
             case ("done", name, *ranges):
@@ -322,6 +330,13 @@ class Members:
             member.gets([] if run is None else run.messages)  # type: ignore[arg-type]
         if len(self.net.trace) == before:
             self.net.say(f"{member.client_id} is handed nothing")
+
+    def _loops(self, member: TracedMember, count: int) -> None:
+        if member.loop is None:
+            member.fetch(max(count, 5))
+            member.loop = member.take(count, iterating=True)
+        got = [] if member.loop is None else list(islice(member.loop.walk, count))
+        member.gets(got)  # type: ignore[arg-type]
 
     def _worked(self, member: TracedMember) -> list[FakeMessage]:
         at_most_once = any(consumer.at_most_once for consumer in member.consumers)
