@@ -44,7 +44,7 @@ from itertools import groupby, islice
 from random import Random
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.effects import Call, Effect, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import Append, Call, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Run
 from rationalizer import (
@@ -106,7 +106,7 @@ class TracedNet(Net):
         words = self.words(decode(value))
         outcome = self.judges[cp].apply(offset, *self.logs[cp][offset])
         entries = "" if outcome.entries is None or outcome.code == "OK" else f": {' '.join(outcome.entries)}"
-        self.say(f"{'' if self.cps == 1 else f'{cp}'}@{offset} {words} -> {outcome.code}{entries}")
+        self.say(f"{'' if self.cps == 1 else cp}@{offset} {words} -> {outcome.code}{entries}")
         self.in_log.append(self.trace[-1])
         return offset
 
@@ -150,13 +150,13 @@ class TracedMember(Member):
                 return f"lost {topic}:{partition}: {reason}"
             case Warn(message=message):
                 return f"{'errs' if effect.is_error else 'warns'}: {message}"
-        return ""
+            case Append() | Note():
+                return ""  # a record says it when it is in the log
 
-    def send(self, append: object) -> None:
-        record: Record = append.record  # type: ignore[attr-defined]
-        if self.drop_appends or self.drop_if(record):
-            self.net.say(f"- {self.net.words(record)} -> never arrives")
-        super().send(append)  # type: ignore[arg-type]
+    def send(self, append: Append) -> None:
+        if self.drop_appends or self.drop_if(append.record):
+            self.net.say(f"- {self.net.words(append.record)} -> never arrives")
+        super().send(append)
 
     def gets(self, messages: Iterable[FakeMessage]) -> None:
         for (topic, partition), some in groupby(messages, lambda message: message.of):
@@ -184,7 +184,7 @@ class Members:
         elif subject in self.writers:
             record = record_of(self.writers[subject], words, options, int(self.net.now), self.net.epoch)
             self._write(record, options)
-        elif " ".join(words[:1]) == "starts":
+        elif words[:1] == ["starts"]:
             self._starts(subject, words[1:], options)
         else:
             self._does(self.members[subject], *words)
@@ -204,9 +204,8 @@ class Members:
         self.members: dict[str, TracedMember] = {}
         self.starts: dict[str, int] = {}
         self.raised: set[Exception] = set()
-        while options:
-            name, ids = options.popitem()
-            client, instance = ids.split("/")
+        for name in list(options):
+            client, instance = options.pop(name).split("/")
             self.writers[name] = (instance, client)
 
     def _topic(self, words: list[str], options: dict[str, str]) -> None:

@@ -90,23 +90,23 @@ def words_of(record: Record, epoch: Epoch, began: int) -> str:
     """The same the other way: an epoch is named where it is not the lease's present one; times count from `began`."""
     ids = "" if record.group_id == "g" else f" group={record.group_id}"
 
-    def of(lease: Heartbeat | ReleasingPartition | ClaimingMessages | CommitRanges) -> str:
-        key = (lease.group_id, lease.topic, lease.partition)
-        return ids if lease.epoch is None or lease.epoch == epoch(key) else f" epoch={lease.epoch}{ids}"
+    def of(topic: str, partition: int, token: int | None) -> str:
+        is_present = token is None or token == epoch((record.group_id, topic, partition))
+        return ids if is_present else f" epoch={token}{ids}"
 
     match record:
         case ClaimingPartition(topic=topic, partition=partition):
             return f"claims {topic}:{partition} hi={record.heartbeat_interval_ms}{ids}"
         case Heartbeat(topic=topic, partition=partition, epoch=token):
             verb = "takes over" if token is None else "beats"
-            return f"{verb} {topic}:{partition}{_done(record.last_offset)}{of(record)}"
-        case ReleasingPartition(topic=topic, partition=partition):
-            return f"releases {topic}:{partition}{_done(record.last_offset)}{of(record)}"
-        case ClaimingMessages(topic=topic, partition=partition):
-            return f"claims messages {topic}:{partition} to={record.proposed_last_offset}{of(record)}"
-        case CommitRanges(topic=topic, partition=partition):
+            return f"{verb} {topic}:{partition}{_done(record.last_offset)}{of(topic, partition, token)}"
+        case ReleasingPartition(topic=topic, partition=partition, epoch=token):
+            return f"releases {topic}:{partition}{_done(record.last_offset)}{of(topic, partition, token)}"
+        case ClaimingMessages(topic=topic, partition=partition, epoch=token):
+            return f"claims messages {topic}:{partition} to={record.proposed_last_offset}{of(topic, partition, token)}"
+        case CommitRanges(topic=topic, partition=partition, epoch=token):
             ranges = ["its topic" if first >= FIRST_MARK else f"{first}-{last}" for first, last in record.ranges]
-            return f"commits {topic}:{partition} {' '.join(ranges)}{of(record)}"
+            return f"commits {topic}:{partition} {' '.join(ranges)}{of(topic, partition, token)}"
         case HeartbeatBatch():
             return (
                 f"beats batch {' '.join(_entry_words(entry, record.group_id, epoch) for entry in record.entries)}{ids}"

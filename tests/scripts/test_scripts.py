@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from rationalizer import World, codes
+from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
 from tests.scripts.members import Members
+from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
 from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
 
@@ -111,6 +112,21 @@ def test_each_rule_has_its_script() -> None:
     for path in ALL:
         letter, number = path.stem[0].upper(), int(path.stem[1:3])
         assert path.read_text(encoding="utf-8").startswith(f"# {letter}{number}: "), path.name
+
+
+def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
+    said: set[str] = set()
+    for value in (value for path in SCRIPTS[""] for log in run(path)[1].logs for _, _, value in log[2]):
+        try:
+            record = decode(value or b"")
+        except RejectedValueError:
+            continue
+        text = words_of(record, lambda key: -1, 0)
+        if "its topic" not in text:
+            words, options = options_of(text.split())
+            assert record_of((record.instance_id, record.client_id), words, options, 0, lambda key: -1) == record, text
+            said.add(type(record).__name__)
+    assert said == {kind.name for kind in KINDS.values()}
 
 
 def test_a_command_that_means_nothing_is_named_with_its_line() -> None:
