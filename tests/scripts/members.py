@@ -2,11 +2,11 @@
 
 What happens around them:
 
-    cluster [cps=2] [z=z/1]         anew, at time 0; z appends records and is no member, or not this one: z=a/1
+    cluster [cps=2] [z=z/1]         a new one, at time 0; z appends records and is no member, or not this one: z=a/1
     z claims flights:0              a record, in the words of `records.py`
     topic flights [partitions=2] [end=50] [start=9] [missing=5-7] [id=new]     made, or changed; all members hear of it
     wait 300, wait until 1900       time passes (ms), in steps of 10
-    clock +3000                     the broker's clock goes ahead of everybody's by so much
+    clock +3000                     the broker's clock runs ahead of all others by this much
     kafka away, kafka back          no record arrives, and nobody hears of any
     again @3 [cp=1]                 a producer's retry writes the record at offset 3 of the CP once more
 
