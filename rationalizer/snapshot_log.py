@@ -90,7 +90,10 @@ class StoredSnapshot:
 
 
 def interval(listed: int) -> int:
-    """Offsets between two snapshots of a CP that lists so many things: 10,000, or its multiple that is no less (S2)."""
+    """Offsets between two snapshots of a coordination partition that lists this much (S2).
+
+    10,000, or its multiple that is no less.
+    """
     return SNAPSHOT_INTERVAL * max(1, -(-listed // SNAPSHOT_INTERVAL))
 
 

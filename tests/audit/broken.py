@@ -19,7 +19,7 @@ class Generous(World):
             assert lease is not None
             lease.client_id, lease.instance_id = message[3], message[2]
             lease.epoch, lease.last_beat = offset, self.log_time
-            return Outcome(True, codes.OK, outcome.type, offset, outcome.log_time, None, outcome._read)
+            return Outcome(True, codes.OK, outcome.type, offset, outcome.log_time, None, _read=outcome._read)
         return outcome
 
 
@@ -60,7 +60,7 @@ class Spendthrift(Forgetful):
         outcome = World.apply(self, offset, timestamp_ms, value)
         if outcome.code == codes.PROPOSAL_TOO_LOW:
             epoch, log_time = outcome.epoch, outcome.log_time
-            return Outcome(True, codes.OK, outcome.type, epoch, log_time, None, outcome._read)
+            return Outcome(True, codes.OK, outcome.type, epoch, log_time, None, _read=outcome._read)
         return outcome
 
 
@@ -72,5 +72,5 @@ class Trusting(Forgetful):
         if outcome.code == codes.FENCED and outcome.type == "Heartbeat":
             lease = self._named(outcome)
             lease.last_beat = self.log_time
-            return Outcome(True, codes.OK, outcome.type, lease.epoch, outcome.log_time, None, outcome._read)
+            return Outcome(True, codes.OK, outcome.type, lease.epoch, outcome.log_time, None, _read=outcome._read)
         return outcome

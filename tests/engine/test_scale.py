@@ -87,7 +87,16 @@ class Hall:
         news, self._log = self._log, []
         for cp, offset, value in news:
             out = self.worlds[cp].apply(offset, int(self.now), value)
-            heard = Heard(out.accepted, out.code, out.type, out.epoch, out.log_time, out.entries, out._read, out.record)
+            heard = Heard(
+                out.accepted,
+                out.code,
+                out.type,
+                out.epoch,
+                out.log_time,
+                out.entries,
+                _read=out._read,
+                built=out.record,
+            )
             for seat in self.seats.values():
                 seat.engine.applied(cp, offset, heard, self.now)
             if not str(out.type).startswith("Heartbeat"):
