@@ -139,6 +139,12 @@ class Grant:
         #: None: the log has not answered yet.
         self.accepted: bool | None = None
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the log has answered, or nobody waits for that any more."""
+        assignment = self.run.assignment
+        return assignment.over or assignment.grant is not self or self.accepted is not None
+
 
 class Told:
     """What the log was told of an assignment, and when to tell it again if it does not know it by then."""
