@@ -235,8 +235,8 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "nobody waits for the claim of messages",
-        "answered",
-        "return assignment.over or grant is not assignment.grant or grant is None or grant.accepted is not None",
+        "Grant.is_answered",
+        "return assignment.over or assignment.grant is not self or self.accepted is not None",
         "return True",
         "C13",
     ),
@@ -521,8 +521,8 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a doubt begins the wait for a full batch anew",
-        "_next_run",
-        "elif not fullest and not self._delivery.is_waiting:",
+        "Pull.next",
+        "elif not fullest and not delivery.is_waiting:",
         "elif not fullest:",
         "T5",
     ),

@@ -127,7 +127,7 @@ class Engine:
     # Events.
 
     def take(self, event: Input, now: float) -> object:
-        """The one way in: something happened, or time has gone by. ``HandOut`` is answered with a run, or None."""
+        """The one way in: something happened, or time has gone by. ``Next`` is answered with a step."""
         if self.recorder is not None:
             self.recorder(event, now)
         if (name := _OWN.get(type(event))) is not None:
@@ -296,7 +296,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.OutOfRange: ConsumerEngine.out_of_range,
     inputs.ReadFailed: lambda consumer, *told: consumer.positions.stuck.failed(*told),
     inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
-    inputs.HandOut: lambda consumer, *wanted: consumer.delivery.next_run(*wanted),
+    inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
     inputs.DoneRun: ConsumerEngine.done_run,
     inputs.Done: lambda consumer, *told: consumer.delivery.done(*told),
 }

@@ -15,6 +15,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
+from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.tracker import beyond
 from rationalizer.limits import MAX_COMMIT_RANGES
@@ -49,6 +50,8 @@ class ConsumerEngine:
         #: The hand-out of ranges; None: messages are handed out.
         self.ranges = RangeDelivery(self) if settings.ranges else None
         self.delivery: Delivery = self.ranges or Delivery(self)
+        #: For who asks from one place, and waits for nothing; threads, tasks and lanes have one for each call.
+        self.pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors to be raised from the user's next call, oldest first.
         self.errors: list[Exception] = []
         self.positions = Positions(self, subscription, about.group_id, want_ids)
