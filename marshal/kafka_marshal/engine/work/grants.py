@@ -52,6 +52,8 @@ class Grants:
         if assignment is None:
             return None
         run = assignment.take(self._consumer.settings.batch_size, False, now)
+        if self.granted is not None:
+            run.since = inf  # claimed ahead: nobody handles it before the one that is granted has ended
         assignment.tracker.hand_out(run)
         assignment.grant = Grant(run, run.last, now)
         self._consumer.look_after(assignment)
