@@ -442,7 +442,7 @@ def test_c13_a_release_waits_for_what_is_held_back() -> None:
     net.tick()
     assert len(member.work_granted(2)) == 2
     held_back(member, consumer)
-    consumer.revoke(member.assignment(T0), "a test wants it", net.now)
+    consumer.revocation.revoke(member.assignment(T0), "a test wants it", net.now)
     assert read(net, member, 3 * HI) == []
     assert member.held() == [T0]
     member.assignment(T0).user_paused = False

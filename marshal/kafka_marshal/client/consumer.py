@@ -356,7 +356,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         if self._driver.life.forked:
             self._driver.refuse_fork()
         self._inbox.append(what)
-        if self._engine.is_moving:
+        if self._engine.schedule.is_moving:
             self._nudge()
         if len(self._inbox) == SAID_AT_ONCE:
             self._driver.call(self._hear)

@@ -229,7 +229,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
                 for given in counted:
                     if (lease := engine.book.leases.get((given.topic, given.partition))) is not None:
                         engine.book.beat_soon(lease.cp, now)
-                engine.commit_ranges_soon(now)
+                engine.commits.soon(now)
         return counted
 
     def give_back(self, ranges: Iterable[OffsetRange]) -> None:

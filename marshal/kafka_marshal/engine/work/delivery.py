@@ -173,7 +173,7 @@ class Delivery:
                 for messages, covers_from in assignment.tracker.split(run, dropped):
                     if assignment.stage is not Stage.REVOKING and not assignment.over:
                         self._put_back(assignment, messages, covers_from)
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def undo_run(self, run: Run, now: float) -> None:
         """A run that was on its way to a thread, and that no thread got: it is handed out again."""
@@ -186,7 +186,7 @@ class Delivery:
         for messages, covers_from in assignment.tracker.split(run, run.messages):
             if not assignment.over and assignment.stage is not Stage.REVOKING:
                 self._put_back(assignment, messages, covers_from)
-        self._consumer.try_finish(assignment, now)
+        self._consumer.revocation.try_finish(assignment, now)
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
         assignment.buffer.put_back(messages, covers_from)
@@ -216,7 +216,7 @@ class Delivery:
                 evicted.tracker.mark(message)
             return
         if assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
@@ -227,7 +227,7 @@ class Delivery:
             self.ignored_done[assignment.key] += run.size
             return
         if assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def leave_run(self, run: Run, now: float) -> None:
         """A thread leaves its run, iterating, or none of it handed out; the rest comes again, here or elsewhere."""
@@ -239,7 +239,7 @@ class Delivery:
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
         elif assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
         elif rest:
             self._put_back(assignment, rest, covers_from)
 

@@ -69,4 +69,4 @@ class Hand:
         for assignment in [x for x in work.assignments.values() if x.tracker.runs]:
             if not work.delivery.recall(assignment, keep=assignment.stage is not Stage.REVOKING):
                 self.in_doubt = True  # a thread is about to hand something out, or a traceback still shows it
-            work.try_finish(assignment, now)
+            work.revocation.try_finish(assignment, now)
