@@ -338,7 +338,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (32, 11),
     "kafka_marshal.client.base.Membership": (36, 10),
     "kafka_marshal.client.marshal.Marshal": (31, 18),
-    "kafka_marshal.client.ranges.RangeConsumer": (35, 5),
     "kafka_marshal.demo.process.Process": (17, 18),
     "kafka_marshal.engine.claims.leases.HeldLease": (8, 19),
     "kafka_marshal.engine.claims.placement.Placement": (16, 21),
