@@ -69,7 +69,7 @@ def test_it_rests_while_a_backlog_is_fetched_and_only_then(monkeypatch: pytest.M
     marshal = Marshal.on_cluster(cluster.connect("a"), group_id="g", client_id="a")
     with marshal, marshal.consumer(["t"], delivery="at-most-once", batch_size=1_000) as consumer:
         fetches: list[tuple[int, bool]] = []
-        pump = consumer._pump
+        pump = consumer._fetcher.pump
 
         def noted(timeout_s: float) -> int:
             rests = not gc.isenabled()
@@ -77,7 +77,7 @@ def test_it_rests_while_a_backlog_is_fetched_and_only_then(monkeypatch: pytest.M
             fetches.append((came, rests))
             return came
 
-        monkeypatch.setattr(consumer, "_pump", noted)
+        monkeypatch.setattr(consumer._fetcher, "pump", noted)
         handled = 0
         for batch in consumer.batches(1_000):
             assert gc.isenabled()

@@ -74,7 +74,7 @@ def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: 
     consumer = scene.member("a").consumer([topic])
     assert take(consumer, 5) == [(0, offset) for offset in range(5)]
     scene.publish(topic, 1, 20)
-    read = consumer._reader.read
+    read = consumer._fetcher.reader.read
     lost: list[Message] = []
 
     def torn(size: int, timeout_s: float) -> Any:
@@ -84,7 +84,7 @@ def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: 
             raise OSError("torn")
         return found
 
-    monkeypatch.setattr(consumer._reader, "read", torn)
+    monkeypatch.setattr(consumer._fetcher.reader, "read", torn)
     got: list[int | None] = []
     errors = 0
     while len(got) < 35:

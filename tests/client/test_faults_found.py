@@ -94,13 +94,13 @@ def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
         batches = consumer.batches(10, timeout=0.3)
         next(batches).done()
         looks: list[float] = []
-        pump = consumer._pump
+        pump = consumer._fetcher.pump
 
         def counted(timeout_s: float) -> int:
             looks.append(time.monotonic())
             return pump(timeout_s)
 
-        monkeypatch.setattr(consumer, "_pump", counted)
+        monkeypatch.setattr(consumer._fetcher, "pump", counted)
         cluster.broker.produce("t", 0, b"second")
         thread = threading.Thread(target=lambda: next(batches).done())
         thread.start()

@@ -15,14 +15,13 @@ from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.plane import Ownership
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
@@ -230,10 +229,6 @@ class Member:
         self.handled: list[FakeMessage] = []
         self.warnings: list[str] = []
         self.consumers: list[ConsumerEngine] = []
-        #: At most once: the assignment whose grant the user of a consumer waits for.
-        self.waiting: dict[int, Assignment] = {}
-        #: At most once: claim the next batch while one is handed out.
-        self.claims_ahead = False
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
@@ -366,8 +361,9 @@ class Member:
 
     # A user.
 
-    def fetch(self, limit: int = 5) -> None:
-        """Deliver up to limit messages of each fetched partition to the engine."""
+    def fetch(self, limit: int = 5) -> int:
+        """Deliver up to limit messages of each fetched partition to the engine; how many came."""
+        came = 0
         for key, (number, position) in list(self.fetching.items()):
             log = self.net.data[key]
             if position < log.start or position > log.end:
@@ -378,13 +374,15 @@ class Member:
                 self.fetching[key] = (number, offsets[-1] + 1)
                 messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
                 self.engine.take(inputs.Fetched(number, key, messages), self.clock())
+                came += len(messages)
+        return came
 
     def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
         """At least once: take the next messages in hand."""
         for consumer in self.consumers:
-            run = self.engine.take(inputs.HandOut(consumer.number, max_messages, iterating), self.clock())
-            if isinstance(run, tracker.Run):
-                return run
+            match self.engine.take(inputs.Next(consumer.number, Wanted(max_messages, iterating)), self.clock()):
+                case Take(run):
+                    return run
         return None
 
     def done(self, message: object) -> None:
@@ -425,41 +423,28 @@ class Member:
         """At most once: what a user gets within a turn of the loop (C13): up to limit messages."""
         got: list[FakeMessage] = []
         for consumer in self.consumers:
-            delivery = consumer.delivery
-            if delivery.grants.granted is None and (waiting := self.waiting.get(consumer.number)) is not None:
-                if not waiting.over and waiting.grant is not None and waiting.grant.accepted is None:
-                    continue
-                del self.waiting[consumer.number]
-                granted = delivery.grants.collect(waiting, self.clock())
-                self.settle()
-                if self.claims_ahead and granted is not None:
-                    self.propose(consumer)
-            delivery.grants.take_up(self.clock())
-            run = delivery.grants.granted
-            if run is None:
-                self.propose(consumer)
-            elif self.is_proven(run.assignment.lease):
-                part = delivery.grants.next_granted(run, limit, self.clock())
-                got.extend(part)  # type: ignore[arg-type]
-                if delivery.grants.granted_next == len(run.messages):
-                    delivery.grants.finish_granted(self.clock())
-            else:
-                delivery.grants.finish_granted(self.clock())
-            self.settle()
+            if (run := self.granted(consumer)) is not None:
+                got.extend(consumer.delivery.grants.next_granted(run, limit, self.clock()))  # type: ignore[arg-type]
         self.handled.extend(got)
         return got
 
-    def propose(self, consumer: ConsumerEngine, fetch: int = 5) -> None:
-        """At most once: claim the next batch; from here on the user waits for the answer."""
-        if not consumer.closing:
-            self.fetch(fetch)
-            if (waiting := consumer.delivery.grants.propose(self.clock())) is not None:
-                self.waiting[consumer.number] = waiting
+    def granted(self, consumer: ConsumerEngine, fetch: int = 5) -> Run | None:
+        """At most once: what is granted; else the next batch is claimed, and its answer waited for."""
+        came: int | None = None
+        run: Run | None = None
+        while run is None:
+            match self.engine.take(inputs.Next(consumer.number, Wanted(0, came=came)), self.clock()):
+                case Take(found):
+                    run = found
+                case Fetch(room, _):
+                    came = self.fetch(fetch) if room > 0 and not consumer.closing else 0
+                case AwaitGrant(grant) if grant.is_answered:
+                    consumer.pull.answered(grant, self.clock())
+                    came = None
+                case _:
+                    break
         self.settle()
-
-    def is_proven(self, lease: Ownership) -> bool:
-        """As the shell asks before it hands out a granted message."""
-        return self.clock() < lease.proven_until
+        return run
 
     # Looking.
 

@@ -63,13 +63,14 @@ class SimMember(Member):
         instance = f"{client_id}#{sim.count}"
         super().__init__(sim.net, client_id, instance, sim.hi, rate=1 + self._rng.uniform(-1, 1) * sim.drift)
         self.instance = instance
-        self.claims_ahead = self._rng.random() < 0.3
+        claim_ahead = self._rng.random() < 0.3
         self.main: ConsumerEngine = self.consumer(
             "t",
             policy=policy,
             at_most_once=sim.at_most_once,
             batch_size=self._rng.choice([1, 5, 20]),
             handler_timeout_ms=self._rng.choice([None, None, 8.0 * sim.hi]),
+            claim_ahead=claim_ahead,
         )
 
     def clock(self) -> float:
@@ -407,7 +408,8 @@ class Simulation:
         for key, log in self.net.data.items():
             if self.stable(key) < max(log.offsets(0, 1 << 30), default=-1):
                 return False
-        return not any(m.waiting or m.main.delivery.grants.granted for m in self.members())
+        grants = [m.main.delivery.grants for m in self.members()]
+        return not any(each.proposed or each.granted for each in grants)
 
     def stable(self, key: Key) -> int:
         lease = self.members()[0].engine.peers.lease(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.pull import GrantedPull
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import ClaimingMessages, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net
@@ -24,7 +25,7 @@ def working(end: int = 30, batch_size: int = 5, **options: object) -> tuple[Net,
 def proposing(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
     """A ClaimingMessages for 0 … 4 is under way, and was not applied yet."""
     net, member, consumer = working(end)
-    member.propose(consumer, 10)
+    member.granted(consumer, 10)
     assert grants(net) == [4]
     return net, member, consumer
 
@@ -96,7 +97,7 @@ def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI
-    member.propose(consumer)
+    member.granted(consumer)
     member.turn()
     assert member.worlds[0].rejected[codes.STALE] == 1
     member.fetch(10)
@@ -111,7 +112,7 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
     net, member, consumer = working()
     epoch = member.lease(T0).epoch
     member.drop_if = lambda record: isinstance(record, ClaimingMessages)
-    member.propose(consumer, 10)
+    member.granted(consumer, 10)
     net.pause(10 * HI)
     net.tick()
     member.drop_if = lambda record: False
@@ -159,7 +160,7 @@ def test_c13_a_grant_answered_after_this_member_has_failed_is_reported_too() -> 
 def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:
     net, member, consumer = working()
     member.drop_appends = True
-    member.propose(consumer)
+    member.granted(consumer)
     net.run(2.1 * HI)
     member.drop_appends = False
     assert read(net, member, 4 * HI) == list(range(30))
@@ -175,7 +176,7 @@ def test_c13_a_revocation_hands_out_what_was_granted_first() -> None:
     a = net.member("a")
     consumer = a.consumer("t", at_most_once=True, batch_size=5)
     net.run(50)
-    a.propose(consumer)
+    a.granted(consumer)
     b = net.member("b")
     b.consumer("t", at_most_once=True, batch_size=5)
     got: dict[str, list[FakeMessage]] = {"a": [], "b": []}
@@ -192,7 +193,7 @@ def test_c13_close_with_a_refused_grant_reports_nothing() -> None:
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI
-    member.propose(consumer)
+    member.granted(consumer)
     member.close()
     net.run_until(lambda: consumer.closed, 100)
     assert reported(consumer) == []
@@ -202,7 +203,7 @@ def test_c13_close_with_a_refused_grant_reports_nothing() -> None:
 def test_c13_close_with_a_grant_that_never_reached_the_log_reports_nothing() -> None:
     net, member, consumer = working()
     member.drop_if = lambda record: isinstance(record, ClaimingMessages)
-    member.propose(consumer)
+    member.granted(consumer)
     member.close()
     net.run_until(lambda: consumer.closed, 100)
     assert reported(consumer) == []
@@ -215,7 +216,7 @@ def test_c13_an_end_without_release_reports_what_the_log_grants_after_it(refused
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI if refused else 0.0
-    member.propose(consumer)
+    member.granted(consumer)
     consumer.delivery.grants.abandon(net.now)
     assert (reported(consumer), len(consumer.delivery.grants.awaited)) == ([], 1)
     net.run(10)
@@ -233,10 +234,11 @@ def test_c13_an_end_without_release_reports_what_was_granted_and_not_collected()
 
 def test_c13_a_thread_that_waits_for_a_grant_while_another_closes_gets_nothing() -> None:
     net, member, consumer = proposing()
-    waiting = member.waiting[consumer.number]
+    grant = member.assignment(T0).grant
+    assert grant is not None
     member.close()
     net.run_until(lambda: consumer.closed, 100)
-    assert consumer.delivery.grants.collect(waiting, net.now) is None
+    consumer.pull.answered(grant, net.now)
     assert consumer.delivery.grants.granted is None
     assert reported(consumer) == [(0, 4)]
 
@@ -310,18 +312,19 @@ def test_c13_a_release_waits_for_what_is_held_back() -> None:
     net.tick()
     assert len(member.work_granted(2)) == 2
     held_back(member, consumer)
-    consumer.revoke(member.assignment(T0), "a test wants it", net.now)
+    consumer.revocation.revoke(member.assignment(T0), "a test wants it", net.now)
     assert read(net, member, 3 * HI) == []
     assert member.held() == [T0]
     member.assignment(T0).user_paused = False
     assert [m.at for m in member.work_granted()] == [2, 3, 4]
+    assert member.work_granted() == []
     net.run_until(lambda: not member.held(), 100)
     assert reported(consumer) == []
 
 
 def test_c13_what_is_held_back_counts_for_no_handler() -> None:
     net, member, consumer = working(handler_timeout_ms=2.0 * HI)
-    member.propose(consumer, 10)
+    member.granted(consumer, 10)
     net.run_until(lambda: bool(member.work_granted(1)))
     held_back(member, consumer)
     assert read(net, member, 5 * HI) == []
@@ -345,9 +348,8 @@ def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
 
 def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
     """0 … 4 is granted and in hand, 5 … 9 claimed ahead and granted, too."""
-    net, member, consumer = working(end)
-    member.claims_ahead = True
-    member.propose(consumer, 10)
+    net, member, consumer = working(end, claim_ahead=True)
+    member.granted(consumer, 10)
     net.run_until(lambda: bool(member.work_granted(1)))
     assert grants(net) == [4, 9]
     net.run(10)
@@ -355,8 +357,7 @@ def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
 
 
 def test_q34_claimed_ahead_each_message_comes_once_and_in_order() -> None:
-    net, member, consumer = working()
-    member.claims_ahead = True
+    net, member, consumer = working(claim_ahead=True)
     assert read(net, member, HI) == list(range(30))
     assert grants(net) == [4, 9, 14, 19, 24, 29]
     assert reported(consumer) == []
@@ -411,9 +412,8 @@ def test_q34_claimed_ahead_the_lease_lost_both_are_reported() -> None:
 
 def test_q34_claimed_ahead_waiting_counts_for_no_handler() -> None:
     """The batch claimed ahead is in nobody's hand: its time begins when the one before it is finished."""
-    net, member, consumer = working(handler_timeout_ms=2.0 * HI)
-    member.claims_ahead = True
-    member.propose(consumer, 10)
+    net, member, consumer = working(handler_timeout_ms=2.0 * HI, claim_ahead=True)
+    member.granted(consumer, 10)
     net.run_until(lambda: bool(member.work_granted(1)))
     net.run(1.5 * HI)
     assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
@@ -425,7 +425,7 @@ def test_q34_claimed_ahead_waiting_counts_for_no_handler() -> None:
 def test_c13_a_wait_that_was_broken_off_is_taken_up_again() -> None:
     """Ctrl-C in the wait for a grant, and the loop goes on: the same batch is waited for, none is lost unseen."""
     net, member, consumer = proposing()
-    del member.waiting[consumer.number]
+    consumer.pull = GrantedPull(consumer)
     assert read(net, member, HI) == list(range(30))
     assert grants(net)[0] == 4
     assert reported(consumer) == []

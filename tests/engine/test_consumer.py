@@ -176,7 +176,7 @@ def test_an_iterating_user_lets_a_revoked_partition_go_at_its_next_message() -> 
     run = member.take(10, iterating=True)
     assert run is not None
     run.cursor = 3
-    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    member.consumers[0].revocation.revoke(member.assignment(T0), "a test", net.now)
     member.settle()
     assert run.assignment.lease.hand_out_until == 0
     run.cursor = 4
@@ -261,7 +261,7 @@ def test_handler_timeout_counts_during_a_revocation() -> None:
     """Who waits for the partition is not kept waiting for ever by a handler that hangs."""
     net, member = working(handler_timeout_ms=3_000.0)
     assert taken(member, 1)
-    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    member.consumers[0].revocation.revoke(member.assignment(T0), "a test", net.now)
     member.settle()
     net.run_until(lambda: LOST in calls(member), 3_000 + HI)
 
@@ -420,7 +420,7 @@ def test_seek_to_the_end_and_beyond() -> None:
 def test_seek_of_what_is_being_let_go_is_refused() -> None:
     net, member = working()
     taken(member, 1)
-    member.consumers[0].revoke(member.assignment(T0), "a test", net.now)
+    member.consumers[0].revocation.revoke(member.assignment(T0), "a test", net.now)
     assert not member.consumers[0].seek(T0, 50)
 
 

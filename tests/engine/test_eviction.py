@@ -110,7 +110,7 @@ def test_c18_at_most_once_a_thread_that_comes_back_ends_it() -> None:
 
 def test_a_release_of_its_own_is_no_eviction() -> None:
     net, member = working(end=20)
-    member.consumers[0].revoke(member.assignment(T0), "surplus", net.now)
+    member.consumers[0].revocation.revoke(member.assignment(T0), "surplus", net.now)
     net.run(HI)
     assert member.consumers[0].delivery.evicted == []
     assert not any("operator" in line for line in member.warnings)

@@ -184,7 +184,7 @@ def test_max_claims_holds_while_something_is_in_hand_of_what_is_let_go() -> None
     member.fetch()
     run = member.take(1)
     assert run is not None
-    consumer.revoke(run.assignment, "a test wants it", net.now)
+    consumer.revocation.revoke(run.assignment, "a test wants it", net.now)
     for _ in range(100):
         net.run(HI / 20)
         assert len(member.held()) == 2

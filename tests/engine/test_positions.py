@@ -210,7 +210,7 @@ def test_p9_an_out_of_range_report_that_proves_wrong_loses_nothing() -> None:
     net, member = starting()
     net.run(50)
     member.fetch(10)
-    member.consumers[0].out_of_range(T0, net.now)
+    member.consumers[0].positions.out_of_range(T0, net.now)
     member.settle()
     net.run(50)
     assert read_all(net, member) == list(range(50))
@@ -223,7 +223,7 @@ def test_p9_out_of_range_twice_in_a_row() -> None:
     member.hold_lookups = True
     net.run(50)
     member.fetch()
-    member.consumers[0].out_of_range(T0, net.now)
+    member.consumers[0].positions.out_of_range(T0, net.now)
     member.settle()
     assert len(member.held_lookups) == 1
     member.hold_lookups = False

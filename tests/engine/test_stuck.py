@@ -212,7 +212,7 @@ def test_p9_a_reader_that_is_thrown_out_of_range_again_and_again_asks_the_leader
     asked: list[float] = []
     began = net.now
     while net.now < began + 5 * LOOK_UP_AGAIN_MS:
-        consumer.out_of_range(T0, net.now)
+        consumer.positions.out_of_range(T0, net.now)
         member.settle()
         net.run(10)
         asked += [net.now for _ in member.held_lookups]

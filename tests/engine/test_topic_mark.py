@@ -144,7 +144,7 @@ def test_p12_nothing_begins_before_the_id_is_known(then: str) -> None:
     net.run(3 * HI)
     assert consumer.assignments[T0].stage is Stage.IDENTIFYING
     assert member.work() == []
-    assert member.engine.take_ids_wanted() and not member.engine.take_ids_wanted()
+    assert member.engine.topic_ids.take_wanted() and not member.engine.topic_ids.take_wanted()
     net.topic_ids["t"] = then
     net.tell_topics()
     net.run(HI)

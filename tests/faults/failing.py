@@ -88,10 +88,10 @@ class Torn:
     """A reader's calls, each third of which raises after it was carried out."""
 
     def __init__(self, consumer: Consumer, name: str) -> None:
-        self._call: Callable[..., Any] = getattr(consumer._reader, name)
+        self._call: Callable[..., Any] = getattr(consumer._fetcher.reader, name)
         self._came = 0
         self.times = 0
-        setattr(consumer._reader, name, self)
+        setattr(consumer._fetcher.reader, name, self)
 
     def __call__(self, *args: Any) -> Any:
         found = self._call(*args)
@@ -111,7 +111,7 @@ def torn(loop: Callable[[Story, Consumer], None], name: str, **options: Any) -> 
             story.skipped |= {(partition, MESSAGES), (partition, MESSAGES + 1)}
     consumer = story.make_consumer()
     reader = Torn(consumer, name)
-    consumer._message_bytes = options.get("max_bytes_in_flight", 1e9)  # a message at a time: many reads
+    consumer._delivery.memory.message_bytes = options.get("max_bytes_in_flight", 1e9)  # a message at a time: many reads
     waiting = Interrupts(None, OddError)
     story.work(waiting, lambda story: loop(story, consumer))
     assert reader.times > 0, f"{name}() was never torn"
@@ -188,7 +188,7 @@ def another_thread_is_faster(delivery: Delivery) -> None:
     marshal = member(cluster)
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
     cases.await_assigned(consumer)
-    pump, got, looks = consumer._pump, list[tuple[int | None, int | None]](), list[float]()
+    pump, got, looks = consumer._fetcher.pump, list[tuple[int | None, int | None]](), list[float]()
 
     def take() -> None:
         if (message := consumer.poll(0.0)) is not None:
@@ -208,7 +208,7 @@ def another_thread_is_faster(delivery: Delivery) -> None:
             answer("poll() of another thread", take)
         return pump(timeout_s)
 
-    setattr(consumer, "_pump", looked)  # noqa: B010 - a method is not assigned otherwise
+    setattr(consumer._fetcher, "pump", looked)  # noqa: B010 - a method is not assigned otherwise
     try:
         answer("poll()", take)
         eventually(is_complete, "all are handed out")
@@ -267,7 +267,7 @@ def an_error_keeps_nothing() -> None:
     story = Story()
     consumer = story.make_consumer()
     cases.await_assigned(consumer)
-    setattr(consumer._reader, "read", partial(_raise, OddError))  # noqa: B010 - a method is not assigned otherwise
+    setattr(consumer._fetcher.reader, "read", partial(_raise, OddError))  # noqa: B010 - a method is not assigned otherwise
 
     def fails() -> weakref.ref[Kept]:
         kept = Kept()

@@ -245,7 +245,7 @@ def test_close_ends_where_a_thread_of_ours_hangs(marshal: Marshal, hung: Hung, m
     consumer = marshal.consumer([TOPIC])
     assert consumer.poll(AGAIN_S) is not None
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
-    monkeypatch.setattr(consumer._reader, "read", hung)
+    monkeypatch.setattr(consumer._fetcher.reader, "read", hung)
     user = Background(lambda: iterate(consumer))
     assert hung.begun.wait(AGAIN_S)
     with another(marshal) as other:

@@ -142,11 +142,11 @@ def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -
         seen = take(consumer, 10)
         wait_until(lambda: len(consumer.assignment()) == 2)
         consumer.pause([(topic, 1)])
-        before, consumer._engine.positions.stuck.is_reader_deaf = consumer._reader, True
+        before, consumer._engine.positions.stuck.is_reader_deaf = consumer._fetcher.reader, True
         scene.publish(topic, 2, 5)
         wanted = {(0, offset) for offset in range(25)}
         seen += take(consumer, len(wanted.difference(seen)))
-        assert consumer._reader is not before
+        assert consumer._fetcher.reader is not before
         assert wanted <= set(seen)
         assert consumer.poll(0.5) is None, "the pause holds for the new one, too"
         consumer.resume()

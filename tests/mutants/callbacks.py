@@ -8,8 +8,12 @@ __all__ = ["CALLBACKS"]
 
 
 CALLBACKS: tuple[Mutation, ...] = (
-    Mutation("nobody is told of a revocation", "revoke", "self.call(Callback.REVOKE, assignment)", "pass", "C17"),
-    Mutation("nobody is told of a loss", "on_lost", "self.call(Callback.LOST, assignment)", "pass", "T4"),
+    Mutation(
+        "nobody is told of a revocation", "revoke", "self._consumer.call(Callback.REVOKE, assignment)", "pass", "C17"
+    ),
+    Mutation(
+        "nobody is told of a loss", "Revocation.lost", "self._consumer.call(Callback.LOST, assignment)", "pass", "T4"
+    ),
     Mutation(
         "work begins before on_assign has returned",
         "assign",
@@ -47,8 +51,8 @@ CALLBACKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "who hangs with what it lost claims more",
-        "on_lost",
-        "self.delivery.overdue()  # whoever had it in hand may hang: until a thread is back, it works on nothing else",
+        "Revocation.lost",
+        "self._consumer.delivery.overdue()",
         "pass",
         "C14",
     ),

@@ -18,12 +18,12 @@ FAULTS: tuple[Mutation, ...] = (
     # A read that fails when messages are taken already.
     Mutation(
         "a read under way is not marked",
-        "_pump",
+        "Fetcher.pump",
         "self._is_torn = True",
         "self._is_torn = False",
         "P6",
     ),
-    Mutation("a torn read is not seen", "_pump", "if self._is_torn:", "if False:", "P6"),
+    Mutation("a torn read is not seen", "Fetcher.pump", "if self._is_torn:", "if False:", "P6"),
     Mutation(
         "a torn read is not read again",
         "_go_back",
@@ -76,7 +76,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what was in doubt after an interrupt is not",
         "poll",
-        "self._in_doubt = True  # first: another interrupt may come at once",
+        "self._hand.in_doubt = True  # first: another interrupt may come at once",
         "pass",
         "C14",
     ),
@@ -149,21 +149,21 @@ FAULTS: tuple[Mutation, ...] = (
     # Threads that share a consumer.
     Mutation(
         "what another thread's hand has left is forgotten",
-        "_take_run",
-        "if shared and self._hand is not None and self._hand.has_left:",
+        "Pull._take",
+        "if hand is not None and hand.run is not None and hand.run.has_left:",
         "if False:",
         "C14",
     ),
     Mutation(
         "what another thread has claimed is taken for refused",
-        "_await_grant",
-        "if assignment.grant is grant:",
+        "GrantedPull.answered",
+        "if grant.run.assignment.grant is grant:",
         "if True:",
         "C13",
     ),
     Mutation(
         "two threads read at a time",
-        "_pump",
+        "Fetcher.pump",
         "with self._reading:",
         "if True:",
         "P6",
@@ -253,10 +253,10 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what fetched messages take is not looked at",
-        "_room",
-        "return self._half() - waiting",
-        "return BURST",
+        "InFlight.room",
+        "return self.half - waiting if self.message_bytes else FIRST_READ",
+        "return 10_000",
         "",
     ),
-    Mutation("messages are never measured", "_pump", "self._measure(messages)", "pass", ""),
+    Mutation("messages are never measured", "Fetcher.pump", "memory.measure(messages)", "pass", ""),
 )

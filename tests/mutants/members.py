@@ -38,7 +38,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a claim that got lost is waited for for ever",
         "look_after",
-        "if self.assignments.get(assignment.key) is assignment:",
+        "if self._consumer.assignments.get(assignment.key) is assignment:",
         "if assignment.grant is not None:",
         "C17",
     ),
@@ -115,7 +115,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what is done beyond gaps is never told",
         "commit_ranges",
-        "if self.at_most_once or not assignment.tracker.has_islands:",
+        "if self._consumer.at_most_once or not assignment.tracker.has_islands:",
         "if assignment.tracker is not None:",
         "P6",
     ),
@@ -214,8 +214,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a release does not wait for what is in hand",
         "try_finish",
-        "if assignment.tracker.runs and not self.closing:",
-        "if assignment.tracker.in_hand > 10 and not self.closing:",
+        "if assignment.tracker.runs and not self._consumer.closing:",
+        "if assignment.tracker.in_hand > 10 and not self._consumer.closing:",
         "C14",
     ),
     Mutation(
@@ -235,8 +235,8 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "nobody waits for the claim of messages",
-        "answered",
-        "return assignment.over or grant is not assignment.grant or grant is None or grant.accepted is not None",
+        "Grant.is_answered",
+        "return assignment.over or assignment.grant is not self or self.accepted is not None",
         "return True",
         "C13",
     ),
@@ -479,7 +479,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the first message after the start is passed over",
-        "on_beaten",
+        "Positions.beaten",
         "self.begin(assignment)",
         "self.begin(assignment), assignment.buffer.go_on_at(assignment.buffer.fetch_next + 1)",
         "P9",
@@ -508,7 +508,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a part of a batch is not held against the clock",
         "_turn",
-        "self.engine.compare_clocks(self.now_ms())",
+        "self.engine.leases.compare_clocks(self.now_ms())",
         "pass",
         "T5",
     ),
@@ -521,8 +521,8 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a doubt begins the wait for a full batch anew",
-        "_next_run",
-        "elif not fullest and not self._delivery.is_waiting:",
+        "Pull.next",
+        "elif not fullest and not delivery.is_waiting:",
         "elif not fullest:",
         "T5",
     ),

@@ -297,10 +297,10 @@ def test_the_next_round_is_looked_up_while_this_one_computes(spark: SparkSession
 
     with ClaimedBatches(spark, scene.member("a"), [topic], max_records_per_batch=25) as batches:
         consumer = batches._consumer
-        look_up = consumer._look_up
+        look_up = consumer._marks.look_up
 
         def fn(df: DataFrame, batch: ClaimedBatch) -> None:
-            ahead = consumer._ahead
+            ahead = consumer._marks.ahead
             assert ahead is not None
             ahead.result(20)
             seen(df, batch)
@@ -310,7 +310,7 @@ def test_the_next_round_is_looked_up_while_this_one_computes(spark: SparkSession
             asked.append(threading.current_thread().name.startswith("kafka-marshal-ahead"))
             return look_up(keys)
 
-        consumer._look_up = looking  # type: ignore[method-assign,assignment]
+        consumer._marks.look_up = looking  # type: ignore[method-assign,assignment]
         before: list[list[bool]] = []
         take = consumer.take
 

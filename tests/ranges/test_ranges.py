@@ -137,10 +137,10 @@ def test_a_full_round_is_planned_ahead_without_asking_again(scene: Scene, monkey
     wait_until(lambda: len(consumer.assignment()) == 2)
     consumer.done(consumer.take(20, timeout=20))
     consumer.look_ahead()
-    ahead = consumer._ahead
+    ahead = consumer._marks.ahead
     assert ahead is not None
     ahead.result(20)
-    monkeypatch.setattr(consumer._driver.cluster, "committed_watermarks", None)  # whoever asks now fails
+    monkeypatch.setattr(consumer._marks, "_ask", None)  # whoever asks now fails
     assert sum(given.count for given in consumer.take(100, timeout=0)) == 100
     monkeypatch.undo()
     assert sum(given.count for given in consumer.take(1_000, timeout=20)) == 80, "not full: the leaders are asked"

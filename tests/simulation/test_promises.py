@@ -11,6 +11,7 @@ import pytest
 
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.work.grants import Grants
@@ -195,8 +196,8 @@ def test_consume_keeps_its_timeout_at_most_once() -> None:
 
 
 def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    pump = Consumer._pump
-    monkeypatch.setattr(Consumer, "_pump", lambda self, timeout_s: pump(self, 0.0))
+    pump = Fetcher.pump
+    monkeypatch.setattr(Fetcher, "pump", lambda self, timeout_s: pump(self, 0.0))
     violation = simulate_one(_scenario(worker="iterate")).violation
     assert violation is not None
     assert violation.promise == "busy waiting"

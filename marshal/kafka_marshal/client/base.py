@@ -242,7 +242,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _nudge(self) -> None:
         """What was said is waited for, if an assignment moves: it ends a revocation."""
-        if self._engine.is_moving and not self._nudged:
+        if self._engine.schedule.is_moving and not self._nudged:
             self._nudged = True
             self._driver.post(self._hear)
 

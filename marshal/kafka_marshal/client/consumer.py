@@ -134,7 +134,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         except BaseException as error:
             if _is_withheld(error, out):
                 return  # close() came in between, and has reported it
-            self._in_doubt = True
+            self._hand.in_doubt = True
             if message is not None and run is not None:
                 self._refuse(run, [message, *messages])  # but for those that have left
             raise
@@ -177,7 +177,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 message = None
             return None
         except BaseException as error:
-            self._in_doubt = True  # first: another interrupt may come at once
+            self._hand.in_doubt = True  # first: another interrupt may come at once
             if _is_withheld(error, out):
                 return None  # close() came in between, and has reported it
             if message is not None and hand is not None:
@@ -217,7 +217,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 if ours or not found:
                     out[0] = ALL; return ours  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException as error:
-            self._in_doubt = True
+            self._hand.in_doubt = True
             if _is_withheld(error, out):
                 return []
             for run, messages in found:
@@ -287,7 +287,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         except BaseException as error:
             if _is_withheld(error, out):
                 return
-            self._in_doubt = True
+            self._hand.in_doubt = True
             if hand is not None:
                 self._refuse(hand, messages)  # unless they have left
             raise
@@ -309,13 +309,13 @@ class Consumer(FetchingConsumer["Consumer"]):
     def _refuse(self, run: Run, messages: Sequence[ports.Message]) -> None:
         """What was taken must not be handed out any more: it goes back."""
         run.refused.extend(messages)
-        self._in_doubt = True
+        self._hand.in_doubt = True
         self._nudge()
 
     def _hand_for(self, deadline: float | None, collected: Sequence[Run] = ()) -> Run | None:
         """The run that threads take messages from now; a new one where that has come to its end."""
-        hand = self._hand
-        is_good = hand is not None and not self._in_doubt and not self._engine.errors and not self._closed
+        hand = self._hand.run
+        is_good = hand is not None and not self._hand.in_doubt and not self._engine.errors and not self._closed
         if is_good and hand is not None and hand.has_left and self._may_leave(hand, self._driver.now_ms()):
             return hand
         try:
@@ -336,7 +336,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         is not in hand is. Raises ConfigurationError for what is of a partition that this consumer never had.
         """
         try:
-            is_known = (message.topic(), message.partition()) in self._ever_fetched
+            is_known = (message.topic(), message.partition()) in self._fetcher.ever_fetched
         except (AttributeError, TypeError):
             wanted = "one that this consumer has handed out (of a batch, call batch.done())"
             raise arguments.wrong("message", wanted, message) from None
@@ -356,7 +356,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         if self._driver.life.forked:
             self._driver.refuse_fork()
         self._inbox.append(what)
-        if self._engine.is_moving:
+        if self._engine.schedule.is_moving:
             self._nudge()
         if len(self._inbox) == SAID_AT_ONCE:
             self._driver.call(self._hear)
@@ -395,7 +395,8 @@ class Consumer(FetchingConsumer["Consumer"]):
                     assignment.user_paused = False
             keys = [x.key for x in chosen if x.shown and not x.over]
             if keys:
-                (self._reader.pause if paused else self._reader.resume)(keys)
+                reader = self._fetcher.reader
+                (reader.pause if paused else reader.resume)(keys)
 
     def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
         """Go forward to offset: everything below it is done already, in a sink that is ahead of the log.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_marshal.engine.work.consumer import HUNG
+from kafka_marshal.engine.work.schedule import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
         )
     for consumer in list(driver.engine.consumers.values()):
-        if consumer.let_go_why == HUNG:
+        if consumer.schedule.let_go_why == HUNG:
             yield (
                 f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
                 "and it claims nothing until one comes back. What they have in hand is repeated, here or elsewhere. "

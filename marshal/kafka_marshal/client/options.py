@@ -129,6 +129,8 @@ class ConsumerOptions:
             ranges=ranges,
             raises=self.raises,
             policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
+            claim_ahead=self.claim_ahead,
+            max_bytes_in_flight=self.max_bytes_in_flight,
         )
 
 

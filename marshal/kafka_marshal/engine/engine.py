@@ -16,7 +16,7 @@ reaches a record or the state of the world.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Any
 
@@ -26,11 +26,11 @@ from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.plane import Loss
-from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
+from kafka_marshal.engine.settings import FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import REPORTING
+from kafka_marshal.engine.work.commits import RangeCommits
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
 from rationalizer import (
     Outcome,
@@ -53,12 +53,11 @@ class Engine:
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
         self._worlds = worlds
-        self._moved: set[int] = set()
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
-        self._ids_wanted = False
         self._rng = rng
-        self._next_ranges = 0.0
+        self.topic_ids = TopicIds(self.leases.progress)
+        self.commits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []
         #: Called with each input and its time, before it is taken: see ``InputLog``.
@@ -75,7 +74,9 @@ class Engine:
         """A new consumer; it begins to claim once metadata was given."""
         number = len(self._numbered) + 1
         source = self.leases.source(number, settings)
-        consumer = ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.want_ids)
+        consumer = ConsumerEngine(
+            number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want
+        )
         source.attach(consumer)
         self.consumers[number] = consumer
         self._numbered.append(consumer)
@@ -103,23 +104,6 @@ class Engine:
         for consumer in self.consumers.values():
             consumer.delivery.grants.answered_late(key, epoch, last_offset, accepted)
 
-    def want_ids(self) -> None:
-        """Something can't begin before the ids of topics are known (P12)."""
-        self._ids_wanted = True
-
-    def take_ids_wanted(self) -> bool:
-        """Whether :meth:`metadata` with ids is to come soon; asked once, it is taken for promised."""
-        wanted, self._ids_wanted = self._ids_wanted, False
-        return wanted
-
-    def has_marks(self, topics: Iterable[str]) -> bool:
-        """Whether the log knows in which topic of one of these names positions count (P12); the first partition tells.
-
-        (Where it does not, and others are marked, those wait for the ids by themselves.)
-        """
-        leases = (self.peers.lease((topic, 0)) for topic in topics)
-        return any(lease is not None and split(lease.progress.ranges).marks for lease in leases)
-
     def is_taken(self, key: Key) -> bool:
         """Does this Marshal hold or want the lease already?"""
         return key in self.book.leases
@@ -127,7 +111,7 @@ class Engine:
     # Events.
 
     def take(self, event: Input, now: float) -> object:
-        """The one way in: something happened, or time has gone by. ``HandOut`` is answered with a run, or None."""
+        """The one way in: something happened, or time has gone by. ``Next`` is answered with a step."""
         if self.recorder is not None:
             self.recorder(event, now)
         if (name := _OWN.get(type(event))) is not None:
@@ -159,8 +143,10 @@ class Engine:
 
     def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
         """The leader told a log's start and end, and the start offset asked for."""
-        if (consumer := self.consumers.get(asked.consumer)) is not None:
-            consumer.located(asked.key, asked.token, low, high, start, now)
+        consumer = self.consumers.get(asked.consumer)
+        assignment = None if consumer is None else consumer.of(asked.key, asked.token)
+        if consumer is not None and assignment is not None:
+            consumer.positions.located(assignment, low, high, start, now)
 
     def called(self, call: Call, now: float) -> None:
         """A callback of the user has returned (or raised)."""
@@ -183,7 +169,7 @@ class Engine:
             for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
                 if assignment.key not in there:  # recreated with fewer partitions, too; the next holder compares (P12)
                     consumer.source.lose(assignment.lease, Loss.TOPIC_GONE, now)
-            consumer.topics_told(now)
+            consumer.positions.topics_told(now)
             consumer.positions.stuck.leaders(topics, now)
             if consumer.subscription.partitions != before:
                 consumer.source.look_again()
@@ -191,7 +177,6 @@ class Engine:
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
         self.peers.log_time_moved(cp, now)
-        self._moved.add(cp)
         if self._unknown_time.pop(cp, None) is not None or outcome.type == Tick.__name__:
             for source in self.leases.sources.values():
                 source.placement.log_time_moved(cp, now)
@@ -205,17 +190,11 @@ class Engine:
 
     # Time.
 
-    def compare_clocks(self, now: float) -> None:
-        """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
-        if self._moved:
-            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
-            self._moved.clear()
-
     def step(self, now: float) -> None:
         """Do everything that is due."""
         if self.failure is not None:
             return
-        self.compare_clocks(now)
+        self.leases.compare_clocks(now)
         for cp in [cp for cp, ask_at in self._unknown_time.items() if now >= ask_at]:
             del self._unknown_time[cp]
             self.outbox.append(cp, Tick(*self.ids))
@@ -223,32 +202,17 @@ class Engine:
         beaten = self.book.wake(now, silent_cps)
         self.leases.step(now)
         for consumer in self.consumers.values():
-            consumer.step(now, silent_cps)
+            consumer.schedule.step(now, silent_cps)
         if silent_cps and any(map(self.peers.is_stopped, silent_cps)):
             for lease in list(self.book.leases.values()):
                 if lease.state is LeaseState.RELEASING and self.peers.is_stopped(lease.cp):
                     self.leases.released(lease.key, now)  # the log will not show it to us any more (E4)
-        if beaten or now >= self._next_ranges:  # with the beats, so that both take one wake
-            self._next_ranges = now + self.settings.heartbeat_interval_ms / BEATS_PER_INTERVAL
-            self._commit_ranges(now)
+        self.commits.step(self.consumers.values(), now, beaten=bool(beaten))
 
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
         peers = self.peers
         return frozenset([cp for cp in self._worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
-
-    def _commit_ranges(self, now: float) -> None:
-        for consumer in self.consumers.values():
-            consumer.positions.marks.send(now)
-            for assignment in consumer.assignments.values():
-                if not assignment.tracker.has_news:
-                    continue
-                if assignment.stage in REPORTING and assignment.lease.held:
-                    consumer.commit_ranges(assignment, now)
-
-    def commit_ranges_soon(self, now: float) -> None:
-        """Commit what is done beyond gaps at the next step."""
-        self._next_ranges = now
 
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again, at the latest."""
@@ -258,14 +222,14 @@ class Engine:
         for manual in self.manual.values():
             due = min(due, manual.deadline(now))
         for consumer in self.consumers.values():
-            due = min(due, consumer.deadline(now))
+            due = min(due, consumer.schedule.deadline(now))
             if consumer.assignments:
-                due = min(due, self._next_ranges)
+                due = min(due, self.commits.due)
         return due
 
     def last_words(self, now: float) -> None:
         """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
-        self._commit_ranges(now)
+        self.commits.send(self.consumers.values(), now)
         self.book.beat_all(now)
 
     def forked(self) -> None:
@@ -293,10 +257,10 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.Fetched: lambda consumer, key, messages, _: consumer.delivery.fetched(key, messages),
     inputs.Reached: ConsumerEngine.reached,
     inputs.LogEnds: ConsumerEngine.log_ends,
-    inputs.OutOfRange: ConsumerEngine.out_of_range,
+    inputs.OutOfRange: lambda consumer, *told: consumer.positions.out_of_range(*told),
     inputs.ReadFailed: lambda consumer, *told: consumer.positions.stuck.failed(*told),
     inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
-    inputs.HandOut: lambda consumer, *wanted: consumer.delivery.next_run(*wanted),
+    inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
     inputs.DoneRun: ConsumerEngine.done_run,
     inputs.Done: lambda consumer, *told: consumer.delivery.done(*told),
 }

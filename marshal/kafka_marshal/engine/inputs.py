@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp
+from kafka_marshal.engine.work.pull import Wanted
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Outcome, World
 
@@ -21,11 +22,11 @@ __all__ = [
     "Done",
     "DoneRun",
     "Fetched",
-    "HandOut",
     "Input",
     "InputLog",
     "Located",
     "LogEnds",
+    "Next",
     "OutOfRange",
     "Reached",
     "ReadFailed",
@@ -121,12 +122,11 @@ class TooLarge(NamedTuple):
     text: str
 
 
-class HandOut(NamedTuple):
-    """At least once: a user's thread wants messages; answered with a run, or None."""
+class Next(NamedTuple):
+    """Messages are wanted; answered with the next step of the consumer's own pull."""
 
     consumer: int
-    max_messages: int
-    iterating: bool
+    wanted: Wanted
 
 
 class DoneRun(NamedTuple):
@@ -161,7 +161,7 @@ Input = (
     | OutOfRange
     | ReadFailed
     | TooLarge
-    | HandOut
+    | Next
     | DoneRun
     | Done
     | Step

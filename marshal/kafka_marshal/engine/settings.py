@@ -6,6 +6,7 @@ that counts suspend (T4).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -107,3 +108,7 @@ class ConsumerSettings:
     raises: frozenset[Why] = frozenset()
     #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
     policy_raised: Callable[[BaseException], object] = _raise
+    #: At most once: claim a batch while the one before it is handled.
+    claim_ahead: bool = False
+    #: Bytes of messages that are fetched, and in hand, at a time.
+    max_bytes_in_flight: int = sys.maxsize

@@ -149,7 +149,7 @@ class Driver:
                 if self.life.ended:
                     return
                 self.replica.apply(some, self._applied)
-                self.engine.compare_clocks(self.now_ms())
+                self.engine.leases.compare_clocks(self.now_ms())
             self.cluster.runtime.give_way()
         with self.condition:
             if self.life.ended:

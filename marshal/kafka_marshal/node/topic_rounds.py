@@ -55,7 +55,7 @@ class TopicRounds:
 
     def is_due(self, now: float) -> bool:
         """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
-        if self._lock.engine.take_ids_wanted():
+        if self._lock.engine.topic_ids.take_wanted():
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
         if now < self.next_at or self.is_running:
@@ -71,7 +71,7 @@ class TopicRounds:
         """
         with self._lock.condition:
             self._watch.add(number, subscription)
-            if self._lock.engine.has_marks(subscription.names):
+            if self._lock.engine.topic_ids.has_marks(subscription.names):
                 count = None  # nothing begins before the ids are known (P12)
         told = False
         while not told:

@@ -21,6 +21,7 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     Outcome,
+    Progress,
     Record,
     ReleaseGroup,
     ReleasingPartition,
@@ -65,6 +66,8 @@ class LeaseRecords:
         #: An operator has asked us to hand over (C19).
         self.draining = False
         self._worlds = worlds
+        #: CPs of which records were applied since clocks were compared.
+        self._moved: set[int] = set()
         self._told = told
 
     def source(self, number: int, settings: ConsumerSettings) -> ClaimsClient:
@@ -72,6 +75,11 @@ class LeaseRecords:
         made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self._lets_all_go)
         self.sources[number] = made
         return made
+
+    def progress(self, key: Key) -> Progress | None:
+        """What the group has done; None: nobody ever held it."""
+        lease = self.peers.lease(key)
+        return None if lease is None else lease.progress
 
     def claim(self, key: Key) -> ManualLease:
         """Want a lease by hand; ``step`` sends the claim."""
@@ -87,6 +95,7 @@ class LeaseRecords:
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float, *, has_ended: bool) -> None:
         """Our replica applied one record. has_ended: the engine has; what was granted before is told all the same."""
+        self._moved.add(cp)
         message = outcome.message
         if message is None or message[_GROUP] != self.settings.group_id:
             return
@@ -124,6 +133,12 @@ class LeaseRecords:
             pause = self._worlds[cp].pause(self.settings.group_id)
             if pause is not None and pause.client_id == record.client_id:
                 self._unblock([(record.topic, record.partition)])
+
+    def compare_clocks(self, now: float) -> None:
+        """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
+        if self._moved:
+            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
+            self._moved.clear()
 
     def _unblock(self, keys: Collection[Key]) -> None:
         """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""

@@ -65,6 +65,44 @@ REPORTING = (Stage.LOCATING, Stage.ACTIVE, Stage.REVOKING)
 _KEPT = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
 
+class Revoking(Protocol):
+    """What ends assignments."""
+
+    def revoke(self, assignment: Assignment, why: str, now: float) -> None:
+        """Let an assignment go: finish what is in hand, then release with the offset."""
+
+    def try_finish(self, assignment: Assignment, now: float) -> None:
+        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
+
+    def lost(self, assignment: Assignment, reason: str, now: float) -> None:
+        """The lease is over, not by our will."""
+
+
+class Scheduling(Protocol):
+    """What knows when something comes due for an assignment."""
+
+    pending: dict[Key, Assignment]
+
+    def look_after(self, assignment: Assignment) -> None:
+        """Something may come due: its stage is to be left, or its grant waits for an answer."""
+
+
+class Positioning(Protocol):
+    """What knows where assignments start."""
+
+    def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat was applied."""
+
+    def look_up(self, assignment: Assignment) -> None:
+        """Ask the leader where the partition's log starts and ends."""
+
+    def out_of_range(self, key: Key, now: float) -> None:
+        """The reader's position is not in the log."""
+
+    def reread(self, assignment: Assignment) -> None:
+        """Fetch again from what the log says is done."""
+
+
 class Mover(Protocol):
     """What moves assignments, as they and the parts around them see it: the consumer engine."""
 
@@ -80,17 +118,22 @@ class Mover(Protocol):
     @property
     def at_most_once(self) -> bool: ...
 
+    @property
+    def positions(self) -> Positioning: ...
+
+    @property
+    def revocation(self) -> Revoking: ...
+
+    @property
+    def schedule(self) -> Scheduling: ...
+
     # What an assignment is told by who holds it for us.
 
     def on_granted(self, assignment: Assignment, now: float) -> None: ...
 
     def on_refused(self, assignment: Assignment, code: str, now: float) -> None: ...
 
-    def on_lost(self, assignment: Assignment, reason: str, now: float) -> None: ...
-
     def on_released(self, assignment: Assignment, now: float) -> None: ...
-
-    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None: ...
 
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None: ...
 
@@ -102,29 +145,11 @@ class Mover(Protocol):
     def warn(self, message: str) -> None:
         """Tell people."""
 
-    def look_after(self, assignment: Assignment) -> None:
-        """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
-
     def enter(self, assignment: Assignment, stage: Stage) -> None:
         """An assignment goes on to another stage."""
 
     def call(self, callback: Callback, assignment: Assignment) -> None:
         """Have the user's callback called."""
-
-    def look_up(self, assignment: Assignment) -> None:
-        """Ask the leader where the partition's log starts and ends."""
-
-    def out_of_range(self, key: Key, now: float) -> None:
-        """The reader's position is not in the log."""
-
-    def reread(self, assignment: Assignment) -> None:
-        """Fetch again from what the log says is done."""
-
-    def revoke(self, assignment: Assignment, why: str, now: float) -> None:
-        """Let an assignment go: finish what is in hand, then release with the offset."""
-
-    def try_finish(self, assignment: Assignment, now: float) -> None:
-        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
 
 
 class Grant:
@@ -138,6 +163,12 @@ class Grant:
         self.sent_at = sent_at
         #: None: the log has not answered yet.
         self.accepted: bool | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the log has answered, or nobody waits for that any more."""
+        assignment = self.run.assignment
+        return assignment.over or assignment.grant is not self or self.accepted is not None
 
 
 class Told:
@@ -231,7 +262,7 @@ class Assignment:
         self.consumer.on_refused(self, code, now)
 
     def lost(self, reason: str, now: float) -> None:
-        self.consumer.on_lost(self, reason, now)
+        self.consumer.revocation.lost(self, reason, now)
 
     def released(self, now: float) -> None:
         self.consumer.on_released(self, now)
@@ -240,7 +271,7 @@ class Assignment:
         pass
 
     def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
-        self.consumer.on_beaten(self, last_offset, accepted, now)
+        self.consumer.positions.beaten(self, last_offset, accepted, now)
 
     def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
         self.consumer.on_answered(self, last_offset, accepted, code, now)

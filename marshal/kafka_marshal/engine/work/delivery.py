@@ -7,13 +7,13 @@ message is handed out or reported, never repeated (C13).
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
+from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.ports import Message
 
 __all__ = ["Delivery"]
@@ -28,8 +28,8 @@ class Delivery:
         self.grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
-        #: At least once: so many messages may be in hand, and one of each partition in any case.
-        self.most_in_hand = sys.maxsize
+        #: What fetched messages, and those in hand, may take.
+        self.memory = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
         #: No fewer than are in hand: counting them takes a look at each assignment.
         self._in_hand_at_most = 0
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
@@ -66,9 +66,9 @@ class Delivery:
         return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
 
     def _room_in_hand(self) -> int:
-        if self._in_hand_at_most >= self.most_in_hand:
+        if self._in_hand_at_most >= self.memory.most_in_hand:
             self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())
-        return self.most_in_hand - self._in_hand_at_most
+        return self.memory.most_in_hand - self._in_hand_at_most
 
     @property
     def is_full(self) -> bool:
@@ -173,7 +173,7 @@ class Delivery:
                 for messages, covers_from in assignment.tracker.split(run, dropped):
                     if assignment.stage is not Stage.REVOKING and not assignment.over:
                         self._put_back(assignment, messages, covers_from)
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def undo_run(self, run: Run, now: float) -> None:
         """A run that was on its way to a thread, and that no thread got: it is handed out again."""
@@ -186,7 +186,7 @@ class Delivery:
         for messages, covers_from in assignment.tracker.split(run, run.messages):
             if not assignment.over and assignment.stage is not Stage.REVOKING:
                 self._put_back(assignment, messages, covers_from)
-        self._consumer.try_finish(assignment, now)
+        self._consumer.revocation.try_finish(assignment, now)
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
         assignment.buffer.put_back(messages, covers_from)
@@ -216,7 +216,7 @@ class Delivery:
                 evicted.tracker.mark(message)
             return
         if assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
@@ -227,7 +227,7 @@ class Delivery:
             self.ignored_done[assignment.key] += run.size
             return
         if assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def leave_run(self, run: Run, now: float) -> None:
         """A thread leaves its run, iterating, or none of it handed out; the rest comes again, here or elsewhere."""
@@ -239,7 +239,7 @@ class Delivery:
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
         elif assignment.stage is Stage.REVOKING:
-            self._consumer.try_finish(assignment, now)
+            self._consumer.revocation.try_finish(assignment, now)
         elif rest:
             self._put_back(assignment, rest, covers_from)
 

@@ -52,9 +52,11 @@ class Grants:
         if assignment is None:
             return None
         run = assignment.take(self._consumer.settings.batch_size, False, now)
+        if self.granted is not None:
+            run.since = inf  # claimed ahead: nobody handles it before the one that is granted has ended
         assignment.tracker.hand_out(run)
         assignment.grant = Grant(run, run.last, now)
-        self._consumer.look_after(assignment)
+        self._consumer.schedule.look_after(assignment)
         self.proposed = assignment
         self.send(assignment, now)
         return assignment
@@ -132,8 +134,8 @@ class Grants:
             return grant.run
         assignment.tracker.requeue(grant.run)
         self.remember(assignment, grant)
-        self._consumer.reread(assignment)
-        self._consumer.try_finish(assignment, now)
+        self._consumer.positions.reread(assignment)
+        self._consumer.revocation.try_finish(assignment, now)
         return None
 
     def waited_too_long(self, key: Key, messages: list[Message]) -> None:
@@ -226,7 +228,7 @@ class Grants:
         run.assignment.tracker.mark_run(run)
         if self.proposed is not None and self.proposed.grant is not None:
             self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
-        self._consumer.try_finish(run.assignment, now)
+        self._consumer.revocation.try_finish(run.assignment, now)
 
     def decide(self, *, final: bool = False) -> None:
         """Of granted runs that have ended: report what no thread hands out any more (final: nor will; C13)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kafka_marshal.engine.effects import Callback, Key, LookUp, Start, StartFetch
 from kafka_marshal.engine.plane import Loss
@@ -56,10 +56,11 @@ class Positions:
         elif not self._consumer.closing:
             self.assign(assignment)
         if self._consumer.closing:
-            self._consumer.revoke(assignment, "the consumer closes", now)
+            self._consumer.revocation.revoke(assignment, "the consumer closes", now)
 
-    def topics_told(self, moving: Iterable[Assignment], now: float) -> None:
+    def topics_told(self, now: float) -> None:
         """The ids of topics may be known now (P12)."""
+        moving = self._consumer.schedule.pending.values()
         for assignment in [x for x in moving if x.stage is Stage.IDENTIFYING and x.lease.held]:
             if self.marks.is_made_anew(assignment.key) is not None:
                 self.locate(assignment, now)
@@ -91,7 +92,7 @@ class Positions:
         if assignment.releasing:  # only its start was waited for
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
-            self._consumer.revoke(assignment, assignment.releasing, now)
+            self._consumer.revocation.revoke(assignment, assignment.releasing, now)
         elif position == assignment.buffer.fetch_next:
             self.assign(assignment)
         elif assignment.tracker.runs or assignment.buffer.size:  # what was fetched before the gap is handed out first
@@ -109,7 +110,7 @@ class Positions:
             assignment.told.start_beat_sent = now
             self._consumer.source.beat(assignment.lease, assignment.told.start_beat, now)
 
-    def on_beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
+    def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
         """A beat was applied; P9's lets us start."""
         if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.told.start_beat:
             assignment.told.start_beat = None
@@ -152,7 +153,7 @@ class Positions:
                 self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
             elif progress is not None and (is_held or progress.stable >= 0):
                 if assignment is not None:
-                    self._consumer.revoke(assignment, "the topic was made anew", now)
+                    self._consumer.revocation.revoke(assignment, "the topic was made anew", now)
                 if not is_held:
                     self._report_position(key, progress.stable + 1, None, None, now)
                 self.blocked.add(key)

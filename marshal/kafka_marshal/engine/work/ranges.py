@@ -124,7 +124,7 @@ class RangeDelivery(Delivery):
             position = assignment.tracker.open_from()
             if position < low:
                 assignment.buffer.go_on_at(position)
-                self._consumer.out_of_range(assignment.key, now)
+                self._consumer.positions.out_of_range(assignment.key, now)
             elif (span := Span.open_in(assignment, position, end)).count:
                 spans.append(span)
         return spans
@@ -137,7 +137,7 @@ class RangeDelivery(Delivery):
         self._turns.move_to_end(assignment)
         if self._consumer.at_most_once:
             assignment.grant = Grant(run, run.last, now)
-            self._consumer.look_after(assignment)
+            self._consumer.schedule.look_after(assignment)
             self.grants.send(assignment, now)
 
     def beyond_end(self, ends: Mapping[Key, int], now: float) -> None:
@@ -146,7 +146,7 @@ class RangeDelivery(Delivery):
             assignment = self._consumer.assignments.get(key)
             if assignment is not None and assignment.is_open(now) and assignment.tracker.open_from() > end:
                 assignment.buffer.go_on_at(assignment.tracker.open_from())
-                self._consumer.out_of_range(key, now)
+                self._consumer.positions.out_of_range(key, now)
 
     # At most once.
 
@@ -219,7 +219,7 @@ class RangeDelivery(Delivery):
 
     def _settle(self, assignment: Assignment, now: float) -> None:
         assignment.buffer.go_on_at(assignment.tracker.open_from())
-        self._consumer.try_finish(assignment, now)
+        self._consumer.revocation.try_finish(assignment, now)
 
 
 @dataclass(frozen=True, slots=True)

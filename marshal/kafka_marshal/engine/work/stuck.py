@@ -204,7 +204,7 @@ class StuckPartitions:
             return
         if is_read and not assignment.user_paused and now >= assignment.watch.asked_at + SILENT_AFTER_MS:
             assignment.watch.asked_at, self._asked = now, assignment
-            self._consumer.look_up(assignment)
+            self._consumer.positions.look_up(assignment)
 
     def answered(self, assignment: Assignment, end: int) -> None:
         """The leader says where the log ends."""

@@ -8,7 +8,7 @@ of it, snapshots carry it, and who repositions the group drops it with the progr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -18,8 +18,9 @@ from kafka_marshal.engine.plane import PartitionSource
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import TopicInfo
+from rationalizer import Progress
 
-__all__ = ["FIRST_MARK", "Marked", "TopicMarks", "mark_of", "split"]
+__all__ = ["FIRST_MARK", "Marked", "TopicIds", "TopicMarks", "mark_of", "split"]
 
 #: Marks are the offsets from here up to 2^63 − 1: a million records a second get there in 146,000 years.
 FIRST_MARK = 2**62
@@ -130,3 +131,29 @@ class TopicMarks:
         assignment.told.mark_sent_at = now
         self._source.commit(assignment.lease, [(mark, mark)])
         return True
+
+
+class TopicIds:
+    """Whether the ids of topics are to be looked up, for all consumers of a member (P12)."""
+
+    def __init__(self, progress: Callable[[Key], Progress | None]) -> None:
+        """progress: of a partition, as our replica knows it."""
+        self._progress = progress
+        self._wanted = False
+
+    def want(self) -> None:
+        """Something can't begin before they are known."""
+        self._wanted = True
+
+    def take_wanted(self) -> bool:
+        """Whether ``Topics`` with ids is to come soon; asked once, it is taken for promised."""
+        wanted, self._wanted = self._wanted, False
+        return wanted
+
+    def has_marks(self, topics: Iterable[str]) -> bool:
+        """Whether the log knows in which topic of one of these names positions count; the first partition tells.
+
+        (Where it does not, and others are marked, those wait for the ids by themselves.)
+        """
+        known = (self._progress((topic, 0)) for topic in topics)
+        return any(progress is not None and split(progress.ranges).marks for progress in known)

@@ -23,11 +23,13 @@ from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import Next
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Heartbeat, Outcome, World, encode
 
@@ -419,9 +421,10 @@ def taken(member: Member, now: int) -> Moved | None:
     live = _thaw(member)
     if member.shape.at_most_once:
         return _taken_at_most_once(live, now)
-    run = live.consumer.delivery.next_run(1, False, now)
-    if run is None:
+    step = live.engine.take(Next(live.consumer.number, Wanted(1)), now)
+    if not isinstance(step, Take):
         return None
+    run = step.run
     message = MESSAGES[run.assignment.key[1], run.first]
     live.hands.append(message)
     return _handed_out(live, message, run.assignment.epoch, now)
@@ -434,22 +437,28 @@ def _handed_out(live: _Live, message: MemoryMessage, epoch: int, now: int) -> Mo
 
 
 def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
-    """As `Consumer.poll` goes about it: hand out what is granted, collect what was answered, or claim."""
-    delivery = live.consumer.delivery
-    run = delivery.grants.granted
-    if run is None and delivery.grants.proposed is not None:
-        asked = delivery.grants.proposed
-        if not asked.over and asked.grant is not None and asked.grant.accepted is None:
-            return None  # the thread waits for the log's answer
-        run = delivery.grants.collect(asked, now)
-    elif run is None and delivery.grants.propose(now) is None:
+    """As `Consumer.poll` goes about it, as far as a wait; what can be read has come already."""
+    grants, pull = live.consumer.delivery.grants, live.consumer.pull
+    is_news, came = False, None
+    while True:
+        before = grants.granted, grants.proposed
+        step = live.engine.take(Next(live.consumer.number, Wanted(1, came=came)), now)
+        is_news = is_news or before != (grants.granted, grants.proposed)
+        came = 0
+        match step:
+            case Take(run):
+                (message,) = grants.next_granted(run, 1, now)
+                message = MESSAGES[message.partition() or 0, message.offset() or 0]
+                return _handed_out(live, message, run.assignment.epoch, now)
+            case AwaitGrant(grant) if grant.is_answered:
+                pull.answered(grant, now)
+                is_news, came = True, None
+            case Fetch():
+                pass
+            case _:
+                break
+    if not is_news:
         return None
-    if run is not None:
-        if delivery.grants.granted_next < len(run.messages) and now < run.assignment.lease.proven_until:
-            (message,) = delivery.grants.next_granted(run, 1, now)
-            message = MESSAGES[message.partition() or 0, message.offset() or 0]
-            return _handed_out(live, message, run.assignment.epoch, now)
-        delivery.grants.finish_granted(now)
     _carry_out(live, now)
     return _moved(live, now)
 

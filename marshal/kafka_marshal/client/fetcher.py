@@ -1,0 +1,266 @@
+"""What reads the messages of one consumer, and notes them in its engine. Threads of our own call it.
+
+Whoever waits for messages reads, for all that wait; :mod:`.fetching` says who, and when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Protocol
+
+from kafka_marshal.client.gc_pause import collector_resting
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, TooLarge
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.memory import FIRST_READ
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
+
+__all__ = ["Fetcher"]
+
+#: Messages taken from the reader at a time: with 500 the lock, taken for each read, costs a tenth of all time; with
+#: 5,000 what one thread has read falls out of the processor's caches before another one gets it.
+READ_SIZE = 2_000
+
+#: Messages fetched in a row with the collector at rest: some 3 ms.
+BURST = 10_000
+
+#: The longest one wait for messages lasts before stop() and errors are looked at. (A longer one would wake the thread
+#: twice: confluent-kafka cuts waits into pieces of this.)
+SLICE_S = 0.2
+
+
+class Fed(Protocol):
+    """The consumer that is fetched for."""
+
+    _engine: ConsumerEngine
+    _closed: bool
+    #: When a read last took all that had come (own clock, ms).
+    _drained_at: float
+
+
+class Fetcher:
+    """One reader, what is assigned to it, and what of it was noted."""
+
+    def __init__(self, consumer: Fed, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
+        self._consumer = consumer
+        self._driver = driver
+        self._config = config
+        self._max_bytes = max_bytes
+        self._reading = driver.cluster.runtime.lock()
+        self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
+        #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
+        #: thread compares what it was before its read with what it is now.
+        self._fetched: dict[Key, int] = {}
+        self._assigns = 0
+        #: What was fetched at any time: other messages are not ours to be done.
+        self.ever_fetched: set[Key] = set()
+        #: A read is under way, or was parted from its note.
+        self._is_torn = False
+        #: Partitions of which nothing is fetched until there is room for them.
+        self._held_up: set[Key] = set()
+        #: How often messages were fetched again, as a read was not noted.
+        self.reread = 0
+
+    @property
+    def _engine(self) -> ConsumerEngine:
+        return self._consumer._engine
+
+    def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
+        """By topic, how many there are (*blocking*)."""
+        return self.reader.partition_counts(topics, timeout_s)
+
+    def fetch(self, changes: Mapping[Key, int | None]) -> None:
+        """Fetch these from an offset on, or (None) no more; the lock is held."""
+        self._held_up.difference_update(changes)
+        self._change(changes)
+
+    def _change(self, changes: Mapping[Key, int | None]) -> None:
+        self._assigns += 1
+        begun = {key: offset for key, offset in changes.items() if offset is not None}
+        self.ever_fetched.update(begun)
+        ended = [key for key, offset in changes.items() if offset is None]
+        if ended:
+            self.reader.unassign(ended)
+        if begun:
+            self.reader.assign(begun)
+        # Last: who reads meanwhile counts what comes as of before, and it is fetched again.
+        kept = {key: number for key, number in self._fetched.items() if key not in changes}
+        self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
+
+    def fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
+        """Fetch what is there, for room messages at most, until it is enough. How many messages and faults came."""
+        came = 0
+        room = min(room, BURST)
+        if room > 0:
+            with collector_resting():
+                while came < room and not enough() and self._room() > 0 and (more := self.pump(0.0)):
+                    came += more
+        return came
+
+    def wait(self, until: float) -> float:
+        """Fetch what is there, waiting for the first message until then (s, monotonic), or for the length of a slice.
+
+        Returns when the wait has begun.
+        """
+        now = self._driver.monotonic()
+        self.pump(max(0.0, min(until - now, SLICE_S)))
+        return now
+
+    def _room(self) -> int:
+        """How many messages more may be fetched: half of ``max_bytes_in_flight`` may wait here, half be in hand."""
+        memory = self._engine.delivery.memory
+        if not memory.message_bytes:
+            return FIRST_READ
+        with self._driver.locked(step=False):
+            return memory.room(self._engine.delivery.buffered)
+
+    def _hold_up(self, room: int) -> None:
+        """Fetch nothing more of partitions that fill the memory, so that others can go on; and again, once they don't.
+
+        They are assigned again where they stand: what librdkafka had fetched ahead of that is fetched anew.
+        """
+        if room > 0 and not self._held_up:
+            return
+        with self._driver.locked(step=False):
+            assignments = self._engine.assignments
+            if room <= 0:
+                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffer.size]
+                if full and self._engine.delivery.is_full:
+                    self._engine.warn(
+                        f"max_bytes_in_flight ({self._max_bytes} bytes) is reached: nothing more is "
+                        "handed out of partitions of which messages are in hand, until some of those are done"
+                    )
+                self._held_up |= set(full)
+                self._change(dict.fromkeys(full))
+                return
+            ready = [
+                key
+                for key in self._held_up
+                if (x := assignments.get(key)) is not None
+                and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
+            ]
+            self._change({key: assignments[key].buffer.fetch_next for key in ready})
+            self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
+
+    def pump(self, timeout_s: float) -> int:
+        """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
+
+        What is read is noted before anybody else reads. A read that was not, as something raised in between, would
+        leave a hole that looks like one of Kafka's (P6): the next one begins where the last noted one ended.
+        """
+        with self._reading:
+            if self._consumer._closed:
+                return 0
+            if self._engine.positions.stuck.is_reader_deaf:
+                self._renew()
+            if self._is_torn:
+                self._go_back()
+            room = self._room()
+            self._hold_up(room)
+            self._is_torn = True
+            fetched = self._fetched
+            limit = max(1, min(READ_SIZE, room))
+            messages, faults = self.reader.read(limit, timeout_s)
+            if len(messages) < limit:
+                self._consumer._drained_at = self._driver.now_ms()
+            memory = self._engine.delivery.memory
+            memory.let_go(len(messages))
+            if messages:
+                memory.measure(messages)
+            ends = self.reader.take_ends()
+            if messages or faults or ends:
+                self._note(fetched, messages, faults, ends)
+            self._is_torn = False
+        return len(messages) + len(faults)
+
+    def _note(
+        self, fetched: dict[Key, int], messages: list[Message], faults: list[DataFault], ends: dict[Key, int]
+    ) -> None:
+        one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
+        runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
+        number, now = self._engine.number, self._driver.now_ms()
+        with self._driver.locked(step=False) as engine:
+            for key, group in runs:
+                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    engine.take(Fetched(number, key, group), now)
+                elif key in self._fetched:
+                    self._fetch_anew(key)
+            for key, end in ends.items():
+                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                    engine.take(Reached(number, key, end), now)
+            for fault in faults:
+                self._judge(fault)
+
+    def _go_back(self) -> None:
+        """Fetch again from where the last read that was noted has ended: a read since then was not."""
+        self._is_torn = False
+        self.reread += 1
+        log(
+            logging.ERROR,
+            "read_torn",
+            "reading messages was interrupted before they were noted; they are fetched again, and nothing is lost. "
+            "This is a fault of a callback, or of kafka-marshal: please report it with the traceback before this line",
+        )
+        with self._driver.locked(step=False):
+            for key in list(self._fetched):
+                self._fetch_anew(key)
+
+    def _renew(self) -> None:
+        """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""
+        log(
+            logging.WARNING, "reader_replaced", "nothing comes though there is something to read: a new client reads on"
+        )
+        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
+        with self._driver.locked(step=False):
+            old, self.reader = self.reader, new
+            self._engine.positions.stuck.is_reader_deaf = False
+            found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
+            self._fetched = {}
+            self._change({key: x.buffer.fetch_next for key, x in found.items()})
+            self.reader.pause([key for key, x in found.items() if x.user_paused])
+        self._driver.post(old.close)
+
+    def _fetch_anew(self, key: Key) -> None:
+        """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
+        assignment = self._engine.assignments.get(key)
+        if assignment is not None and not assignment.over:
+            self.fetch({key: assignment.buffer.fetch_next})
+
+    def _judge(self, fault: DataFault) -> None:
+        number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
+        if fault.kind is FaultKind.TOO_LARGE:
+            take(TooLarge(number, fault.message), now)
+        elif fault.topic is None or fault.partition is None:
+            self._engine.warn(f"fetching: {fault.message}")
+        elif fault.kind is FaultKind.OUT_OF_RANGE:
+            take(OutOfRange(number, (fault.topic, fault.partition)), now)
+        else:
+            take(ReadFailed(number, (fault.topic, fault.partition), fault.message), now)
+
+    def close(self) -> None:
+        """Read nothing more (*blocking*)."""
+        with self._reading:
+            self.reader.close()
+
+
+def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:
+    """Cut at every change of partition or topic, as cheaply as what is being fetched allows.
+
+    one: the only partition fetched, before and after the read. The unbound methods of the messages' own type run
+    in C, a tenth of the time of a Python key function.
+    """
+    if not messages:
+        return
+    if one is not None and (messages[0].topic(), messages[0].partition()) == one:
+        yield one, messages
+        return
+    kind = type(messages[0])
+    for partition, group in groupby(messages, kind.partition):
+        run = list(group)
+        parts = [(run[0].topic(), run)] if len(topics) == 1 else groupby(run, kind.topic)
+        for topic, part in parts:
+            yield (topic or "", partition or 0), list(part)

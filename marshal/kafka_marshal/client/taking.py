@@ -1,0 +1,132 @@
+"""What threads of our own do for ``RangeConsumer.take``: find open ranges, or wait until there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from kafka_marshal.client.watermarks import Marks, Watermarks
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
+from kafka_marshal.node.driver import Driver
+
+__all__ = ["RangeTaker"]
+
+#: While there is nothing new, the leaders are asked again this often.
+POLL_S = 0.1
+
+
+class Taking(Protocol):
+    """The consumer that ranges are taken for."""
+
+    _engine: ConsumerEngine
+    _closed: bool
+
+    @property
+    def _delivery(self) -> RangeDelivery: ...
+
+    def _is_over(self) -> bool: ...
+
+
+class RangeTaker:
+    """Takes ranges for the calls of one consumer; one at a time."""
+
+    def __init__(self, consumer: Taking, driver: Driver, marks: Watermarks) -> None:
+        self._consumer = consumer
+        self._driver = driver
+        self._marks = marks
+
+    def serve(
+        self, is_gone: Callable[[], bool], max_records: int, ends: Mapping[Key, int] | None, timeout: float | None
+    ) -> list[OffsetRange]:
+        """Carry out a ``take``, on a thread of our own."""
+        deadline = None if timeout is None else self._driver.monotonic() + timeout
+        while not is_gone():
+            keys = self.open_keys(ends)
+            if keys is None:
+                break
+            found = self._take_known(max_records, ends, keys) or self._take_fresh(max_records, ends, keys)
+            if found:
+                return [run.offsets() for run in found]
+            left = None if deadline is None else deadline - self._driver.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._pause(keys, ends, POLL_S if left is None else min(POLL_S, left))
+        return []
+
+    def open_keys(self, ends: Mapping[Key, int] | None) -> list[Key] | None:
+        """Partitions to take from, None: it is over."""
+        with self._driver.locked(step=False):
+            if self._consumer._is_over():
+                return None
+            keys = self._consumer._delivery.open(self._driver.now_ms())
+        return [key for key in keys if ends is None or key in ends]
+
+    def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
+        """Wait until other partitions can be taken from, or it is time to ask for the log ends again."""
+        known = set(keys)
+
+        def changed() -> bool:
+            if self._consumer._closed or self._consumer._engine.errors:
+                return True
+            now_open = self._consumer._delivery.open(self._driver.now_ms())
+            return any(key not in known and (ends is None or key in ends) for key in now_open)
+
+        with self._driver.condition:
+            self._driver.wait_for(changed, timeout_s)
+
+    def _take_known(self, max_records: int, ends: Mapping[Key, int] | None, keys: Collection[Key]) -> list[RangeRun]:
+        """Take from what ``look_ahead`` has found, if that fills a round: then nobody need be asked."""
+        ahead = self._marks.take_ahead()
+        if ahead is None:
+            return []
+        marks = _bounded(ahead, ends)
+        if not all(key in marks for key in keys):
+            return []
+        return self._take(marks, max_records, only_full=True)
+
+    def _take_fresh(self, max_records: int, ends: Mapping[Key, int] | None, keys: list[Key]) -> list[RangeRun]:
+        if not keys:
+            return []
+        marks = self._marks.look_up(keys)
+        with self._driver.locked():
+            self._consumer._delivery.beyond_end({key: end for key, (_, end) in marks.items()}, self._driver.now_ms())
+        return self._take(_bounded(marks, ends), max_records, only_full=False)
+
+    def _take(self, marks: Marks, max_records: int, *, only_full: bool) -> list[RangeRun]:
+        with self._driver.locked(step=False):
+            if self._consumer._is_over():
+                return []
+            now = self._driver.now_ms()
+            if only_full and self._consumer._delivery.available(marks, now) < max_records:
+                return []
+            runs = self._consumer._delivery.take(marks, max_records, now)
+        return self._await_grants(runs) if self._consumer._engine.at_most_once else runs
+
+    def _await_grants(self, runs: list[RangeRun]) -> list[RangeRun]:
+        """Wait until our replica has applied all proposals (C13); those that were granted."""
+        granted: list[RangeRun] = []
+        waiting = list(runs)
+        try:
+            with self._driver.condition:
+                self._driver.wait_for(lambda: all(map(self._consumer._delivery.is_answered, runs)), None)
+            with self._driver.locked():
+                while waiting:
+                    run = waiting.pop()
+                    if self._consumer._delivery.collect_range(run, self._driver.now_ms()):
+                        granted.insert(0, run)
+        except BaseException:  # Ctrl-C while waiting: what was granted will reach nobody
+            with self._driver.locked():
+                for run in granted:
+                    self._consumer._delivery.never_handed_out(run, self._driver.now_ms())
+                for run in waiting:
+                    self._consumer._delivery.grants.give_up(run.assignment, self._driver.now_ms())
+            raise
+        return granted
+
+
+def _bounded(marks: Marks, ends: Mapping[Key, int] | None) -> Marks:
+    if ends is None:
+        return marks
+    return {key: (low, min(end, ends[key])) for key, (low, end) in marks.items() if key in ends}

@@ -1,0 +1,141 @@
+"""What of one consumer comes due by time, and when."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.positions import Positions
+
+__all__ = ["HUNG", "Schedule"]
+
+#: All is released: the user's threads have not come back.
+HUNG = "no handler of this member has come back within handler_timeout"
+
+
+class Timed(Mover, Protocol):
+    """A consumer, as its schedule sees it."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    @property
+    def positions(self) -> Positions: ...
+
+    def remove(self, assignment: Assignment) -> None:
+        """It is over."""
+
+
+class Schedule:
+    """Which assignments something may come due for. Called under the shell's lock."""
+
+    def __init__(self, consumer: Timed, heartbeat_interval_ms: int) -> None:
+        self._consumer = consumer
+        self._heartbeat_interval_ms = heartbeat_interval_ms
+        #: All that are not merely handed out. There may be thousands.
+        self.pending: dict[Key, Assignment] = {}
+        #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
+        self.let_go_why = ""
+        #: When a consumer that closes waits no more for where its assignments start.
+        self.close_at = 0.0
+
+    def look_after(self, assignment: Assignment) -> None:
+        """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
+        if self._consumer.assignments.get(assignment.key) is assignment:
+            self.pending[assignment.key] = assignment
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether an assignment begins or ends."""
+        return bool(self.pending)
+
+    def closes(self, now: float) -> None:
+        """The consumer closes."""
+        self.close_at = now + self._heartbeat_interval_ms
+
+    def step(self, now: float, silent_cps: frozenset[int]) -> None:
+        """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes.
+
+        silent_cps: paused, or not to be followed any further; elsewhere nothing is due for most assignments.
+        """
+        timeout = self._consumer.settings.handler_timeout_ms
+        every = timeout is not None or bool(silent_cps)
+        for assignment in list((self._consumer.assignments if every else self.pending).values()):
+            if assignment.stage is not Stage.ACTIVE or assignment.grant is not None:
+                self._step_one(assignment, now)
+            else:
+                self.pending.pop(assignment.key, None)
+                if timeout is not None or assignment.lease.cp in silent_cps:
+                    self._step_one(assignment, now)
+        if self._consumer.closing:
+            return
+        self.let_go_why = why = self._lets_all_go(now)
+        if why:
+            for assignment in list(self._consumer.assignments.values()):
+                self._consumer.revocation.revoke(assignment, why, now)
+            return
+        if self._consumer.delivery.evicted and self._consumer.delivery.has_returned():
+            self._consumer.source.look_again()
+        self._consumer.source.step(now)
+
+    def _lets_all_go(self, now: float) -> str:
+        """Why all is released and nothing claimed; "": it is not."""
+        timeout = self._consumer.settings.handler_timeout_ms
+        if why := self._consumer.source.lets_all_go():
+            return why
+        is_hung = timeout is not None and self._consumer.delivery.is_hung(now, timeout)
+        return HUNG if is_hung else ""  # until a thread of the user's comes back
+
+    def _step_one(self, assignment: Assignment, now: float) -> None:
+        hi, lease = self._heartbeat_interval_ms, assignment.lease
+        if assignment.stage is Stage.CLAIMING:
+            if self._consumer.source.is_claim_over(lease, now):
+                self._consumer.source.drop(lease)
+                self._consumer.remove(assignment)
+            return
+        if assignment.stage is Stage.POSITIONING and now >= assignment.told.start_beat_sent + hi:
+            self._consumer.positions.beat_start(assignment, now)
+        if (
+            assignment.grant is not None
+            and assignment.grant.accepted is None
+            and now >= assignment.grant.sent_at + hi / 2
+        ):
+            self._consumer.delivery.grants.send(assignment, now)
+        if assignment.over:
+            return
+        if assignment.stage is Stage.LOCATING:
+            self._consumer.positions.look_up_if_due(assignment, now)
+        if assignment.stage is Stage.LOCATING and self._consumer.closing and now >= self.close_at:
+            self._consumer.revocation.revoke(assignment, assignment.releasing, now)
+        if why := self._consumer.source.closed(lease.cp, now):
+            self._consumer.revocation.revoke(assignment, why, now)
+        timeout = self._consumer.settings.handler_timeout_ms
+        if timeout is not None and lease.held:
+            oldest = assignment.tracker.oldest_in_hand(now)
+            if oldest is not None and now >= oldest + timeout:
+                self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
+                return
+        if assignment.stage is Stage.REVOKING:
+            self._consumer.revocation.try_finish(assignment, now)
+
+    def deadline(self, now: float) -> float:
+        """When ``step`` has something to do again."""
+        hi = self._heartbeat_interval_ms
+        timeout = self._consumer.settings.handler_timeout_ms
+        times = [] if self._consumer.closing or self._lets_all_go(now) else [self._consumer.source.deadline]
+        for assignment in (self.pending if timeout is None else self._consumer.assignments).values():
+            if (grant := assignment.grant) is not None and grant.accepted is None:
+                times.append(grant.sent_at + hi / 2)
+            if assignment.stage is Stage.CLAIMING:
+                times.append(self._consumer.source.claim_due(assignment.lease, now))
+            elif assignment.stage is Stage.LOCATING:
+                times += [self.close_at] if self._consumer.closing else []
+                times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
+            elif assignment.stage is Stage.POSITIONING:
+                times.append(assignment.told.start_beat_sent + hi)
+            elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
+                times.append(oldest + timeout)
+        return min(times, default=float("inf"))
