@@ -228,7 +228,7 @@ class _Levelling:
         searched, size, could = self.searched[slot], len(self.holders), self.could
         for place in range(min(searched.get(to, len(ranks)), len(ranks)) - 1, -1, -1):
             if could[ranks[place] % size] & taker:
-                searched[to] = place + 1
+                searched[to] = place  # the thing found there moves
                 return place
         return None
 

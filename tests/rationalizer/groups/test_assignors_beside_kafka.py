@@ -1,8 +1,8 @@
 """Beside Kafka's own assignors, the consumer's and the server's, on thousands of random groups.
 
-`range` and `roundrobin` are the same as Kafka's. `sticky` is as balanced, and moves as few partitions, where all members
-subscribe to the same topics. Where they don't, Kafka's rules and ours are greedy, and none is best in every case: ours may
-be worse in a few, and moves less in all.
+`range` and `roundrobin` are the same as Kafka's. `sticky` is as balanced, and moves as few partitions, where all
+members subscribe to the same topics. Where they don't, all of these rules are greedy, and none is the best in every
+case: ours may be worse in a few, and moves less in all.
 """
 
 from __future__ import annotations
