@@ -19,7 +19,19 @@
     │   ├── GroupPausedError        an admin has paused the group (C10)
     │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
     │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
-    ├── ClientReplacedError         a newer instance of this client_id took over (C7)
+    ├── ClientReplacedError         a newer instance of this client_id took over (C7, G20)
+    ├── GroupError                  a coordinated group can't be used like that (section 5)
+    │   ├── WrongKindError          it is a claimed group, or a coordinated one where a claimed one is wanted (G1)
+    │   ├── GroupForgottenError     it was forgotten while this member worked (G20)
+    │   ├── IllegalGenerationError  a generation that the log does not know, or that is over (G10)
+    │   ├── UnknownConsumerError    this process is no member of it (G10)
+    │   ├── CoordinatorStartupNotCompleteError  the replica has not caught up yet; try again (G7)
+    │   ├── NotCoordinatorForGroupError         the record went to another partition than the group's home (L3)
+    │   ├── InconsistentPartitioningStrategyError  the members have another strategy (G11)
+    │   ├── UnknownPartitioningStrategyError       there is no such strategy (G11)
+    │   ├── SessionTimeoutTooHighError  the session is above the group's setting (G11)
+    │   ├── GroupFullError          it has 1,000 members (G11)
+    │   └── TooManyPartitionsError  too many partitions for one coordination partition (G11)
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
     │   └── PositionLostError       the stored position lies outside the partition's log, or in another (P11, P12)
     ├── AuditError                  an audit could not be done; it says nothing about the log
@@ -59,18 +71,26 @@ __all__ = [
     "ConfigurationError",
     "ConnectorMissingError",
     "CoordinationTopicError",
+    "CoordinatorStartupNotCompleteError",
     "ExtraMissingError",
     "ForkedError",
+    "GroupError",
+    "GroupForgottenError",
+    "GroupFullError",
     "GroupPausedError",
     "HeldError",
+    "IllegalGenerationError",
+    "InconsistentPartitioningStrategyError",
     "KafkaUnavailableError",
     "LeaseError",
     "LeaseLostError",
     "LogCutError",
     "MarshalError",
+    "NotCoordinatorForGroupError",
     "PartitionStuckError",
     "PositionLostError",
     "RangeGoneError",
+    "SessionTimeoutTooHighError",
     "SinkError",
     "SnapshotDifferenceError",
     "SparkJavaError",
@@ -78,11 +98,15 @@ __all__ = [
     "SparkSetupError",
     "SparkVersionError",
     "StaleEpochError",
+    "TooManyPartitionsError",
     "TopicAbsentError",
     "TopicChangedError",
     "TopicMissingError",
     "TopicUnsafeError",
+    "UnknownConsumerError",
+    "UnknownPartitioningStrategyError",
     "UpgradeRequiredError",
+    "WrongKindError",
 ]
 
 
@@ -181,6 +205,54 @@ class ClaimTimeoutError(LeaseError, TimeoutError):
 
 class ClientReplacedError(MarshalError):
     """A newer instance with the same client_id took our leases over (C7). This one ends."""
+
+
+class GroupError(MarshalError):
+    """A coordinated group can't be used like that; what others do is not touched (section 5)."""
+
+
+class WrongKindError(GroupError):
+    """The group is of the other kind: claimed, or coordinated (G1)."""
+
+
+class GroupForgottenError(GroupError):
+    """The group was forgotten while this member worked; its progress is gone (G20)."""
+
+
+class IllegalGenerationError(GroupError):
+    """A generation that the log does not know, or that is over for what it is used for (G10, G14)."""
+
+
+class UnknownConsumerError(GroupError):
+    """This process is no member of the group (G10)."""
+
+
+class CoordinatorStartupNotCompleteError(GroupError):
+    """The replica has not caught up with the log yet; try again (G7)."""
+
+
+class NotCoordinatorForGroupError(GroupError):
+    """The record went to another partition than the group's home; the number of partitions differs (L3)."""
+
+
+class InconsistentPartitioningStrategyError(GroupError):
+    """The members of the group have another strategy (G11)."""
+
+
+class UnknownPartitioningStrategyError(GroupError, ConfigurationError):
+    """There is no such strategy (G11)."""
+
+
+class SessionTimeoutTooHighError(GroupError):
+    """The session is above the group's setting (G11, G19)."""
+
+
+class GroupFullError(GroupError):
+    """The group has 1,000 members (G11)."""
+
+
+class TooManyPartitionsError(GroupError):
+    """The groups of one coordination partition would subscribe to too many partitions (G11)."""
 
 
 class PartitionStuckError(MarshalError):

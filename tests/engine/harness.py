@@ -25,6 +25,7 @@ from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
+from rationalizer.limits import SUPPORTED_LEVEL
 
 HI = 1_000
 MARGIN = 100.0
@@ -156,7 +157,7 @@ class Net:
 
     def records(self, kind: type[Record] | None = None, client_id: str | None = None, since: int = 0) -> list[Record]:
         """What is in the log, by CP and offset."""
-        found = [decode(value) for log in self.logs.values() for ts, value in log if ts >= since]
+        found = [decode(value, SUPPORTED_LEVEL) for log in self.logs.values() for ts, value in log if ts >= since]
         return [
             r for r in found if (kind is None or type(r) is kind) and (client_id is None or r.client_id == client_id)
         ]

@@ -24,19 +24,16 @@ from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
+from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
-from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.plane import Loss, PartitionSource
 from kafka_marshal.engine.settings import FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.commits import RangeCommits
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
-from rationalizer import (
-    Outcome,
-    Tick,
-    World,
-)
+from rationalizer import Outcome, Tick, World
 
 __all__ = ["Engine"]
 
@@ -50,6 +47,8 @@ class Engine:
         self.leases = LeaseRecords(settings, worlds, self.outbox, rng, self)
         self.peers, self.book, self.manual = self.leases.peers, self.leases.book, self.leases.manual
         self.consumers: dict[int, ConsumerEngine] = {}
+        #: Of consumers that are members of coordinated groups, by number.
+        self.groups: dict[int, GroupClient] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
         self._worlds = worlds
@@ -73,19 +72,38 @@ class Engine:
     def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
         """A new consumer; it begins to claim once metadata was given."""
         number = len(self._numbered) + 1
-        source = self.leases.source(number, settings)
-        consumer = ConsumerEngine(
-            number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want
-        )
-        source.attach(consumer)
+        if settings.group is None:
+            claims = self.leases.source(number, settings)
+            consumer = self._consumer(number, subscription, settings, claims)
+            claims.attach(consumer)
+        else:
+            member = GroupClient(
+                self.settings,
+                settings.group,
+                subscription,
+                self._worlds,
+                self.outbox,
+                self._rng,
+                self.leases.lets_all_go,
+                self.unblock,
+            )
+            consumer = self._consumer(number, subscription, settings, member)
+            member.attach(consumer, consumer.errors)
+            self.groups[number] = member
         self.consumers[number] = consumer
         self._numbered.append(consumer)
         return consumer
+
+    def _consumer(
+        self, number: int, subscription: Subscription, settings: ConsumerSettings, source: PartitionSource
+    ) -> ConsumerEngine:
+        return ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
         """A consumer has ended; what a callback of its is still at work on is released when that returns."""
         self.consumers.pop(consumer.number, None)
         self.leases.sources.pop(consumer.number, None)
+        self.groups.pop(consumer.number, None)
         if not consumer.callbacks_running:
             self._numbered[consumer.number - 1] = None
 
@@ -135,6 +153,8 @@ class Engine:
         """The broker answered an append: its offset, or None where it failed or did not tell."""
         for lease in self.book.acked(token, offset):
             self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)
+        for member in self.groups.values():
+            member.acked(token, offset, now)
 
     def is_asked(self, asked: LookUp) -> bool:
         """Whether the answer to a look-up is wanted still; any thread may ask, without the lock."""
@@ -181,12 +201,17 @@ class Engine:
             for source in self.leases.sources.values():
                 source.placement.log_time_moved(cp, now)
         self.leases.applied(cp, offset, outcome, now, has_ended=self.failure is not None)
+        if self.failure is None and outcome.message is not None:
+            for member in self.groups.values():
+                member.applied(cp, offset, outcome, now)
 
     def fail(self, error: Exception, now: float) -> None:
         """End for good: every lease is over, nothing more is sent."""
         self.failure = error
         for lease in list(self.book.leases.values()):
             self.book.lose(lease, Loss.ENDED, now)
+        for member in self.groups.values():
+            member.end(now)
 
     # Time.
 
@@ -201,6 +226,9 @@ class Engine:
         silent_cps = self._silent_cps(now)
         beaten = self.book.wake(now, silent_cps)
         self.leases.step(now)
+        for member in self.groups.values():
+            member.compare_clocks(now)
+            member.wake(now)
         for consumer in self.consumers.values():
             consumer.schedule.step(now, silent_cps)
         if silent_cps and any(map(self.peers.is_stopped, silent_cps)):
@@ -208,6 +236,8 @@ class Engine:
                 if lease.state is LeaseState.RELEASING and self.peers.is_stopped(lease.cp):
                     self.leases.released(lease.key, now)  # the log will not show it to us any more (E4)
         self.commits.step(self.consumers.values(), now, beaten=bool(beaten))
+        for member in self.groups.values():
+            member.flush(now)
 
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
@@ -221,6 +251,8 @@ class Engine:
         due = min((self.book.deadline(), *self._unknown_time.values()))
         for manual in self.manual.values():
             due = min(due, manual.deadline(now))
+        for member in self.groups.values():
+            due = min(due, member.due(now))
         for consumer in self.consumers.values():
             due = min(due, consumer.schedule.deadline(now))
             if consumer.assignments:
@@ -231,12 +263,17 @@ class Engine:
         """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
         self.commits.send(self.consumers.values(), now)
         self.book.beat_all(now)
+        for member in self.groups.values():
+            member.last_words(now)
 
     def forked(self) -> None:
         """In a forked child: no lease is held, they are the parent's."""
         for lease in self.book.leases.values():
             lease.valid_until = 0.0
             lease.refresh()
+        for member in self.groups.values():
+            for piece in member.pieces.values():
+                piece.prove(0.0)
 
     def take_effects(self) -> list[Effect]:
         """The effects since the last call, to be carried out in order."""

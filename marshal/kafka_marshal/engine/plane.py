@@ -131,6 +131,12 @@ class PartitionSource(Protocol):
     def is_first(self, key: Key) -> bool:
         """Whether nobody of the group ever held it (P9)."""
 
+    def came_later(self, key: Key) -> bool:
+        """Whether it is new in a topic that the group works on already: it starts at the earliest offset (P9)."""
+
+    def sets_start(self, key: Key) -> bool:
+        """Whether the log has to be told where a partition starts, wherever that is (G22)."""
+
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
         """By CP, an offset that tells how old the group is (P9); None: it begins at the earliest offset anyway."""
 
@@ -148,7 +154,7 @@ class PartitionSource(Protocol):
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         """What is done beyond a gap (P3)."""
 
-    def grant(self, own: Ownership, last_offset: int) -> None:
+    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         """Claim messages up to last_offset (C12)."""
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
@@ -170,6 +176,9 @@ class PartitionSource(Protocol):
 
     def look_again(self) -> None:
         """Anything may have changed."""
+
+    def owes_after(self, reason: str) -> bool:
+        """Whether nothing is taken up before what is in hand of a partition lost like that has come back (C18, G20)."""
 
     def evicted(self, key: Key, now: float) -> None:
         """An operator took it away: it is left to others for a while (C18)."""
@@ -225,6 +234,10 @@ class Work(Protocol):
     @property
     def owes(self) -> bool:
         """Whether something that was taken away is in hand still: nothing is claimed (C18)."""
+
+    @property
+    def takes_on(self) -> bool:
+        """Whether it wants partitions: it does not close, nor let all go."""
 
     def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
         """A partition is reached for; want: called once with its owner."""

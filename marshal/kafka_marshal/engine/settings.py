@@ -25,6 +25,7 @@ __all__ = [
     "MAX_IN_HAND_MESSAGES",
     "ConsumerSettings",
     "EngineSettings",
+    "GroupOptions",
     "Why",
     "proof_margin_ms",
 ]
@@ -91,6 +92,15 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How a member of a coordinated group joins (G11)."""
+
+    strategy: str
+    session_timeout_ms: int
+    allow_key_share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """What a consumer was asked for."""
 
@@ -112,3 +122,5 @@ class ConsumerSettings:
     claim_ahead: bool = False
     #: Bytes of messages that are fetched, and in hand, at a time.
     max_bytes_in_flight: int = sys.maxsize
+    #: As a member of a coordinated group; None: partitions are claimed.
+    group: GroupOptions | None = None

@@ -35,6 +35,19 @@ class Subscription:
         self.grown: set[Key] = set()
         self._looked = False
 
+    @property
+    def pattern(self) -> str:
+        """All that is asked for as one regular expression, where there is a pattern; else "" (G12)."""
+        if not self.patterns:
+            return ""
+        return "|".join(
+            sorted({*(pattern.pattern for pattern in self.patterns), *(f"^{name}$" for name in self.names)})
+        )
+
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Each topic with its number of partitions, sorted; 0: a named one is not there (yet)."""
+        return tuple(sorted({**dict.fromkeys(self.names, 0), **self._counts}.items()))
+
     def matches(self, info: TopicInfo) -> bool:
         """Whether a topic is asked for by name or pattern."""
         if info.name in self.names:

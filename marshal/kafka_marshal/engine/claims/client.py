@@ -67,6 +67,12 @@ class ClaimsClient:
     def is_first(self, key: Key) -> bool:
         return key not in self._peers.claimed
 
+    def came_later(self, key: Key) -> bool:
+        return key in self._work.subscription.grown
+
+    def sets_start(self, key: Key) -> bool:
+        return False
+
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
         return None if self._prior is None else self._prior.claims_before(key)
 
@@ -83,7 +89,7 @@ class ClaimsClient:
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._outbox.append(own.cp, CommitRanges(*self._settings.ids, *own.key, own.epoch, tuple(ranges)))
 
-    def grant(self, own: Ownership, last_offset: int) -> None:
+    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         self._outbox.append(own.cp, ClaimingMessages(*self._settings.ids, *own.key, own.epoch, last_offset))
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
@@ -107,6 +113,9 @@ class ClaimsClient:
 
     def look_again(self) -> None:
         self.placement.dirty = True
+
+    def owes_after(self, reason: str) -> bool:
+        return reason == Loss.EVICTED
 
     def evicted(self, key: Key, now: float) -> None:
         self.placement.leave_alone(key, now, EVICTED_INTERVALS)

@@ -72,7 +72,7 @@ class LeaseRecords:
 
     def source(self, number: int, settings: ConsumerSettings) -> ClaimsClient:
         """For a new consumer."""
-        made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self._lets_all_go)
+        made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
 
@@ -316,7 +316,8 @@ class LeaseRecords:
             self._verify(lease.key, now)
         self._look_again()
 
-    def _lets_all_go(self) -> str:
+    def lets_all_go(self) -> str:
+        """Why everything is to be let go; "": it is not."""
         return "an operator asked this member to hand over (kafka-marshal drain)" if self.draining else ""
 
 

@@ -86,6 +86,11 @@ class ConsumerEngine:
         """Whether something that was taken away is in hand still (C18)."""
         return bool(self.delivery.evicted)
 
+    @property
+    def takes_on(self) -> bool:
+        """Whether partitions are wanted: it does not close, nor let all go."""
+        return not (self.closing or self.schedule.let_go_why)
+
     def enter(self, assignment: Assignment, stage: Stage) -> None:
         assignment.enter(stage)
         if stage is not Stage.ACTIVE:
@@ -115,7 +120,7 @@ class ConsumerEngine:
         self.source.changed(assignment.key)
         assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)
         self.positions.begin(assignment)
-        assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown
+        assignment.is_new = assignment.first_claim and not self.source.came_later(assignment.key)
         self.positions.marks.begun(assignment)
         self.positions.locate(assignment, now)
 

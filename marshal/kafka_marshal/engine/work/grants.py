@@ -66,7 +66,7 @@ class Grants:
         grant = assignment.grant
         if grant is not None:
             grant.sent_at = now
-            self._consumer.source.grant(assignment.lease, grant.last_offset)
+            self._consumer.source.grant(assignment.lease, grant.last_offset, now)
 
     def applied(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """Our replica applied a ClaimingMessages of ours.

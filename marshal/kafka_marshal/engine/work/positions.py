@@ -10,7 +10,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.topic_mark import TopicMarks, split
-from rationalizer.limits import MAX_OFFSET
+from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Positions"]
 
@@ -35,9 +35,7 @@ class Positions:
     def begin(self, assignment: Assignment) -> None:
         """Start anew with what the log says is done."""
         progress = self._consumer.source.progress(assignment.key)
-        if progress is None:
-            raise AssertionError("a granted lease is in the state of the world")
-        stable, ranges = progress.stable, split(progress.ranges).ranges
+        stable, ranges = (NOTHING_DONE, []) if progress is None else (progress.stable, split(progress.ranges).ranges)
         assignment.begin(stable + 1, stable, ranges)
 
     def locate(self, assignment: Assignment, now: float) -> None:
@@ -49,14 +47,21 @@ class Positions:
                 self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
                 return
             self._want_ids()
-        elif assignment.is_new and self._consumer.settings.start != "earliest":
+        elif self._needs_start(assignment):
             self._consumer.enter(assignment, Stage.LOCATING)
             claims_before = self._consumer.source.claims_before(assignment.key)
-            self.look_up(assignment, self._consumer.settings.start, claims_before)
+            start = self._consumer.settings.start if assignment.is_new else "earliest"
+            self.look_up(assignment, start, claims_before)
         elif not self._consumer.closing:
             self.assign(assignment)
         if self._consumer.closing:
             self._consumer.revocation.revoke(assignment, "the consumer closes", now)
+
+    def _needs_start(self, assignment: Assignment) -> bool:
+        """Whether the leader is asked where to begin, though the log of a topic may begin at 0 (P9)."""
+        if assignment.is_new and self._consumer.settings.start != "earliest":
+            return True
+        return self._consumer.source.sets_start(assignment.key)
 
     def topics_told(self, now: float) -> None:
         """The ids of topics may be known now (P12)."""
@@ -93,7 +98,7 @@ class Positions:
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
-        elif position == assignment.buffer.fetch_next:
+        elif position == assignment.buffer.fetch_next and not self._consumer.source.sets_start(assignment.key):
             self.assign(assignment)
         elif assignment.tracker.runs or assignment.buffer.size:  # what was fetched before the gap is handed out first
             assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])

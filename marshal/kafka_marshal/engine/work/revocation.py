@@ -74,7 +74,7 @@ class Revocation:
             # Whoever had it in hand may hang: until a thread is back, it works on nothing else.
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
-        if reason == Loss.EVICTED:
+        if self._consumer.source.owes_after(reason):
             self._consumer.delivery.taken_away(assignment, now)
             self._consumer.source.evicted(assignment.key, now)
         assignment.buffer.clear()

@@ -1,0 +1,242 @@
+"""Our membership of a coordinated group: joining, beats, whom to watch, leaving (G2, G8, G11, G20).
+
+::
+
+    STARTUP ──mark every CP (G2), JoinGroup accepted──▶ PART_OF_GROUP ──LeaveGroup accepted──▶ DOWN
+       ▲                                                    │
+       └──the log shows us as a member no longer────────────┘        REDISCOVER: as PART_OF_GROUP, not proven in time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from math import inf
+from random import Random
+
+from kafka_marshal.engine.effects import Outbox
+from kafka_marshal.engine.groups.proof import MemberProof
+from kafka_marshal.engine.groups.witness import Witness
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
+from kafka_marshal.engine.subscription import Subscription
+from rationalizer import (
+    ConfigureGroup,
+    Group,
+    GroupHeartbeat,
+    JoinGroup,
+    LeaveGroup,
+    Member,
+    Record,
+    TopicsChanged,
+    World,
+    route_group,
+)
+
+__all__ = ["Membership", "MemberState"]
+
+#: Beats are jittered downwards to this share of their interval, at most (T4).
+EARLIEST_BEAT = 0.8
+
+#: A report of topics waits for up to this share of the session: another may have said it (G12).
+REPORT_SHARE = 1 / 20
+
+#: Pieces are taken up so long (ms) after a join: who starts in a fleet does not open what moves on at once (G20).
+SETTLE_MS = 50.0
+
+
+class MemberState(StrEnum):
+    """Where a consumer of a coordinated group stands (G7)."""
+
+    DOWN = "DOWN"
+    STARTUP = "STARTUP"
+    PART_OF_GROUP = "PART_OF_GROUP"
+    REDISCOVER = "REDISCOVER"
+
+
+class Membership:
+    """Our place in the group, as our replica of its home shows it. Times: own clock, ms."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        options: GroupOptions,
+        subscription: Subscription,
+        worlds: Mapping[int, World],
+        outbox: Outbox,
+        rng: Random,
+    ) -> None:
+        self.settings = settings
+        self.options = options
+        self.home = route_group(settings.group_id, settings.coordination_partitions)
+        self.member_id = ""
+        self.proof = MemberProof(options.session_timeout_ms)
+        self.witness = Witness(settings.client_id, rng)
+        #: When pieces may be taken up.
+        self.open_at = inf
+        self.leaving = False
+        self._worlds = worlds
+        self._subscription = subscription
+        self._outbox = outbox
+        self._rng = rng
+        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before.
+        self._again_at = 0.0
+        self._next_beat = inf
+        self._report_at = inf
+
+    # What is known.
+
+    @property
+    def group(self) -> Group | None:
+        """The group, in our replica of its home."""
+        return self._worlds[self.home].group(self.settings.group_id)
+
+    @property
+    def joined(self) -> bool:
+        """Whether the log has shown us as a member, and not yet as none."""
+        return bool(self.member_id)
+
+    @property
+    def me(self) -> Member | None:
+        """Ourselves, as the log shows us; None: it does not."""
+        group = self.group
+        if group is None or not self.member_id:
+            return None
+        return group.sender(self.member_id, self.settings.client_id, self.settings.instance_id)
+
+    @property
+    def generation(self) -> int:
+        """The group's, as our replica knows it."""
+        group = self.group
+        return 0 if group is None else group.generation
+
+    def state(self, now: float) -> MemberState:
+        """By name only: nothing is decided by it."""
+        if self.joined:
+            return MemberState.PART_OF_GROUP if now < self.proof.valid_until else MemberState.REDISCOVER
+        return MemberState.STARTUP
+
+    @property
+    def _interval_ms(self) -> float:
+        return self.options.session_timeout_ms / BEATS_PER_INTERVAL
+
+    # Joining.
+
+    def unmarked(self) -> list[int]:
+        """CPs that do not know the group as coordinated yet; asked for before its first join only (G2)."""
+        if self.generation > 0:
+            return []
+        return [cp for cp, world in self._worlds.items() if world.group(self.settings.group_id) is None]
+
+    def is_claimed(self) -> bool:
+        """Whether some CP knows a lease of the group (G1)."""
+        group_id = self.settings.group_id
+        return any(lease.group_id == group_id for world in self._worlds.values() for lease in world.leases())
+
+    def join(self, now: float) -> None:
+        """Mark every CP (G2), then join; again where the log does not answer."""
+        if now < self._again_at:
+            return
+        self._again_at = now + self._interval_ms
+        if unmarked := self.unmarked():
+            for cp in unmarked:
+                self._outbox.append(cp, ConfigureGroup(*self.settings.ids))
+            return
+        self.send(
+            JoinGroup(
+                *self.settings.ids,
+                self.member_id,
+                self._worlds[self.home].next_offset,
+                self.options.session_timeout_ms,
+                self.options.strategy,
+                self.options.allow_key_share,
+                self._subscription.pattern,
+                self._subscription.counts(),
+            ),
+            now,
+        )
+
+    def marked(self, now: float) -> None:
+        """A CP knows the group by now."""
+        if not self.joined and not self.unmarked():
+            self._again_at = min(self._again_at, now)
+
+    def has_joined(self, member_id: str, now: float) -> None:
+        """Our JoinGroup was applied as accepted."""
+        if not self.joined:
+            self.open_at = now + SETTLE_MS
+        self.member_id = member_id
+        self._beat_later(now)
+        self.witness.look(self.group, now)
+
+    def expelled(self, now: float, again_after_ms: float = 0.0) -> None:
+        """The log shows us as a member no longer; we join again after so long."""
+        self.member_id = ""
+        self.leaving = False
+        self.proof.reset()
+        self.witness.forget()
+        self.open_at = self._next_beat = self._report_at = inf
+        self._again_at = now + again_after_ms
+
+    # Beats.
+
+    def wake(self, now: float, commits: Callable[[float], bool]) -> None:
+        """Beat if it is due. commits: sends what is done, which is a beat as well; False: there is nothing new."""
+        if not self.joined or self.leaving or now < min(self._next_beat, self.witness.due):
+            return
+        if now >= self.witness.due:
+            self.witness.look(self.group, now)
+        self._beat_later(now)
+        if not commits(now):
+            self.send(GroupHeartbeat(*self.settings.ids, self.member_id, self.generation), now)
+
+    def beat_soon(self, now: float) -> None:
+        """At the next wake."""
+        self._next_beat = min(self._next_beat, now)
+
+    def send(self, record: Record, now: float) -> None:
+        """Append a record of ours that is a beat, too."""
+        self.proof.sent(self._outbox.append(self.home, record), self.home, now)
+
+    def _beat_later(self, now: float) -> None:
+        self._next_beat = now + self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)
+
+    # Topics.
+
+    def report(self, now: float) -> None:
+        """TopicsChanged where the group lacks what we see, after a jitter in which another may say it (G12)."""
+        if not self.joined or self.leaving or not self._has_news():
+            self._report_at = inf
+        elif self._report_at == inf:
+            self._report_at = now + self._rng.random() * REPORT_SHARE * self.options.session_timeout_ms
+        elif now >= self._report_at:
+            self._report_at = now + self._interval_ms
+            self.send(TopicsChanged(*self.settings.ids, self.member_id, self._subscription.counts()), now)
+
+    def _has_news(self) -> bool:
+        group, me = self.group, self.me
+        if group is None or me is None:
+            return False
+        seen = dict(self._subscription.counts())
+        if any(
+            count > group.counts.get(topic, -1) for topic, count in seen.items() if me.pattern or topic in me.topics
+        ):
+            return True
+        others = [other.topics for other in group.members.values() if other is not me]
+        gone = me.topics - seen.keys() if me.pattern else frozenset[str]()
+        return any(all(topic not in topics for topics in others) for topic in gone)
+
+    # Leaving.
+
+    def leave(self, now: float) -> None:
+        """Append LeaveGroup; again where the log does not answer."""
+        if not self.leaving or now >= self._again_at:
+            self.leaving = True
+            self._again_at = now + self._interval_ms
+            self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
+
+    def deadline(self, now: float) -> float:
+        """When something is due again."""
+        if self.leaving or not self.joined:
+            return self._again_at
+        due = min(self._next_beat, self.witness.due, self._report_at)
+        return min(due, self.open_at) if now < self.open_at else due

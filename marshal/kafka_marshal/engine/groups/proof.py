@@ -1,0 +1,58 @@
+"""Until when our membership is proven: T4 and T5, once for all pieces (G20)."""
+
+from __future__ import annotations
+
+from math import inf
+
+from kafka_marshal.engine.proofs import Proof, Proofs
+from kafka_marshal.engine.settings import proof_margin_ms
+
+__all__ = ["MemberProof"]
+
+
+class MemberProof:
+    """What the log has accepted of ours, by when we sent it. Times: own clock, ms."""
+
+    def __init__(self, session_timeout_ms: int) -> None:
+        self._session_ms = session_timeout_ms
+        self._proofs = Proofs()
+        self._sent_at = -inf
+        self._log_time = 0
+        self._in_doubt_since: float | None = None
+        #: Until when we are a member (T4); 0: not proven yet, or in doubt (T5).
+        self.valid_until = 0.0
+
+    def sent(self, token: int, cp: int, now: float) -> None:
+        """A record of ours that is a beat was handed to the producer."""
+        self._proofs.sent(token, cp, now)
+
+    def applied(self, cp: int, offset: int, log_time: int, now: float) -> None:
+        """Our replica applied one as accepted."""
+        self._proofs.forget_before(now - 2 * self._session_ms)
+        self._take(self._proofs.applied(cp, offset, log_time, (), now))
+
+    def acked(self, token: int, offset: int | None) -> None:
+        """The broker answered an append."""
+        self._take(self._proofs.acked(token, offset))
+
+    def reset(self) -> None:
+        """We are a member no longer."""
+        self.__init__(self._session_ms)  # type: ignore[misc]
+
+    def compare_clocks(self, log_time: int, now: float) -> bool:
+        """Whether log time has run ahead of our clock: nothing is proven until a later beat is accepted (T5)."""
+        if self._sent_at == -inf:
+            return False
+        ahead = (log_time - self._log_time) - (now - self._sent_at)
+        if ahead <= proof_margin_ms(self._session_ms):
+            return False
+        self._in_doubt_since = self._sent_at = now
+        self._log_time = log_time
+        self.valid_until = 0.0
+        return True
+
+    def _take(self, proof: Proof | None) -> None:
+        if proof is None or proof.sent_at < self._sent_at:
+            return
+        self._sent_at, self._log_time, self._in_doubt_since = proof.sent_at, proof.log_time, None
+        self.valid_until = proof.sent_at + self._session_ms - proof_margin_ms(self._session_ms)

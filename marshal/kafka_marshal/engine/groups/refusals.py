@@ -1,0 +1,71 @@
+"""Why a JoinGroup was rejected, as an error of its own for each code (G11)."""
+
+from __future__ import annotations
+
+from kafka_marshal.engine.settings import EngineSettings, GroupOptions
+from kafka_marshal.errors import (
+    ClientReplacedError,
+    GroupFullError,
+    InconsistentPartitioningStrategyError,
+    MarshalError,
+    SessionTimeoutTooHighError,
+    TooManyPartitionsError,
+    UnknownPartitioningStrategyError,
+    UpgradeRequiredError,
+    WrongKindError,
+)
+from rationalizer import codes
+
+__all__ = ["refusal_of"]
+
+
+def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> MarshalError | None:
+    """What a member that was refused raises; None: it is refused for now only (PAUSED)."""
+    group = f"group {settings.group_id!r}"
+    nothing = "Nothing was handed out to this member, and the others go on"
+    match code:
+        case codes.WRONG_KIND:
+            return wrong_kind(settings)
+        case codes.REPLACED:
+            return ClientReplacedError(
+                f"a newer instance of client_id {settings.client_id!r} is a member of {group}: this one has ended. "
+                "Give every worker of a group its own client_id; a restarted one keeps its old one"
+            )
+        case codes.UNKNOWN_PARTITIONING_STRATEGY:
+            return UnknownPartitioningStrategyError(f"{group}: no strategy is called {options.strategy!r}. {nothing}")
+        case codes.INCONSISTENT_PARTITIONING_STRATEGY:
+            return InconsistentPartitioningStrategyError(
+                f"{group}: its members have another strategy than {options.strategy!r}. {nothing}. Give all members "
+                "the same; to change it, stop them all first"
+            )
+        case codes.SESSION_TIMEOUT_TOO_HIGH:
+            return SessionTimeoutTooHighError(
+                f"{group}: session_timeout_ms={options.session_timeout_ms} is above the group's setting. {nothing}. "
+                f"Ask for less, or allow more: kafka-marshal group {settings.group_id} --set max_session_timeout_ms=…"
+            )
+        case codes.GROUP_FULL:
+            return GroupFullError(f"{group} has 1,000 members, which is the most. {nothing}")
+        case codes.TOO_MANY_PARTITIONS:
+            return TooManyPartitionsError(
+                f"{group}: the groups of its coordination partition would subscribe to topics of more than 100,000 "
+                f"partitions. {nothing}. Use a coordination topic of its own for some of them"
+            )
+    return None
+
+
+def wrong_kind(settings: EngineSettings) -> WrongKindError:
+    """The group is a claimed one (G1)."""
+    return WrongKindError(
+        f"group {settings.group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
+        "marshal.consumer, another group_id, or turn it into a coordinated one: kafka-marshal convert-group "
+        f"{settings.group_id} --to coordinated"
+    )
+
+
+def below_level(settings: EngineSettings) -> UpgradeRequiredError:
+    """The log does not know coordinated groups yet (G2)."""
+    return UpgradeRequiredError(
+        f"group {settings.group_id!r}: the coordination topic is at level 1, and coordinated groups need level 2. Nothing "
+        "was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
+        level=2,
+    )
