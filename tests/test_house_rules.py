@@ -340,7 +340,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.fetching.FetchingConsumer": (34, 17),
     "kafka_marshal.client.marshal.Marshal": (31, 18),
     "kafka_marshal.client.ranges.RangeConsumer": (35, 5),
-    "kafka_marshal.demo.process.Process": (17, 18),
     "kafka_marshal.engine.claims.leases.HeldLease": (8, 19),
     "kafka_marshal.engine.claims.placement.Placement": (16, 21),
     "kafka_marshal.engine.engine.Engine": (29, 16),
