@@ -183,7 +183,7 @@ class MemberInvariants:
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
                 hi = lease.heartbeat_interval_ms
-                late = driver.now_ms() - lease.release_sent_at
+                late = driver.now_ms() - lease.pending.release_sent_at
                 if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
                     self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
 
@@ -300,7 +300,7 @@ class MemberInvariants:
 
     def _check_ahead(self, process: Living, now: float, lease: HeldLease, log_time: int) -> None:
         """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
-        ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
+        ahead = log_time - lease.proof.log_time - (now - lease.proof.sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
