@@ -337,13 +337,11 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.Membership": (36, 10),
     "kafka_marshal.client.fetching.FetchingConsumer": (34, 17),
-    "kafka_marshal.client.marshal.Marshal": (31, 18),
     "kafka_marshal.client.ranges.RangeConsumer": (35, 5),
     "kafka_marshal.engine.engine.Engine": (29, 16),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (43, 16),
     "kafka_marshal.engine.work.tracker.Run": (21, 20),
     "kafka_marshal.testing.simulation.checks.Checks": (27, 30),
-    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (21, 16),
     "kafka_marshal.testing.simulation.process.Process": (13, 28),
     "kafka_marshal.testing.simulation.story._Story": (38, 17),
 }

@@ -60,6 +60,25 @@ _NEVER = (-inf, 0)
 _NO_GRANT = (-inf, -1)
 
 
+class _Takeovers:
+    """Who holds what, by the log, and whom each takeover replaced (C7)."""
+
+    def __init__(self) -> None:
+        #: Partition → (instance, epoch).
+        self._holders: dict[Key, tuple[str, int]] = {}
+        #: By CP and offset of a takeover.
+        self.replaced: dict[tuple[int, int], tuple[str, int]] = {}
+
+    def sent(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """A record is in the log."""
+        record = outcome.record
+        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
+            key = (record.topic, record.partition)
+            if isinstance(record, Heartbeat):
+                self.replaced[cp, offset] = self._holders.get(key, ("", -1))
+            self._holders[key] = record.instance_id, offset
+
+
 class MemberInvariants:
     """Keeps account of what members were told, for one story."""
 
@@ -86,9 +105,7 @@ class MemberInvariants:
         self._doubts: dict[tuple[str, Key], float] = {}
         #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
-        #: Partition → (instance that holds it, epoch); and by CP and offset of a takeover, whom it replaced (C7).
-        self._holders: dict[Key, tuple[str, int]] = {}
-        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
+        self._takeovers = _Takeovers()
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -97,12 +114,7 @@ class MemberInvariants:
     def sent(self, cp: int, offset: int, sent_at: float, outcome: Outcome) -> None:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
-        record = outcome.record
-        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
-            key = (record.topic, record.partition)
-            if isinstance(record, Heartbeat):
-                self._replaced[cp, offset] = self._holders.get(key, ("", -1))
-            self._holders[key] = record.instance_id, offset
+        self._takeovers.sent(cp, offset, outcome)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -113,7 +125,7 @@ class MemberInvariants:
             return
         settings = engine.settings
         self._check_repeated(process, driver)
-        replaced, over = self._replaced.get((cp, offset), ("", -1))
+        replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
