@@ -209,7 +209,7 @@ class Checks:
         def note_lost(lease: HeldLease, reason: str, now: float) -> None:
             self._lost[process.name, lease.key] = self._scheduler.now
             self.manners.lost(process, lease.key, reason)
-            if self._is_orderly and reason == Loss.UNPROVEN and process.asked_at == inf:
+            if self._is_orderly and reason == Loss.UNPROVEN and process.end.asked_at == inf:
                 self.fail(
                     "beats", f"{process.name} lost {_name(lease.key)} by its own clock, and nothing was wrong (T4)"
                 )
@@ -254,7 +254,7 @@ class Checks:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
                 leases = driver.engine.book.leases
-                if not leases or not process.is_running or process.replaced:
+                if not leases or not process.is_running or process.end.replaced:
                     continue
                 now = driver.now_ms()
                 for key, lease in leases.items():
@@ -330,7 +330,7 @@ class Checks:
         is_bare = (
             isinstance(record, ReleasingPartition)
             and record.last_offset is None
-            and (sender.is_admin or (sender.name, key) in self._lost)
+            and (sender.host.is_admin or (sender.name, key) in self._lost)
         )
         if not is_bare and not isinstance(record, ClaimingPartition):
             self._beaten[sender, key, now.epoch] = max(sent_at, self._beaten.get((sender, key, now.epoch), 0.0))
@@ -347,7 +347,7 @@ class Checks:
             return
         ledger = self.ledger(key)
         # A sink that has a last offset leaves out what lies below, whoever handled it, and wherever an admin moved to.
-        again = sender.is_admin or key in self._written
+        again = sender.host.is_admin or key in self._written
         handled = ledger.ever if again else ledger.handled
         spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
         for first, last in spans:
@@ -448,7 +448,7 @@ class Checks:
         if seen.was_done(offset):
             self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
         former, handled_at, epoch = before
-        if former is not process and former.defers and self._is_heard:
+        if former is not process and former.host.defers and self._is_heard:
             beaten = self._beaten.get((former, key, epoch), 0.0)
             if beaten > handled_at + RANGES_INTERVALS * former.heartbeat_interval_ms:
                 self.fail(
@@ -456,10 +456,10 @@ class Checks:
                     f"{_name(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
                     f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
                 )
-        if former is not process and former.is_iterating and not former.is_interrupted:
+        if former is not process and former.host.is_iterating and not former.host.is_interrupted:
             beaten = self._beaten.get((former, key, epoch), 0.0)
-            if self._is_orderly and former.asked_at < inf:
-                beaten = max(beaten, former.asked_at)  # whoever ends tells the log first what is done
+            if self._is_orderly and former.end.asked_at < inf:
+                beaten = max(beaten, former.end.asked_at)  # whoever ends tells the log first what is done
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
@@ -506,7 +506,7 @@ class Checks:
         for process, consumer in self.consumers.values():
             for topic, partition, first, last in consumer.delivery.grants.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
-            if process.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
+            if process.end.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
                 for key, _, first, last in consumer.delivery.grants._given_up:
                     reported.setdefault((process.name, key), []).append((first, last))
         fresh = self._scheduler.now - 5 * self._scenario.longest_interval_ms - 1_000

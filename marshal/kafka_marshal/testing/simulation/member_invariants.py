@@ -217,7 +217,7 @@ class MemberInvariants:
     def released(self, process: Living, key: Key, sent_at: float) -> None:
         """A release was accepted; nothing of it may have been in hand when it was sent."""
         lost_at = self._lost.get((process.name, key), -1.0)
-        if process.is_admin or self._scenario.at_most_once or _closes(process):
+        if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
         for offset, since in self._in_hand.get((process.name, key), {}).items():
             if lost_at < since < sent_at:
@@ -267,9 +267,9 @@ class MemberInvariants:
         for driver in process.drivers:
             if (lease := driver.engine.book.leases.get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
-                if process.is_iterating:
+                if process.host.is_iterating:
                     self._check_late(process, key, f"offset {offset}", lease.heartbeat_interval_ms)
-        if not process.is_iterating or self._scenario.at_most_once:
+        if not process.host.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.longest_interval_ms
         for driver in process.drivers:
@@ -387,7 +387,7 @@ def _closes(process: Living) -> bool:
     """Whether one of its consumers closes: what is in hand and not done stays not done then."""
     engines = [driver.engine for driver in process.drivers]
     return (
-        process.ended
+        process.end.ended
         or not any(consumer for engine in engines for consumer in engine.consumers.values())
         or any(consumer.closing for engine in engines for consumer in engine.consumers.values())
     )

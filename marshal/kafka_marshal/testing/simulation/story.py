@@ -238,23 +238,23 @@ class _Story:
             return
         client = self._clients[name]
         process = self._new_process(self._hosts[name])
-        job = process.job = Job(process, self.scenario, self._store)
+        job = process.work.job = Job(process, self.scenario, self._store)
         job.slowness = self._slowness(name)
         worker = self._worker if client.worker == "yours" and self._worker is not None else built_in(client)
         self._note("start", process.name)
         process.run(lambda: worker(job), lambda: self._ended(process, name))
 
     def _ended(self, process: Process, name: str) -> None:
-        self._note("end", process.name, type(process.error).__name__)
-        if not is_expected(process.error):
-            self.checks.fail("worker", f"{process.name} raised {process.error!r}")
+        self._note("end", process.name, type(process.end.error).__name__)
+        if not is_expected(process.end.error):
+            self.checks.fail("worker", f"{process.name} raised {process.end.error!r}")
         self.checks.forget(process)
         self._later(RESTART_INTERVALS, lambda: self.start(name))
 
     def running(self, name: str) -> Process | None:
         """A client's process that has not died, ended or been stopped; the newest."""
-        alive = [p for p in self._processes if p.client_id == name and not p.dead and not p.ended]
-        return next((p for p in reversed(alive) if p.stopped_until <= self.scheduler.now or not p.replaced), None)
+        alive = [p for p in self._processes if p.client_id == name and not p.dead and not p.end.ended]
+        return next((p for p in reversed(alive) if p.stopped_until <= self.scheduler.now or not p.end.replaced), None)
 
     def _kill(self, process: Process) -> None:
         process.kill()
@@ -325,7 +325,7 @@ class _Story:
         else:
             process.stopped_until = max(process.stopped_until, self.scheduler.now + fault.intervals * self.hi)
             if fault.kind == "zombie":
-                process.replaced = True
+                process.end.replaced = True
                 self._later(0.1, lambda: self.start(name))
 
     def _heal(self, name: str, fault: Fault) -> None:
@@ -360,8 +360,8 @@ class _Story:
         for part in fields(Trouble):
             setattr(trouble, part.name, getattr(fresh, part.name))
         for process in self._processes:
-            if process.client_id == name and process.job is not None:
-                process.job.slowness = self._slowness(name)
+            if process.client_id == name and process.work.job is not None:
+                process.work.job.slowness = self._slowness(name)
 
     def _slowness(self, name: str) -> float:
         slow = [fault.size for fault in self._active[name] if fault.kind == "slow handler"]
@@ -411,9 +411,9 @@ class _Story:
 
     def _administer(self, name: str, process: Process, work: Callable[[], None], fault: Fault) -> None:
         def ended() -> None:
-            self._note("end", process.name, type(process.error).__name__)
-            if not is_expected(process.error):
-                self.checks.fail("admin", f"{process.name} raised {process.error!r}")
+            self._note("end", process.name, type(process.end.error).__name__)
+            if not is_expected(process.end.error):
+                self.checks.fail("admin", f"{process.name} raised {process.end.error!r}")
             self.checks.forget(process)
 
         self._note(name, process.name)
@@ -486,7 +486,7 @@ class _Story:
         """An operator sets what members leave alone (P11), to where the group stands: its messages have come by now."""
         consumers = [consumer for process, consumer in self.checks.consumers.values() if process.is_running]
         lost = {(one.topic, one.partition) for consumer in consumers for one in consumer.positions.stuck.lost}
-        if not lost or any(process.is_admin and process.is_running for process in self._processes):
+        if not lost or any(process.host.is_admin and process.is_running for process in self._processes):
             return
         job = Job(process := self._new_process(self._admin_host), self.scenario, self._store)
         wanted = {key: self.checks.stable(key) + 1 for key in sorted(lost)}
@@ -537,7 +537,7 @@ class _Story:
 
         Two processes of one client_id, which a zombie's return leaves, count as one, and are not asked.
         """
-        names = [process.client_id for process in self._processes if process.is_running and not process.is_admin]
+        names = [process.client_id for process in self._processes if process.is_running and not process.host.is_admin]
         if len(names) > len(set(names)):
             return True
         others = [x for x in self.scenario.clients if x.worker != "by-hand"]
@@ -580,7 +580,7 @@ class _Story:
             self.checks.fail("takeover", f"nobody took over from himself, in {len(back)} restarts within HI (C7)")
         if self.scenario.at_most_once:
             # One that was ended by an error may not have seen any more what it had been granted.
-            alive = [p for p in self._processes if not p.dead and p.error is None]
+            alive = [p for p in self._processes if not p.dead and p.end.error is None]
             self.checks.check_granted(alive, {key: self._end(key) for key in self._keys()})
             return
         self.checks.check_gaps(self._keys())
