@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -37,6 +37,7 @@ from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
+from kafka_marshal.types import TopicPartition
 
 __all__ = ["Membership", "TopicPartition", "calling"]
 
@@ -52,15 +53,6 @@ IDENTIFY_TIMEOUT_S = 0.5
 S = TypeVar("S")
 
 _NUMBERS = (float, int)
-
-
-class TopicPartition(NamedTuple):
-    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
-
-    topic: str
-    partition: int
-    offset: int
-    epoch: int
 
 
 class Host(Protocol):

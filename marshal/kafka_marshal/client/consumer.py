@@ -23,10 +23,10 @@ from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.types import Key
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
-Key = tuple[str, int]
 
 DEFAULT_BATCH_SIZE = 1_000
 

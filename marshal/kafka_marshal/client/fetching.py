@@ -22,10 +22,10 @@ from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
+from kafka_marshal.types import Key
 
 __all__ = ["FetchingConsumer"]
 
-Key = tuple[str, int]
 
 #: Messages taken from the fetcher at a time: with 500 the lock, taken for each read, costs a tenth of all time; with
 #: 5,000 what one thread has read falls out of the processor's caches before another one gets it.

@@ -16,10 +16,10 @@ from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRu
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
+from kafka_marshal.types import Key
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
-Key = tuple[str, int]
 
 #: (log start, log end) by partition.
 Marks = dict[Key, tuple[int, int]]

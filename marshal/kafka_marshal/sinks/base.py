@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
+from kafka_marshal.types import Key
 
 __all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
 
@@ -33,7 +34,6 @@ _SET_LAST_OFFSET = (
 )
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 
-Key = tuple[str, int]
 Connection = TypeVar("Connection")
 
 #: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".

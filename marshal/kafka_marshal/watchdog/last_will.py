@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from kafka_marshal.types import Key
 from kafka_marshal.watchdog import process
 from rationalizer import Outcome, ReleasingPartition, World, encode
 
 __all__ = ["LastWill"]
-
-Key = tuple[str, int]
 
 
 class LastWill:

@@ -40,6 +40,7 @@ from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.states import state_of
+from kafka_marshal.types import Key
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Judge", "Violation"]
 
-Key = tuple[str, int]
 
 #: How much of an HI a process may go on with what it has, once it knows that a lease is lost.
 GRACE_INTERVALS = 1.0

@@ -30,6 +30,7 @@ from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.types import Key
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.snapshot_log import MalformedPartError, decode_part
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MemberInvariants"]
 
-Key = tuple[str, int]
 
 #: How much of an HI a member may go on once its replica shows a pause.
 PAUSE_GRACE_INTERVALS = 1.0

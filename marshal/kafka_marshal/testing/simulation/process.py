@@ -25,6 +25,7 @@ from kafka_marshal.testing.simulation.network import (
     SimulatedTail,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
+from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.checks import Checks
@@ -35,7 +36,6 @@ __all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transact
 
 T = TypeVar("T")
 
-Key = tuple[str, int]
 
 #: The hosts that Marshal("…") and Admin("…") are given in a simulation.
 BOOTSTRAP = "simulation://kafka"

@@ -16,7 +16,7 @@ from kafka_marshal.adapters.opening import announced
 from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
-from kafka_marshal.testing.simulation.checks import Checks, Judge, Key, Violation
+from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
 from kafka_marshal.testing.simulation.decoding import decoded_once
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.logs import overheard
@@ -27,6 +27,7 @@ from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC, built_in, host_of
+from kafka_marshal.types import Key
 from rationalizer import encode, snapshot_log
 from rationalizer.marker import marker
 

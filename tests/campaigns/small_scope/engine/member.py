@@ -29,6 +29,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.ports import Message, TopicInfo
+from kafka_marshal.types import Start
 from rationalizer import Heartbeat, Outcome, World, encode
 
 __all__ = [
@@ -77,7 +78,7 @@ class Shape:
 
     at_most_once: bool = False
     #: Where the group begins (P9).
-    start: str = "earliest"
+    start: Start = "earliest"
     #: Whether the user gave callbacks, which return when it pleases them.
     callbacks: bool = False
 
