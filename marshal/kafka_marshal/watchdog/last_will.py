@@ -63,7 +63,7 @@ class LastWill:
 
     def packet(self) -> tuple[bytes, list[Key]]:
         """The next packet of what is untold, and which leases it is about."""
-        parts, size = [process.WILL], 0
+        parts, size = [process.LAST_WILL], 0
         for key in self.untold:
             _, entry = self.leases.get(key) or (0, process.pack_lease(self._number(key), 0, 0, b""))
             size += len(entry)

@@ -35,14 +35,14 @@ BURST_EVERY = 3
 class Ground:
     """One broker or three, each behind a proxy. ``fault`` breaks something for a while; any thread."""
 
-    def __init__(self, brokers: int, coordination_partitions: int, topics: Mapping[str, int], chance: Random) -> None:
+    def __init__(self, brokers: int, coordination_partitions: int, topics: Mapping[str, int], rng: Random) -> None:
         self.counts: Counter[str] = Counter()
         #: Wall clock (ms) from … to of everything that went wrong here.
         self.outages: list[tuple[str, float, float]] = []
         self._count = brokers
         self._coordination_partitions = coordination_partitions
         self._topics = dict(topics)
-        self._chance = chance
+        self._chance = rng
         self._stack = ExitStack()
         self._proxies: list[TcpProxy] = []
         self._cluster: LocalCluster | None = None

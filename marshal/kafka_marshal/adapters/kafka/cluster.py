@@ -125,7 +125,7 @@ class KafkaCluster:
             }
 
         found = self._questions.ask("listing the topics", timeout_s, ask)
-        self._looks.told_topics(found, asked_at)
+        self._looks.record_topics(found, asked_at)
         return found
 
     def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
@@ -144,7 +144,7 @@ class KafkaCluster:
             )
             for name, topic in self._questions.describe(wanted, timeout_s).items()
         }
-        self._looks.told_topic_info(wanted, found, asked_at)
+        self._looks.record_topic_info(wanted, found, asked_at)
         return found
 
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
@@ -278,7 +278,7 @@ class KafkaCluster:
             self._expected_appenders[topic, delivery_timeout_ms] = self._new_appender(topic, delivery_timeout_ms)
         if topic not in self._expected_tails:
             tail = self._expected_tails[topic] = self._new_tail(topic)
-            tail.meet()
+            tail.warm_up()
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> KafkaTail:
         tail = self._expected_tails.pop(topic, None) or self._new_tail(topic)

@@ -1,4 +1,4 @@
-"""The clock, the threads and the chance of one simulated process."""
+"""The clock, the threads and the random source of one simulated process."""
 
 from __future__ import annotations
 
