@@ -108,7 +108,7 @@ class Fleet:
         self.calm = False
         self._ending = False
         self._folder = folder
-        self._chance = rng
+        self._rng = rng
         self._dooms = {x: _Dooms(x, rng) for x in sorted(set(KINDS.values()))}
         self._lock = threading.Lock()
         self._ended: dict[int, int] = {}
@@ -184,7 +184,7 @@ class Fleet:
 
     def _plan(self, place: Place, now: float, leaves_fresh: bool) -> None:
         """Who comes next, and when. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
-        rng = self._chance
+        rng = self._rng
         place.doom = ""
         place.fate = rng.randrange(DOOMED + KILLED + ASKED)
         if place.steady or self.calm:
@@ -201,7 +201,7 @@ class Fleet:
 
     def _fill(self, place: Place, now: float) -> None:
         place.generation += 1
-        rng = self._chance
+        rng = self._rng
         job = replace(
             place.template,
             client_id=place.client_id or place.name,
@@ -239,7 +239,7 @@ class Fleet:
         candidates = self.alive()
         if not candidates:
             return
-        place = self._chance.choice(candidates)
+        place = self._rng.choice(candidates)
         self.signal(place, signal.SIGSTOP)
         place.stopped_since = time.time() * 1000
         place.stopped_until = time.monotonic() + seconds
@@ -286,13 +286,13 @@ class _Dooms:
 
     def __init__(self, delivery: str, rng: Random) -> None:
         self._points = points_of(delivery)
-        self._chance = rng
+        self._rng = rng
         self._tried: Counter[str] = Counter()
 
     def next(self, died: Mapping[str, int], *, takeovers: bool) -> str:
         """died: at which point, how often; takeovers: whether there may be something to take over."""
         points = [name for name in self._points if takeovers or "takeover" not in name]
-        self._chance.shuffle(points)  # among equals the seed decides
+        self._rng.shuffle(points)  # among equals the seed decides
         name = min(points, key=lambda x: died.get(x, 0) + self._tried[x] / TRIES)
         self._tried[name] += 1
         return name

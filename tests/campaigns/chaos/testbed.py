@@ -42,7 +42,7 @@ class Ground:
         self._count = brokers
         self._coordination_partitions = coordination_partitions
         self._topics = dict(topics)
-        self._chance = rng
+        self._rng = rng
         self._stack = ExitStack()
         self._proxies: list[TcpProxy] = []
         self._cluster: LocalCluster | None = None
@@ -88,9 +88,9 @@ class Ground:
         if self._fault is not None and self._fault.is_alive():
             return False
         self.check()
-        kind = "broker" if brokers else self._chance.choice(("cut", "delay", "lost acks", "lost requests", "split"))
-        proxy = self._chance.randrange(self._count)
-        lasts = heartbeat_interval_s * self._chance.uniform(0.2, 3.0)
+        kind = "broker" if brokers else self._rng.choice(("cut", "delay", "lost acks", "lost requests", "split"))
+        proxy = self._rng.randrange(self._count)
+        lasts = heartbeat_interval_s * self._rng.uniform(0.2, 3.0)
         self._fault = threading.Thread(target=self._run, args=(kind, proxy, lasts), daemon=True)
         self._fault.start()
         return True
