@@ -342,8 +342,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (43, 16),
     "kafka_marshal.engine.work.tracker.Run": (21, 20),
     "kafka_marshal.testing.simulation.checks.Checks": (27, 30),
-    "kafka_marshal.testing.simulation.process.Process": (13, 28),
-    "kafka_marshal.testing.simulation.story._Story": (38, 17),
 }
 
 

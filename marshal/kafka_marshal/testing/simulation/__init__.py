@@ -14,7 +14,10 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 ``scenario``      who takes part and what goes wrong, from a seed or written down
 ``checks``        what must hold with every record and every message
 ``states``        what a world is like, to be compared
-``manners``       what members owe each other beyond what the log shows
+``member_invariants``  what members owe each other beyond what the log shows
+``data``          the topics whose messages are handled
+``clients``       the processes, started and started again
+``faults``        what goes wrong
 ``story``         runs a scenario
 ``shrink``        makes a failing one small
 ``campaign``      runs many
