@@ -341,7 +341,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.engine.Engine": (29, 16),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (43, 16),
     "kafka_marshal.engine.work.tracker.Run": (21, 20),
-    "kafka_marshal.testing.simulation.checks.Checks": (27, 30),
 }
 
 

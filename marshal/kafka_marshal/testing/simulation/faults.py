@@ -66,7 +66,7 @@ class Faults:
                 self._cut(fault)
             case "markers":
                 key = self._data.all_partitions()[fault.partition % len(self._data.all_partitions())]
-                self._checks.no_messages(key, range(self._data.end(key), self._data.end(key) + MARKERS))
+                self._checks.accounts.no_messages(key, range(self._data.end(key), self._data.end(key) + MARKERS))
                 self._network.skip(*key, MARKERS)
             case "clock":
                 cp = fault.partition % self._scenario.coordination_partitions

@@ -313,5 +313,5 @@ class _Story:
             tuple(self.checks.events),
             self.scheduler.now / self.hi,
             self.checks.counts,
-            self.checks.outcomes,
+            self.checks.log.kinds,
         )
