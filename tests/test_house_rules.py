@@ -335,7 +335,6 @@ MOST_ATTRIBUTES = 15
 
 #: Larger than that: (methods, attributes) that they may have, to become fewer.
 LARGE: dict[str, tuple[int, int]] = {
-    "kafka_marshal.client.base.Membership": (36, 10),
     "kafka_marshal.client.fetching.FetchingConsumer": (34, 17),
     "kafka_marshal.client.ranges.RangeConsumer": (35, 5),
     "kafka_marshal.engine.engine.Engine": (29, 16),

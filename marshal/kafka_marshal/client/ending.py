@@ -48,12 +48,12 @@ class Ending:
                 else:
                     _call_off(watchdog)  # what it would release is to be kept
                     for consumer in self.consumers:
-                        consumer._abandon()
+                        consumer._leaving.abandon()
                     with driver.locked() as engine:
                         engine.last_words(driver.now_ms())
                 driver.flush(CLOSE_TIMEOUT_S)
                 for consumer in self.consumers:
-                    consumer._await_answers()
+                    consumer._leaving.await_answers()
             finally:
                 for consumer in self.consumers:
                     consumer._free()
@@ -63,12 +63,12 @@ class Ending:
                 _call_off(watchdog)
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
-        consumers = [consumer for consumer in self.consumers if not consumer._is_freed]
+        consumers = [consumer for consumer in self.consumers if not consumer._closed]
         for consumer in consumers:
-            consumer._identify()
+            consumer._leaving.identify()
         with driver.locked() as engine:
             for consumer in consumers:
-                consumer._begin_release()
+                consumer._leaving.begin()
             manual = list(engine.manual.values())
             for lease in manual:
                 lease.release(None, driver.now_ms())
