@@ -25,7 +25,7 @@ def tables() -> str:
 
 
 def replaced(page: str) -> str:
-    """The page with what stands between the markers written anew. ValueError where the markers are missing."""
+    """The page with what stands between the markers written again. ValueError where the markers are missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

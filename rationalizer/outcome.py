@@ -34,5 +34,5 @@ class Outcome:
 
     @property
     def record(self) -> Record | None:
-        """The record, where it got past the check of its own fields (E6). Built anew at every call."""
+        """The record, where it got past the check of its own fields (E6). Built at every call."""
         return None if self._read is None else build(*self._read)

@@ -114,7 +114,7 @@ def _below(left: Any, right: Any) -> bool:
 
 
 def row_of(what: str, row: object, parts: int) -> Message:
-    """A row of so many parts. Raises SnapshotError."""
+    """A row of this many parts. Raises SnapshotError."""
     want(type(row) is tuple and len(row) == parts, f"a {what} has not its {parts} parts")
     return cast("Message", row)
 

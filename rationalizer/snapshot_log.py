@@ -90,7 +90,7 @@ class StoredSnapshot:
 
 
 def interval(leases: int) -> int:
-    """Offsets between two snapshots of a CP with so many leases: 10,000, or its multiple that is no less (S2)."""
+    """Offsets between two snapshots of a CP with this many leases: 10,000, or its multiple that is no less (S2)."""
     return SNAPSHOT_INTERVAL * max(1, -(-leases // SNAPSHOT_INTERVAL))
 
 

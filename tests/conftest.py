@@ -43,7 +43,7 @@ ALONE_WITH_A_PROCESSOR = ("rationalizer", "scripts", "engine", "simulation", "mu
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Here, since pytest asks only this folder's conftest.py before it reads the command line."""
-    text = "write what comes of each command into tests/scripts/*.txt; read the diff before you commit it"
+    text = "write what comes of each command into the scripts of tests/scripts; read the diff before you commit it"
     parser.addoption("--rewrite-scripts", action="store_true", help=text)
 
 

@@ -86,8 +86,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "B6": Fault(
         "ClaimingMessages does nothing; unknown types and versions pass unnoticed",
-        scripts("c12_grants", "e04_levels")
-        + of(f"{ENGINE}/test_at_most_once.py", "test_c12_a_crash_after_the_grant_loses_and_never_repeats"),
+        scripts("c12_grants", "e04_levels", "engine/c13_at_most_once"),
     ),
     "B7": Fault(
         "a slash in an id, an unchecked version, or a partition of −1 breaks every reader",
@@ -106,12 +105,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "B9": Fault(
         "a claim without a record, an answer waited for without an end, a claim given up that wins later",
-        of(
-            f"{ENGINE}/test_claims.py",
-            "test_c17_a_grant_nobody_wants_any_more_is_released_at_once",
-            "test_c17_a_claim_that_is_not_answered_is_sent_again",
-            "test_c3_of_several_claims_the_earliest_wins_and_all_agree",
-        )
+        scripts("engine/c15_state_of_the_world", "engine/c17_unwanted_grants")
         + of("tests/client/test_lease.py", "test_the_same_lease_twice_is_refused"),
     ),
     "B10": Fault(
@@ -150,20 +144,12 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "B15": Fault(
         "a position beyond the log end is claimed and released in a loop",
-        of(
-            f"{ENGINE}/test_positions.py",
-            "test_p11_a_position_beyond_the_log_end_is_lost_and_nothing_handed_out",
-            "test_p9_what_retention_took_at_start_is_reported_with_its_range",
-        )
+        scripts("engine/p09_start", "engine/p11_lost_positions")
         + of("tests/client/test_consumer.py", "test_p11_a_position_beyond_the_log_is_reported_not_looped_on"),
     ),
     "B16": Fault(
         "a heartbeat that failed counts as sent; a lock is held during a network call",
-        of(
-            f"{ENGINE}/test_own_clock.py",
-            "test_t4_stops_in_time_whichever_way_the_log_is_cut_off",
-            "test_t4_an_acknowledgement_proves_nothing",
-        ),
+        scripts("engine/t04_own_clock"),
         because="Appending returns at once (adapters' contract), and the engine does no I/O.",
     ),
     "B17": Fault(

@@ -229,7 +229,7 @@ class Cluster(Protocol):
     def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         """All topics by name (*blocking*). Topic ids may be "" here.
 
-        max_age_s: what somebody else in this process was told so many seconds ago is as good, and nobody is asked.
+        max_age_s: metadata that another client of this process fetched within this time is used again.
         """
 
     def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:

@@ -20,7 +20,7 @@ class Repeats:
     """
 
     def __init__(self, every: float, kept: int = 1_000) -> None:
-        """every: in the unit of the clock that ``due`` gets. kept: so many things are remembered."""
+        """every: in the unit of the clock that ``due`` gets. kept: how many things are remembered."""
         self._every = every
         self._kept = kept
         #: By thing: when it was said last, and how often it was held back since.

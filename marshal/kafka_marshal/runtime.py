@@ -146,7 +146,7 @@ class Runtime(Protocol):
         """Whether the caller runs in this thread."""
 
     def executor(self, threads: int, name: str) -> Executor:
-        """Runs functions in up to so many threads."""
+        """Runs functions in up to this many threads."""
 
 
 class _Mailbox:

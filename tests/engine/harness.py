@@ -198,6 +198,7 @@ class Member:
         hi: int = HI,
         group: str = "g",
         rate: float = 1.0,
+        rng: Random | None = None,
     ) -> None:
         self.net = net
         self.client_id = client_id
@@ -205,7 +206,7 @@ class Member:
         self.rate = rate
         self.worlds = {cp: World(cp, net.cps) for cp in net.logs}
         ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}-{net.count()}")
-        self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, Random(client_id))
+        self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, rng or Random(client_id))
         #: SIGSTOP: nothing of this process runs, its clock goes on.
         self.paused = False
         #: The replica gets nothing (but appends go out).

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import ClientReplacedError
-from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition, codes
+from rationalizer import ClaimingMessages, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net
 
 T0 = ("t", 0)
@@ -49,69 +48,6 @@ def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
 # -- C12, C13: the way of a batch ---------------------------------------------------------------------------------
 
 
-def test_c13_claim_apply_beat_hand_over() -> None:
-    """The order in the log: ClaimingMessages, then a beat with the granted offset; only then is the batch out."""
-    net, member, consumer = proposing()
-    assert consumer.delivery.grants.granted is None, "sent is not granted"
-    assert member.assignment(T0).grant is not None
-    net.tick()
-    kinds = [r for r in net.records() if isinstance(r, ClaimingMessages | Heartbeat)]
-    assert [type(r).__name__ for r in kinds] == ["ClaimingMessages", "Heartbeat"]
-    assert isinstance(kinds[1], Heartbeat) and kinds[1].last_offset == 4
-    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
-    assert run is not None
-    assert [m.offset() for m in run.messages] == [0, 1, 2, 3, 4]
-
-
-def test_c13_everything_is_handed_out_once_in_batches() -> None:
-    net, member, consumer = working(end=23)
-    assert read(net, member, HI) == list(range(23))
-    assert grants(net) == [4, 9, 14, 19, 22]
-    assert reported(consumer) == []
-    assert net.world(T0).progress.stable == 22
-
-
-def test_c13_beats_between_claims_carry_nil() -> None:
-    net, member, _ = working(end=7)
-    read(net, member, HI)
-    before = len(net.records(Heartbeat))
-    net.run(3 * HI)
-    later = net.records(Heartbeat)[before:]
-    assert later
-    assert all(isinstance(r, Heartbeat) and r.last_offset is None for r in later)
-
-
-def test_c12_a_crash_after_the_grant_loses_and_never_repeats() -> None:
-    net, member, _ = proposing()
-    net.tick()
-    member.kill()
-    other = net.member("b")
-    other.consumer("t", at_most_once=True, batch_size=5)
-    net.run_until(lambda: other.can_hand_out(T0))
-    assert read(net, other, HI) == list(range(5, 30))
-
-
-def test_c12_what_another_did_is_not_asked_for() -> None:
-    """At most once after at least once: islands are left out, and the proposal lies above stable (P6, C12)."""
-    net = Net(cps=1)
-    net.topic("t", 1, end=12)
-    first = net.member("z")
-    first.consumer("t")
-    net.run(50)
-    first.fetch(12)
-    run = first.take(12)
-    assert run is not None
-    for at in (0, 1, 4, 5, 11):
-        first.done(run.messages[at])
-    first.close()
-    net.run(50)
-    member = net.member("a")
-    member.consumer("t", at_most_once=True, batch_size=4)
-    net.run_until(lambda: member.can_hand_out(T0))
-    assert read(net, member, HI) == [2, 3, 6, 7, 8, 9, 10]
-    assert net.world(T0).progress.stable == 11
-
-
 @pytest.mark.parametrize("trouble", ["lost", "duplicate", "blank"])
 def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str) -> None:
     """Sent again until the log answers; any accepted copy counts, and a second one changes nothing (C17)."""
@@ -139,19 +75,6 @@ def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str)
 # -- refused ------------------------------------------------------------------------------------------------------
 
 
-def test_c13_a_refused_batch_is_not_handed_out_and_comes_again() -> None:
-    """The log says STALE: nothing was granted, so whoever reads on gets these messages."""
-    net, member, consumer = working()
-    net.run(HI / 2)
-    net.stamp_shift = 2.5 * HI  # the broker's clock jumps just before the record arrives
-    member.propose(consumer)
-    member.turn()
-    assert member.worlds[0].rejected[codes.STALE] == 1
-    assert member.work_granted() == []
-    assert read(net, member, 2 * HI) == list(range(30))
-    assert reported(consumer) == []
-
-
 def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
     net, member, consumer = working()
     epoch = member.lease(T0).epoch
@@ -166,14 +89,6 @@ def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
     assert read(net, member, HI / 2) == []
     assert read(net, other, HI) == list(range(30))
     assert reported(consumer) == []
-
-
-def test_c13_a_grant_that_another_instance_shows_as_done_is_refused_and_read_on_after() -> None:
-    """PROPOSAL_TOO_LOW: a copy of our own claim was granted before; the messages are not handed out twice."""
-    net, member, _ = proposing()
-    net.write(ClaimingMessages(*member.engine.ids, "t", 0, member.lease(T0).epoch, 4), 0)
-    assert read(net, member, HI) == list(range(30)), "any accepted copy counts (C17)"
-    assert member.worlds[0].rejected[codes.PROPOSAL_TOO_LOW] == 1
 
 
 def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
@@ -219,18 +134,6 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
 # -- losing the lease ---------------------------------------------------------------------------------------------
 
 
-def test_c13_granted_messages_not_handed_out_when_the_lease_is_lost_are_reported() -> None:
-    net, member, consumer = proposing()
-    net.tick()
-    assert [m.at for m in member.work_granted(2)] == [0, 1]
-    member.deaf = True
-    net.run(2 * HI)
-    assert member.work_granted() == []
-    assert reported(consumer) == [(2, 4)]
-    assert any("offsets 2 to 4" in warning for warning in member.warnings)
-    assert (Callback.LOST, T0) in member.callbacks
-
-
 def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_granted() -> None:
     """By our clock the lease is over before the replica shows the grant; the log has granted it all the same."""
     net, member, consumer = proposing()
@@ -263,18 +166,6 @@ def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:
     assert reported(consumer) == []
 
 
-def test_c13_nothing_of_a_granted_batch_is_handed_out_while_the_lease_is_in_doubt() -> None:
-    """A fenced sink would refuse it anyway; but whoever has none relies on us (T5)."""
-    net, member, _ = proposing()
-    net.tick()
-    assert len(member.work_granted(1)) == 1
-    member.drop_appends = True
-    net.stamp_shift = HI
-    net.write(ClaimingPartition("x-1", "x", "other", "t", 0, HI), 0)
-    net.tick()
-    assert not member.is_proven(member.lease(T0))
-
-
 # -- revocation, close --------------------------------------------------------------------------------------------
 
 
@@ -295,27 +186,6 @@ def test_c13_a_revocation_hands_out_what_was_granted_first() -> None:
     assert len(a.held()) == len(b.held()) == 1
     assert sorted((m.of, m.at) for m in got["a"] + got["b"]) == [(("t", p), at) for p in (0, 1) for at in range(10)]
     assert reported(consumer) == []
-
-
-def test_c13_close_reports_what_was_granted_and_not_handed_out() -> None:
-    net, member, consumer = proposing()
-    net.tick()
-    assert len(member.work_granted(2)) == 2
-    member.close()
-    net.run_until(lambda: consumer.closed, 100)
-    assert reported(consumer) == [(2, 4)]
-    assert net.world(T0).progress.stable == 4
-    assert not net.world(T0).held
-
-
-def test_c13_close_with_a_grant_under_way_reports_what_the_log_answers() -> None:
-    """Whoever waited for the grant is gone (an exception, Ctrl-C); the answer comes before the release's (C13)."""
-    net, member, consumer = proposing()
-    member.close()
-    assert reported(consumer) == []
-    net.run_until(lambda: consumer.closed, 100)
-    assert reported(consumer) == [(0, 4)]
-    assert [type(r) for r in net.records()[-2:]] == [ClaimingMessages, ReleasingPartition], "no beat under an old epoch"
 
 
 def test_c13_close_with_a_refused_grant_reports_nothing() -> None:
@@ -502,14 +372,6 @@ def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     member.settle()
     net.run(10)
     assert grants(net) == [4, 9]
-
-
-def test_q34_claimed_ahead_close_reports_both_batches() -> None:
-    net, member, consumer = ahead()
-    member.close()
-    net.run_until(lambda: consumer.closed, 100)
-    assert sorted(reported(consumer)) == [(1, 4), (5, 9)]
-    assert net.world(T0).progress.stable == 9
 
 
 def test_q34_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:

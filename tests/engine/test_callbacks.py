@@ -11,20 +11,6 @@ from tests.engine.scenes import ASSIGN, LOST, REVOKE, T0, calls, evict, taken, w
 # -- callbacks ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_handed_out_before_on_assign_has_returned() -> None:
-    net = Net(cps=1)
-    net.topic("t", 1, end=10)
-    member = net.member("a")
-    member.hold_callbacks = True
-    member.consumer("t")
-    net.run(500)
-    assert member.stage(T0) is Stage.ASSIGNING
-    member.fetch()
-    assert member.take() is None, "fetched, but not handed out"
-    member.return_callbacks()
-    assert [m.offset() for m in member.take().messages] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
-
-
 def test_on_assign_may_seek() -> None:
     net = Net(cps=1)
     net.topic("t", 1, end=20)

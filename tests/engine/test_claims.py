@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims
 from kafka_marshal.errors import ClientReplacedError
@@ -36,14 +34,6 @@ def takeovers(net: Net) -> list[Record]:
 
 
 # -- C3, C4 -------------------------------------------------------------------------------------------------------
-
-
-def test_c3_of_several_claims_the_earliest_wins_and_all_agree() -> None:
-    net, members = group_of("abc")
-    net.run(100)
-    assert [m.held() for m in members] == [[T0], [], []]
-    assert [m.client_id for m in members if m.can_hand_out(T0)] == ["a"]
-    assert {m.engine.peers.lease(T0).client_id for m in members} == {"a"}  # type: ignore[union-attr]
 
 
 def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
@@ -388,107 +378,6 @@ def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
     assert len(net.records(ReleasingPartition)) == 1
     assert not net.world(T0).held
     assert member.held() == []
-
-
-def test_c17_a_release_is_repeated_until_the_log_shows_it() -> None:
-    net, (a,) = group_of("a")
-    net.run(50)
-    a.work()
-    lost: list[Record] = []
-
-    def lose_two(record: Record) -> bool:
-        if isinstance(record, ReleasingPartition) and len(lost) < 2:
-            lost.append(record)
-            return True
-        return False
-
-    a.drop_if = lose_two
-    a.close()
-    assert not a.can_hand_out(T0)
-    net.run_until(lambda: a.consumers[0].closed, 3 * HI)
-    assert len(lost) == 2
-    assert not net.world(T0).held
-    assert net.world(T0).progress.stable == 4, "each copy tells how far the work had come"
-
-
-def test_c17_once_a_release_was_sent_the_epoch_is_over_whatever_the_acknowledgement_says() -> None:
-    """The release was acknowledged as failed, though it was written: nothing is handed out, nothing is beaten."""
-    net, (a,) = group_of("a")
-    net.run(50)
-    a.fetch()
-    a.drop_appends = True
-    a.close()
-    assert not a.can_hand_out(T0)
-    assert a.take() is None
-    a.drop_appends = False
-    beats = len(net.records(Heartbeat))
-    net.run(0.9 * HI)
-    assert len(net.records(Heartbeat)) == beats
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_c17_already_held_under_an_epoch_that_is_over_is_released_and_claimed_anew(copies: int) -> None:
-    """T4 ended the lease for us, the release was lost, and the log still has us as holder when we claim again."""
-    net, (a,) = group_of("a")
-    a.duplicate = copies == 2
-    net.run(50)
-    epoch = a.lease(T0).epoch
-    a.deaf = a.drop_appends = True
-    net.run_until(lambda: (Callback.LOST, T0) in a.callbacks)
-    a.deaf = a.drop_appends = False
-    net.write(Heartbeat(*a.engine.ids, "t", 0, epoch, None), 0)  # a beat that was under way revives it (C6)
-    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)  # and so was a claim
-    net.run_until(lambda: a.held() == [T0], 100)
-    assert a.lease(T0).epoch > epoch
-    assert net.records(ReleasingPartition)
-
-
-def test_c17_a_copy_of_an_old_claim_does_not_disturb_the_lease_it_began() -> None:
-    net, (a,) = group_of("a")
-    a.duplicate = True
-    net.run(50)
-    epoch = a.lease(T0).epoch
-    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
-    net.run(HI)
-    assert a.lease(T0).epoch == epoch
-    assert a.can_hand_out(T0)
-    assert not net.records(ReleasingPartition)
-
-
-def test_c17_a_claim_granted_after_the_release_is_given_back() -> None:
-    """A retry wrote the claim again after our release: the log makes us holder of what we do not want."""
-    net, (a,) = group_of("a")
-    net.run(50)
-    a.close()
-    net.run_until(lambda: a.consumers[0].closed)
-    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
-    net.run(20)
-    assert not net.world(T0).held
-    assert len(net.records(ReleasingPartition)) == 2
-
-
-def test_c17_a_claim_granted_while_an_older_epoch_is_let_go_is_given_back() -> None:
-    """Releases get lost until the lease is stale, and a claim of ours that was under way wins it anew (seed 825463)."""
-    net, (a,) = group_of("a")
-    net.run(50)
-    a.drop_if = lambda record: isinstance(record, ReleasingPartition)
-    a.close()
-    net.run(2.2 * HI)
-    net.write(ClaimingPartition(*a.engine.ids, "t", 0, HI), 0)
-    a.drop_if = lambda record: False
-    net.run(20)
-    assert not net.world(T0).held
-
-
-def test_c17_a_claim_that_is_not_answered_is_sent_again() -> None:
-    net = Net(cps=1)
-    net.topic("t")
-    a = net.member("a")
-    a.drop_appends = True
-    a.consumer("t")
-    net.run(2.5 * HI)
-    a.drop_appends = False
-    net.run_until(lambda: a.held() == [T0], HI + 50)
 
 
 def test_c17_late_grants_are_used_if_the_lease_is_wanted() -> None:

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.proofs import Proofs
 from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, FIRST_TICK_SHARE
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick, decode
@@ -166,95 +165,6 @@ def test_t4_beats_go_out_every_third_of_hi_and_earlier() -> None:
     assert member.held() == [T0]
 
 
-@pytest.mark.parametrize("trouble", ["drop_appends", "deaf"])
-def test_t4_stops_in_time_whichever_way_the_log_is_cut_off(trouble: str) -> None:
-    """Appends that fail, or a replica that hears nothing: work stops 2 · HI − margin after the last proven sending."""
-    net, member = holding()
-    last = last_sent(net)
-    setattr(member, trouble, True)
-    net.run(ENDS - (net.now - last) - 20)
-    assert member.can_hand_out(T0)
-    net.run(20)
-    assert not member.can_hand_out(T0)
-    assert member.take() is None
-    net.run_until(lambda: (Callback.LOST, T0) in member.callbacks, 20)
-    assert member.held() == []
-
-
-def test_t4_an_acknowledgement_proves_nothing() -> None:
-    """Beats are acknowledged with their offsets all the time; the replica never shows them: the lease ends (T4)."""
-    net, member = holding()
-    last = last_sent(net)
-    member.deaf = True
-    net.run(ENDS - (net.now - last))
-    assert last_sent(net) - last > HI, "beats arrived and counted"
-    assert not member.can_hand_out(T0)
-
-
-def test_t4_an_applied_beat_proves_nothing_before_its_sending_is_known() -> None:
-    """The replica shows beats whose acknowledgements are missing: when they were sent is not known (T4)."""
-    net, member = holding()
-    last = last_sent(net)
-    member.acks = "late"
-    net.run(ENDS - (net.now - last) - 30)
-    assert member.can_hand_out(T0)
-    net.run(30)
-    assert not member.can_hand_out(T0)
-
-
-def test_t4_late_acknowledgements_prove_the_time_of_sending() -> None:
-    """An ack that comes long after its record was applied extends the lease from when the record was sent."""
-    net, member = holding()
-    member.acks = "late"
-    net.run(HI)
-    sent = last_sent(net)
-    net.run(300)
-    member.late_acks = [(token, at) for token, at in member.late_acks if net.logs[0][at][0] <= sent]
-    member.deliver_acks()
-    assert member.lease(T0).valid_until == sent + ENDS
-
-
-def test_t4_acknowledgements_without_an_offset_prove_nothing() -> None:
-    net, member = holding()
-    last = last_sent(net)
-    member.acks = "blank"
-    net.run(ENDS - (net.now - last))
-    assert not member.can_hand_out(T0)
-
-
-def test_t4_one_beat_whose_ack_lacks_the_offset_does_no_harm() -> None:
-    """The next one proves the lease (C17)."""
-    net, member = holding()
-    member.acks = "blank"
-    net.run(HI / 2)
-    member.acks = "now"
-    net.run(HI / 2)
-    assert member.lease(T0).valid_until >= net.now + ENDS - HI / 3 - 10
-
-
-def test_t4_a_stopped_process_hands_out_nothing_when_it_goes_on() -> None:
-    """SIGSTOP: nobody took note of the time; hand_out_until is compared before the next message (T4)."""
-    net, member = holding()
-    member.paused = True
-    net.run(3 * HI)
-    member.paused = False
-    assert not member.can_hand_out(T0)
-    assert member.take() is None
-    net.tick()
-    assert (Callback.LOST, T0) in member.callbacks
-
-
-def test_t4_a_stopped_process_keeps_its_lease_if_it_goes_on_in_time() -> None:
-    net, member = holding()
-    last = last_sent(net)
-    member.paused = True
-    net.run(ENDS - (net.now - last) - 20)
-    member.paused = False
-    net.run(HI)
-    assert member.can_hand_out(T0)
-    assert (Callback.LOST, T0) not in member.callbacks
-
-
 def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
     """Stopped between claim and grant: on waking up the grant is old, and others may have the lease (T4)."""
     net, member = claiming()  # the claim is in the log, its grant not applied yet
@@ -297,15 +207,6 @@ def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending(
     assert member.lease(T0).hand_out_until == first_sent + ENDS
 
 
-def test_t4_a_claim_whose_ack_lacks_the_offset_is_proven_by_the_first_beat() -> None:
-    net, member = claiming(acks="blank")
-    net.run(20)
-    assert member.held() == [T0]
-    assert not member.can_hand_out(T0)
-    member.acks = "now"
-    net.run_until(lambda: member.can_hand_out(T0), HI / 3 + 10)
-
-
 def test_t4_a_grant_that_nothing_proves_is_given_back() -> None:
     """Neither the claim's nor any beat's sending can be told: the lease is not kept in limbo."""
     net, member = claiming(acks="lost")
@@ -334,25 +235,6 @@ def test_t4_the_margin_allows_for_clocks_whose_rates_differ() -> None:
     assert net.now - sent < 2 * HI
 
 
-def test_t4_a_lease_of_another_interval_is_judged_by_its_own() -> None:
-    hi = 400
-    net, member = holding(hi=hi)
-    sent = last_sent(net)
-    member.drop_appends = True
-    net.run_until(lambda: not member.can_hand_out(T0))
-    assert net.now - sent == pytest.approx(2 * hi - hi / 10, abs=20)
-
-
-def test_t4_the_margin_is_at_least_20_ms() -> None:
-    net, member = holding(hi=100)
-    sent = last_sent(net)
-    member.drop_appends = True
-    net.run(2 * 100 - 20 - 1 - (net.now - sent), step=1)
-    assert member.can_hand_out(T0)
-    net.run(1, step=1)
-    assert not member.can_hand_out(T0)
-
-
 def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
     net = Net(cps=1)
     net.topic("t")
@@ -367,22 +249,6 @@ def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
     net.run(20)
     assert "not confirmed" in manual.loss
     assert not member.can_hand_out(T0)
-
-
-def test_t4_after_self_fencing_the_next_holder_starts_only_when_the_log_says_so() -> None:
-    """From the end of the first one's work to the start of the second one's nobody can be handed a message."""
-    net, first = holding()
-    second = net.member("b")
-    second.consumer("t")
-    net.run(100)
-    first.deaf = first.drop_appends = True
-    seen: list[list[str]] = []
-    while not second.can_hand_out(T0):
-        net.tick()
-        owners = net.owners()[T0]
-        if not seen or seen[-1] != owners:
-            seen.append(owners)
-    assert seen == [["a"], [], ["b"]]
 
 
 def test_proofs_too_old_to_prove_anything_are_forgotten() -> None:
@@ -435,67 +301,6 @@ def test_t4_an_idle_member_is_woken_for_its_beats_and_for_nothing_else() -> None
 # -- T5 -----------------------------------------------------------------------------------------------------------
 
 
-def test_t5_log_time_that_runs_ahead_puts_leases_in_doubt_at_once() -> None:
-    """Somebody sets the broker's clock: another's record shows it; nothing is handed out from then on."""
-    net, member = holding()
-    other = net.member("b", group="other")
-    net.stamp_shift = 3 * HI
-    member.drop_if = is_beat
-    net.write(Tick(*other.engine.ids), 0)
-    net.tick()
-    assert not member.can_hand_out(T0)
-    assert member.take() is None
-    assert member.held() == [T0], "in doubt is not lost"
-
-
-def test_t5_the_first_beat_sent_after_it_ends_the_doubt() -> None:
-    """A beat goes out at once, and when the replica has applied it, work goes on (T5)."""
-    net, member = holding()
-    net.run(100)
-    net.stamp_shift = 3 * HI
-    net.write(Tick("x", "x", "x"), 0)
-    net.now += 1
-    for cp in member.worlds:
-        member.apply(cp)
-    count = net.count()
-    member.settle()
-    assert not member.can_hand_out(T0)
-    assert net.count() == count + 1, "a beat is sent without waiting for the next one's turn"
-    member.turn()
-    assert member.can_hand_out(T0)
-
-
-def test_t5_a_beat_sent_before_the_jump_does_not_end_the_doubt() -> None:
-    """It was appended before the jump, so at the new log time it is as old as the jump is long."""
-    net, member = holding()
-    member.acks = "late"
-    net.run_until(lambda: member.late_acks)
-    net.stamp_shift = 3 * HI
-    net.write(Tick("x", "x", "x"), 0)
-    member.drop_if = is_beat
-    net.tick()
-    assert not member.can_hand_out(T0)
-    member.deliver_acks()
-    assert not member.can_hand_out(T0)
-
-
-def test_t5_what_is_proven_only_after_the_jump_is_in_doubt_at_once() -> None:
-    """The claim's acknowledgement comes when log time has run ahead already, and nothing else tells (seed 50196)."""
-    net, member = claiming(acks="late")
-    net.run_until(lambda: member.held() == [T0])
-    claim = member.late_acks
-    net.stamp_shift = 3 * HI
-    net.write(Tick("x", "x", "x"), 0)
-    net.tick()
-    member.late_acks, member.acks = claim, "now"
-    count = net.count()
-    member.deliver_acks()
-    assert not member.can_hand_out(T0)
-    assert net.count() == count + 1, "a beat is sent without waiting for the next one's turn"
-    net.tick()
-    assert member.can_hand_out(T0)
-
-
 def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
     """The beat sent at the jump ends it, however busy the CP is: there is one jump, not one with each record."""
     net, member = holding()
@@ -514,36 +319,6 @@ def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
         member.settle()
     member.deliver_acks()
     assert member.can_hand_out(T0)
-
-
-def test_t5_a_jump_within_the_margin_is_no_doubt() -> None:
-    net, member = holding()
-    net.run(HI)
-    net.stamp_shift = MARGIN - 20
-    net.write(Tick("x", "x", "x"), 0)
-    net.tick()
-    assert member.can_hand_out(T0)
-
-
-def test_t5_if_somebody_claimed_meanwhile_the_doubt_ends_in_a_loss() -> None:
-    """That is what the doubt was for: the jump made the lease stale, and another has it."""
-    net, member = holding()
-    net.stamp_shift = 3 * HI
-    net.write(ClaimingPartition("x-1", "x", "g", "t", 0, HI), 0)
-    member.deaf = True
-    net.run(10)
-    member.deaf = False
-    net.tick()
-    assert member.held() == []
-    assert (Callback.LOST, T0) in member.callbacks
-
-
-def test_t5_a_clock_set_back_is_harmless() -> None:
-    """Log time stands still until the broker's clock has caught up; nobody hands out what is not its own."""
-    net, member = holding()
-    net.stamp_shift = -5 * HI
-    net.run(4 * HI)
-    assert member.can_hand_out(T0), "beats are accepted all the same"
 
 
 def test_t5_a_broker_that_runs_fast_for_long_costs_time_but_not_the_lease() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy, MaxClaims
-from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import PositionLostError
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch
 from tests.engine.harness import HI, DataLog, Member, Net
@@ -58,59 +56,6 @@ def test_p9_start_says_where_a_group_begins(start: object, first: int) -> None:
     assert member.consumers[0].positions.gaps == []
 
 
-@pytest.mark.parametrize("at_most_once", [False, True])
-def test_p9_a_start_elsewhere_is_beaten_first_and_nothing_handed_out_before(at_most_once: bool) -> None:
-    """The position is in the log before the first message is out: a crash there keeps it (P9)."""
-    net, member = starting("latest", at_most_once=at_most_once)
-    member.drop_if = lambda record: isinstance(record, Heartbeat)
-    net.run(0.9 * HI)
-    net.data[T0].end = 60
-    assert member.stage(T0) is Stage.POSITIONING
-    assert member.fetching == {}
-    assert (Callback.ASSIGN, T0) not in member.callbacks
-    member.drop_if = lambda record: False
-    net.run_until(lambda: member.stage(T0) is Stage.ACTIVE, HI)
-    assert net.world(T0).progress.stable == 49
-    if not at_most_once:
-        assert read_all(net, member) == list(range(50, 60))
-
-
-def test_p9_the_next_holder_starts_where_the_first_one_did_though_nothing_was_done() -> None:
-    net, member = starting("latest")
-    net.run(50)
-    member.kill()
-    net.data[T0].end = 60
-    other = net.member("b")
-    other.consumer("t", start="latest")
-    net.run_until(lambda: other.held() == [T0])
-    net.data[T0].end = 70
-    assert read_all(net, other) == list(range(50, 70))
-
-
-def test_p9_start_is_for_the_group_s_first_time_only() -> None:
-    net, member = starting("earliest")
-    net.run(50)
-    member.work()
-    net.run(HI)
-    member.kill()
-    other = net.member("b")
-    other.consumer("t", start="latest")
-    net.run_until(lambda: other.held() == [T0])
-    assert read_all(net, other)[0] == 5
-
-
-def test_p9_a_member_lost_before_it_was_positioned_costs_no_message() -> None:
-    """Nobody can tell any more where latest was: the next holder starts at the beginning rather than too late."""
-    net, member = starting("latest")
-    member.hold_lookups = True
-    net.run(50)
-    member.kill()
-    other = net.member("b")
-    other.consumer("t", start="latest")
-    net.run_until(lambda: other.held() == [T0])
-    assert read_all(net, other)[0] == 0
-
-
 @pytest.mark.parametrize("held_up", ["lookup", "beat"])
 def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: str) -> None:
     """A newcomer's wish during the first look-up: without a position in the log it would start at the beginning."""
@@ -134,21 +79,6 @@ def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: st
     assert read_all(net, a) == read_all(net, b) == list(range(50, 60))
 
 
-def test_p9_closing_hands_in_the_start_as_soon_as_it_is_known() -> None:
-    """Else the next one would begin at the earliest offset, though nobody ever asked for that."""
-    net, member = starting("latest")
-    member.hold_lookups = True
-    net.run(50)
-    member.close()
-    net.run(100)
-    assert not member.consumers[0].closed
-    member.answer_lookups()
-    member.settle()
-    net.run_until(lambda: member.consumers[0].closed, 20)
-    assert net.world(T0).progress.stable == 49
-    assert member.callbacks == []
-
-
 def test_p9_closing_waits_for_the_start_no_longer_than_hi() -> None:
     """The leader does not answer: closing goes on all the same (B14)."""
     net, member = starting("latest")
@@ -159,27 +89,7 @@ def test_p9_closing_waits_for_the_start_no_longer_than_hi() -> None:
     assert not net.world(T0).held
 
 
-def test_p9_an_empty_log_and_latest() -> None:
-    """Starting at 0 is what stable + 1 says: nothing has to be beaten, and nothing that comes is missed."""
-    net, member = starting("latest", end=0)
-    net.run_until(lambda: member.stage(T0) is Stage.ACTIVE, 100)
-    assert beats_with_offset(net) == []
-    net.data[T0].end = 10
-    assert read_all(net, member) == list(range(10))
-
-
 # -- P9: partitions that appear -----------------------------------------------------------------------------------
-
-
-def test_p9_grown_partitions_start_at_the_earliest() -> None:
-    """What was written before the group noticed a new partition is not skipped."""
-    net, member = starting("latest")
-    net.run(50)
-    net.topic("t", 3, end=20)
-    net.tell_topics()
-    net.run_until(lambda: len(member.held()) == 3)
-    got = [m for _ in range(20) for m in member.work()]
-    assert sorted(m.at for m in got if m.of == ("t", 2)) == list(range(20))
 
 
 def test_p9_a_topic_that_appears_later_starts_at_the_earliest() -> None:
@@ -266,24 +176,6 @@ def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
 # -- P9: retention ------------------------------------------------------------------------------------------------
 
 
-def test_p9_a_new_group_on_an_old_topic_starts_at_its_log_start_without_an_alarm() -> None:
-    """What retention took before the group existed was never its own."""
-    net, member = starting(low=20)
-    assert read_all(net, member) == list(range(20, 50))
-    assert member.consumers[0].positions.gaps == []
-    assert net.world(T0).progress.stable == 49
-
-
-def test_p9_the_log_start_is_beaten_before_the_first_message() -> None:
-    net, member = starting(low=20)
-    net.run(50)
-    member.fetch()
-    net.run(50)
-    assert beats_with_offset(net)[0] == 19
-    member.kill()
-    assert net.world(T0).progress.stable == 19
-
-
 def restarted_with_log(net: Net, member: Member, start: int, end: int) -> tuple[Member, ConsumerEngine]:
     """The member has gone; retention moved the log start; another one comes."""
     net.run(HI)
@@ -295,39 +187,12 @@ def restarted_with_log(net: Net, member: Member, start: int, end: int) -> tuple[
     return other, consumer
 
 
-def test_p9_what_retention_took_at_start_is_reported_with_its_range() -> None:
-    net, member = starting()
-    net.run(50)
-    member.work()
-    other, consumer = restarted_with_log(net, member, 20, 50)
-    assert read_all(net, other) == list(range(20, 50))
-    assert consumer.positions.gaps == [(T0, 5, 19)]
-    assert any("offsets 5 to 19 are gone" in w for w in other.warnings)
-
-
 def test_p9_what_retention_took_from_a_group_that_had_done_nothing_yet_is_reported() -> None:
     net, member = starting()
     net.run(50)
     _, consumer = restarted_with_log(net, member, 20, 50)
     net.members[0].fetch()
     assert consumer.positions.gaps == [(T0, 0, 19)]
-
-
-def test_p9_what_retention_took_mid_way_is_reported_and_what_was_fetched_is_still_handed_out() -> None:
-    """Messages in our buffer and in hand are not lost because the log has moved on."""
-    net, member = starting()
-    net.run(50)
-    member.fetch(10)
-    run = member.take(4)
-    assert run is not None  # 0-3 in hand, 4-9 in the buffer
-    net.data[T0].start = 20
-    member.fetch()
-    net.run(50)
-    assert member.consumers[0].positions.gaps == [(T0, 10, 19)]
-    member.done_run(run)
-    assert read_all(net, member) == [4, 5, 6, 7, 8, 9, *range(20, 50)]
-    assert net.world(T0).progress.stable == 49
-    assert split(net.world(T0).progress.ranges).ranges == []
 
 
 def test_p9_retention_mid_way_with_nothing_pending() -> None:
@@ -383,19 +248,6 @@ def lost_position() -> tuple[Net, Member, ConsumerEngine]:
     return net, other, consumer
 
 
-def test_p11_a_position_beyond_the_log_end_is_lost_and_nothing_handed_out() -> None:
-    net, member, consumer = lost_position()
-    [error] = consumer.errors
-    assert isinstance(error, PositionLostError)
-    assert "--partition t:0=" in str(error) and "release-group g" in str(error)
-    assert (Callback.LOST, T0) in member.callbacks
-    assert member.held() == []
-    assert not net.world(T0).held
-    net.data[T0].end = 100
-    assert read_all(net, member, 10 * HI) == []
-    assert net.world(T0).progress.stable == 49
-
-
 def test_p11_one_lost_position_stops_nothing_else() -> None:
     """No member of the group ends by it: each leaves that partition alone, says so once, and works on."""
     net, a = starting(partitions=3)
@@ -422,14 +274,6 @@ def test_p11_one_lost_position_stops_nothing_else() -> None:
     assert [consumer.positions.stuck.lost for consumer in consumers] == [[], [], []]
 
 
-def test_p11_a_repositioned_partition_is_worked_on_again() -> None:
-    net, member, _ = lost_position()
-    net.run(3 * HI)
-    reposition(net, 4)
-    net.run_until(lambda: member.held() == [T0])
-    assert read_all(net, member) == [5, 6, 7, 8, 9]
-
-
 def test_p11_repositioning_to_where_it_was_counts() -> None:
     """The admin says that it is right as it is, for the log has grown again."""
     net, member, _ = lost_position()
@@ -454,16 +298,6 @@ def recreated() -> tuple[Net, list[Member]]:
     net.topic("t", 2, end=500, tid="id-2")
     net.tell_topics()
     return net, members
-
-
-def test_p11_a_topic_made_anew_under_its_holders_loses_their_positions() -> None:
-    net, members = recreated()
-    net.run(50)
-    for member in members:
-        [error] = member.consumers[0].errors
-        assert isinstance(error, PositionLostError) and "made anew" in str(error)
-        assert Callback.LOST in [call for call, _ in member.callbacks]
-        assert member.held() == []
 
 
 @pytest.mark.parametrize("at_most_once", [False, True])
@@ -559,20 +393,6 @@ def test_p11_topic_ids_that_the_broker_does_not_tell_are_no_change() -> None:
     net.run(50)
     assert member.held() == [T0]
     assert member.consumers[0].errors == []
-
-
-def test_p11_a_position_at_the_log_end_is_not_lost() -> None:
-    net, member = starting(end=10)
-    read_all(net, member)
-    member.kill()
-    other = net.member("b")
-    consumer = other.consumer("t")
-    net.run_until(lambda: other.held() == [T0])
-    consumer.out_of_range(T0, net.now)
-    other.settle()
-    net.data[T0].end = 12
-    assert read_all(net, other) == [10, 11]
-    assert consumer.errors == []
 
 
 def test_a_member_with_a_limit_takes_grown_partitions_up_to_it() -> None:

@@ -12,7 +12,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.tracker import Tracker, offset_of
 from kafka_marshal.ports import Message
-from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, HeartbeatBatch, ReleasingPartition
+from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 from tests.engine.harness import HI, FakeMessage, Member, Net
 
@@ -42,76 +42,7 @@ def taken(member: Member, count: int = 100, fetch: int = 100) -> list[FakeMessag
     return found
 
 
-def ranges_sent(net: Net) -> list[tuple[int, int]]:
-    return [r for record in net.records(CommitRanges, "a") if isinstance(record, CommitRanges) for r in record.ranges]
-
-
 # -- C14 ----------------------------------------------------------------------------------------------------------
-
-
-def test_c14_what_is_done_travels_with_the_beats_at_least_once_per_hi() -> None:
-    net, member = working()
-    for message in taken(member, 50):
-        member.done(message)
-        net.run(100)
-        if message.at >= 10:
-            assert net.world(T0).progress.stable >= message.at - HI / 3 / 100 - 1
-    assert not net.records(CommitRanges)
-
-
-def test_c14_beats_say_nothing_that_the_log_knows() -> None:
-    """nil says nothing (E5): a beat repeats no offset."""
-    net, member = working()
-    member.work()
-    net.run(5 * HI)
-    told = [r.last_offset for r in net.records(Heartbeat) if isinstance(r, Heartbeat) and r.last_offset is not None]
-    assert told == [4]
-    assert net.world(T0).progress.stable == 4
-
-
-def test_c14_a_lost_beat_is_made_good_by_the_next() -> None:
-    net, member = working()
-    member.work()
-    member.drop_appends = True
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == -1
-    member.drop_appends = False
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 4
-
-
-def test_c14_the_next_holder_goes_on_at_stable_plus_1() -> None:
-    """A crash repeats what was done since the last beat, and nothing else."""
-    net, member = working()
-    messages = taken(member, 20)
-    for message in messages[:7]:
-        member.done(message)
-    net.run(HI / 2)
-    for message in messages[7:12]:
-        member.done(message)
-    member.kill()
-    other = net.member("b")
-    other.consumer("t")
-    net.run_until(lambda: other.can_hand_out(T0))
-    assert [m.at for m in taken(other, 3)] == [7, 8, 9]
-
-
-def test_c14_a_batch_of_beats_for_many_leases() -> None:
-    """One record for all leases of a CP, each with its own offset."""
-    net = Net(cps=1)
-    net.topic("t", 3, end=10)
-    member = net.member("a")
-    member.consumer("t")
-    net.run(50)
-    run = None
-    member.fetch(3)
-    while (run := member.take(10)) is not None:
-        member.done_run(run)
-    before = net.count()
-    net.run(HI / 3)
-    [batch] = net.records()[before:]
-    assert isinstance(batch, HeartbeatBatch)
-    assert sorted((e.partition, e.last_offset) for e in batch.entries) == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_a_terminated_member_s_last_words_carry_what_is_done() -> None:
@@ -130,71 +61,6 @@ def test_a_terminated_member_s_last_words_carry_what_is_done() -> None:
 # -- P6 -----------------------------------------------------------------------------------------------------------
 
 
-def test_p6_islands_are_committed_as_ranges_and_merge() -> None:
-    net, member = working()
-    messages = taken(member, 20)
-    for at in (3, 4, 7):
-        member.done(messages[at])
-    net.run(HI / 2)
-    assert net.world(T0).progress.ranges == [(3, 4), (7, 7)]
-    for at in (5, 6, 0):
-        member.done(messages[at])
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 0
-    assert net.world(T0).progress.ranges == [(3, 7)]
-    for at in (1, 2):
-        member.done(messages[at])
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 7
-    assert net.world(T0).progress.ranges == []
-
-
-def test_p6_islands_that_do_not_change_are_told_once() -> None:
-    net, member = working()
-    messages = taken(member, 20)
-    member.done(messages[3])
-    net.run(5 * HI)
-    assert ranges_sent(net) == [(3, 3)]
-
-
-def test_p6_a_lost_commit_of_ranges_is_sent_again() -> None:
-    """The append failed, and nothing changed since: the log must get to know all the same."""
-    net, member = working()
-    messages = taken(member, 20)
-    member.drop_if = lambda record: isinstance(record, CommitRanges)
-    member.done(messages[3])
-    net.run(HI / 2)
-    member.drop_if = lambda record: False
-    net.run(1.5 * HI)
-    assert net.world(T0).progress.ranges == [(3, 3)]
-
-
-def test_p6_a_release_hands_in_islands_that_were_lost_before() -> None:
-    net, member = working()
-    messages = taken(member, 20)
-    member.drop_if = lambda record: isinstance(record, CommitRanges)
-    member.done(messages[3])
-    net.run(HI / 2)
-    member.drop_if = lambda record: False
-    member.close()
-    net.run(50)
-    assert not net.world(T0).held
-    assert net.world(T0).progress.ranges == [(3, 3)]
-
-
-def test_p6_what_is_done_is_filtered_and_only_gaps_are_committed() -> None:
-    """The contract's own example: stable 40, ranges [43,45],[48,49], fetched 41–50."""
-    net, member = working(end=51, done=[(0, 40), (43, 45), (48, 49)])
-    messages = taken(member)
-    assert [m.at for m in messages] == [41, 42, 46, 47, 50]
-    for message in reversed(messages):
-        member.done(message)
-        net.run(HI / 2)
-    assert net.world(T0).progress.stable == 50
-    assert net.world(T0).progress.ranges == []
-    assert ranges_sent(net) == [(50, 50), (47, 47), (46, 46), (42, 42)]
-
-
 def test_p6_filtering_within_and_across_fetches() -> None:
     """Whole fetches of what is done, fetches that end within it, and fetches that begin within it."""
     for size in range(1, 12):
@@ -204,22 +70,6 @@ def test_p6_filtering_within_and_across_fetches() -> None:
             got += [m.at for m in taken(member, fetch=size)]
             net.tick()
         assert got == [0, 1, 2, 9, 11, *range(21, 30)], f"fetches of {size}"
-
-
-def test_p6_offsets_that_kafka_never_delivers_are_done_with_the_next_one() -> None:
-    net, member = working(end=20, missing=[0, 1, 5, 6, 7, 18, 19])
-    messages = taken(member)
-    assert [m.at for m in messages] == [2, 3, 4, *range(8, 18)]
-    member.done(messages[0])
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 2, "0 and 1 never come"
-    member.done(messages[3])
-    net.run(HI / 2)
-    assert net.world(T0).progress.ranges == [(5, 8)]
-    for message in messages:
-        member.done(message)
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 17, "18 and 19 may still come"
 
 
 def test_p6_holes_beside_what_is_done_already_are_not_left_open() -> None:

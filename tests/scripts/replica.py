@@ -1,21 +1,13 @@
 """The commands of scripts about one CP: records of a few members, and the state that a replica concludes.
 
     log a1=a/1 b1=b/1 [cp=3/8]             a new CP (0 of 1); a1 is instance 1 of client a. Its clock stands at 1000 ms
-    a1 claims flights:0 [hi=1000]          ClaimingPartition
-    a1 beats flights:0 [done=5]            Heartbeat with the lease's present epoch
-    a2 takes over flights:0 [done=5]       Heartbeat with epoch nil
-    a1 beats batch flights:0>5 flights:1   HeartbeatBatch: done>offset; flights:0>5#3 has epoch 3
-    a1 releases flights:0 [done=5]         ReleasingPartition
-    a1 claims messages flights:0 to=9      ClaimingMessages
-    a1 commits flights:0 4-6 9-9           CommitRanges; singles=10..20 are 10, 12 … 20, each for itself
-    a1 pauses until=+5000                  ReleaseGroup, its expiry counted from the clock; until=900 is a time
-    a1 forgets, ticks, upgrades level=2    ForgetGroup, Tick, Upgrade
+    a1 claims flights:0 [hi=1000]          a record, in the words of `records.py`
     value [1, 32, "1", "a", "g"]           any other value; `value none` is a record without one
     lease flights:0                        how the lease stands
     world                                  log time, next offset, level, pauses, and all leases
 
-A record may have epoch=, group= (else g) and at=: +500 moves the broker's clock on first, 900 sets it, none is a
-record without a stamp. It prints its offset, sender, code, and the epoch of the lease that it names.
+A record may have at=, too: +500 moves the broker's clock on first, 900 sets it, none is a record without a stamp. It
+prints its offset, sender, code, and the epoch of the lease that it names.
 """
 
 from __future__ import annotations
@@ -26,24 +18,19 @@ from collections.abc import Iterator
 from msgpack import packb
 
 from rationalizer import (
-    BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
     CommitRanges,
-    ForgetGroup,
     Heartbeat,
-    HeartbeatBatch,
     Lease,
     Outcome,
     Record,
-    ReleaseGroup,
     ReleasingPartition,
-    Tick,
-    Upgrade,
     World,
     encode,
 )
 from rationalizer.leases.transitions import TRANSITIONS, Sender, Transition
+from tests.scripts.records import lease_name, lease_words, options_of, record_of
 
 __all__ = ["CellMet", "Replica"]
 
@@ -56,8 +43,6 @@ Key = tuple[str, str, int]
 ROWS = {(row.record, row.sender, row.nil_epoch): row for row in TRANSITIONS}
 #: The codes in the table's cells; all others are of pauses, progress and values.
 LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row.unknown, row.stale)}
-OF_TWO_WORDS = ("takes over", "claims messages", "beats batch")
-MANY_RANGES = 6
 
 
 class Replica:
@@ -81,8 +66,7 @@ class Replica:
     def play(self, line: str) -> Iterator[str]:
         """One command: what it prints."""
         who, *rest = line.split()
-        words = [word for word in rest if "=" not in word]
-        options = dict(word.split("=", 1) for word in rest if "=" in word)
+        words, options = options_of(rest)
         match who:
             case "log":
                 self._begin(options.pop("cp", "0/1"))
@@ -94,14 +78,14 @@ class Replica:
                 yield from self._world()
                 return
             case "lease":
-                yield self._lease((options.pop("group", "g"), *_lease_name(words[0])))
+                yield self._lease((options.pop("group", "g"), *lease_name(words[0])))
                 return
         stamp = self._stamp(options.pop("at", "+0"))
         if who == "value":
             text = " ".join(words)
             yield self._apply("-", stamp, None if text == "none" else packb(json.loads(text)))
             return
-        record = self._record(who, words, options)
+        record = record_of(self.names[who], words, options, self.now, self._epoch)
         if options:
             raise ValueError(f"{', '.join(options)} means nothing here")
         yield self._judge(who, stamp, record)
@@ -111,48 +95,6 @@ class Replica:
             return -1
         self.now = self.now + int(at) if at[0] in "+-" else int(at)
         return self.now
-
-    def _record(self, who: str, words: list[str], options: dict[str, str]) -> Record:
-        length = 2 if " ".join(words[:2]) in OF_TWO_WORDS else 1
-        verb, about = " ".join(words[:length]), words[length:]
-        ids = (*self.names[who], group := options.pop("group", "g"))
-        match verb:
-            case "ticks":
-                return Tick(*ids)
-            case "forgets":
-                return ForgetGroup(*ids)
-            case "upgrades":
-                return Upgrade(*ids, int(options.pop("level")))
-            case "pauses":
-                until = options.pop("until")
-                return ReleaseGroup(*ids, self.now + int(until) if until[0] == "+" else int(until))
-            case "beats batch":
-                return HeartbeatBatch(*ids, tuple(self._entry(group, word) for word in about))
-        name = _lease_name(about[0])
-        if verb == "claims":
-            return ClaimingPartition(*ids, *name, int(options.pop("hi", "1000")))
-        done = _number(options.pop("done", "nil"))
-        if verb == "takes over":
-            return Heartbeat(*ids, *name, None, done)
-        epoch = int(options.pop("epoch", self._epoch((group, *name))))
-        match verb:
-            case "beats":
-                return Heartbeat(*ids, *name, epoch, done)
-            case "releases":
-                return ReleasingPartition(*ids, *name, epoch, done)
-            case "claims messages":
-                return ClaimingMessages(*ids, *name, epoch, int(options.pop("to")))
-            case "commits":
-                return CommitRanges(
-                    *ids, *name, epoch, (*map(_range, about[1:]), *_singles(options.pop("singles", "")))
-                )
-        raise ValueError(f"there is no verb {verb!r}")
-
-    def _entry(self, group: str, word: str) -> BeatEntry:
-        text, _, epoch = word.partition("#")
-        text, _, done = text.partition(">")
-        name = _lease_name(text)
-        return BeatEntry(*name, int(epoch or self._epoch((group, *name))), _number(done or "nil"))
 
     def _epoch(self, key: Key) -> int:
         lease = self.world.lease(*key)
@@ -213,49 +155,13 @@ class Replica:
         for pause in world.pauses():
             yield f"{pause.group_id} paused by {pause.client_id} until {pause.expires}"
         for lease in world.leases():
-            yield f"{lease.group_id} {_words(lease, world.log_time, self._holder(lease))}"
+            yield f"{lease.group_id} {lease_words(lease, world.log_time, self._holder(lease))}"
 
     def _lease(self, key: Key) -> str:
         lease = self.world.lease(*key)
         if lease is None:
             return f"{key[1]}:{key[2]} never claimed"
-        return _words(lease, self.world.log_time, self._holder(lease))
+        return lease_words(lease, self.world.log_time, self._holder(lease))
 
     def _holder(self, lease: Lease) -> str:
         return next((name for name, ids in self.names.items() if ids == (lease.instance_id, lease.client_id)), "")
-
-
-def _words(lease: Lease, log_time: int, holder: str) -> str:
-    """flights:0 a1 fresh age=0 epoch=0 hi=1000 stable=5 ranges=8-9 granted=5"""
-    progress = lease.progress
-    words = [f"{lease.topic}:{lease.partition}", holder, lease.freshness(log_time), f"age={lease.age(log_time)}"]
-    words += [f"epoch={lease.epoch}", f"hi={lease.heartbeat_interval_ms}"]
-    words.append("stable=none" if progress.stable < 0 else f"stable={progress.stable}")
-    ranges = progress.ranges
-    if ranges:
-        several = ",".join(f"{first}-{last}" for first, last in ranges)
-        words.append(f"ranges={several}" if len(ranges) <= MANY_RANGES else f"ranges={len(ranges)} of them")
-    if progress.granted >= 0:
-        words.append(f"granted={progress.granted}")
-    return " ".join(word for word in words if word)
-
-
-def _lease_name(word: str) -> tuple[str, int]:
-    topic, _, partition = word.partition(":")
-    return topic, int(partition)
-
-
-def _number(word: str) -> int | None:
-    return None if word == "nil" else int(word)
-
-
-def _range(word: str) -> tuple[int, int]:
-    first, last = word.split("-")
-    return int(first), int(last)
-
-
-def _singles(word: str) -> list[tuple[int, int]]:
-    if not word:
-        return []
-    first, last = map(int, word.split(".."))
-    return [(offset, offset) for offset in range(first, last + 1, 2)]

@@ -1,7 +1,7 @@
 """Scripts: what is done, ``----``, and what comes of it, as etcd-io/raft's ``testdata`` has them.
 
 A block is comments and command lines, then ``----``, then what the commands print, up to an empty line. What plays
-the commands is another module's: `replica.py` for the rules that a replica applies.
+the commands is another module's: `replica.py` for the rules that a replica applies, `members.py` for those of members.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 __all__ = ["FOLDER", "SCRIPTS", "ScriptError", "difference", "played"]
 
 FOLDER = Path(__file__).parent
-SCRIPTS = sorted(FOLDER.glob("*.txt"))
+#: By folder ("": those of a replica).
+SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "engine")}
 RULE = "----"
 
 #: Plays one command line, and gives what it prints.

@@ -1,9 +1,10 @@
-"""The rules that a replica applies, as scripts to read: one file for each rule or family (PROTOCOL.md 1, 3, 4).
+"""The rules of PROTOCOL.md's sections 1, 3 and 4 as scripts to read: one file for each rule or family.
+
+Those that a replica applies lie here, those that members follow in `engine/`.
 
     pytest tests/scripts --rewrite-scripts
 
-writes what comes of each command into the scripts; read the diff before you commit it. Rules that only a client can
-break are listed in `OF_CLIENTS`, with what tests them; scripts for an engine will stand in `engine/`.
+writes what comes of each command into the scripts; read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -14,40 +15,44 @@ from pathlib import Path
 
 import pytest
 
-from rationalizer import World, codes
+from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
+from tests.scripts.members import Members
+from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
 from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
 
 PAGE = (FOLDER.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
 
-#: No record shows these to a replica. tests/engine has C13-C15, C17, P6, P9, P11, T4 and T5; tests/rationalizer has P7
-#: (test_routing.py) and P8 (test_progress.py: no record of level 1 commits a key range).
-OF_CLIENTS = {"C13", "C14", "C15", "C17", "P6", "P7", "P8", "P9", "P11", "T4", "T5"}
+#: These are in tests/rationalizer: test_routing.py, and test_progress.py (no record of level 1 commits a key range).
+IN_NO_SCRIPT = {"P7", "P8"}
 
-by_file = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+ALL = [path for paths in SCRIPTS.values() for path in paths]
+by_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+of_a_replica = pytest.mark.parametrize("path", SCRIPTS[""], ids=lambda path: path.stem)
 
 
 @cache
 def run(path: Path) -> tuple[str, Replica]:
-    """The script as it comes out now, and what its log went through."""
+    """The script of a replica as it comes out now, and what its log went through."""
     replica = Replica()
     return played(path.read_text(encoding="utf-8"), replica.play), replica
 
 
 @by_file
 def test_script(path: Path, request: pytest.FixtureRequest) -> None:
-    says, prints = path.read_text(encoding="utf-8"), run(path)[0]
+    says = path.read_text(encoding="utf-8")
+    prints = run(path)[0] if path in SCRIPTS[""] else played(says, Members().play)
     if request.config.getoption("--rewrite-scripts"):
         path.write_text(prints, encoding="utf-8")
     elif says != prints:
         pytest.fail(difference(path, says, prints), pytrace=False)
 
 
-@by_file
+@of_a_replica
 def test_the_oracle_and_apply_many_conclude_the_same(path: Path) -> None:
     for partition, partitions, log in run(path)[1].logs:
         if any(len(value or b"") > 10_000 for _, _, value in log):
@@ -66,7 +71,7 @@ def test_each_cell_of_the_table_of_transitions_is_met() -> None:
         for row in TRANSITIONS
         for standing in ("free", "fresh", "unknown", "stale")
     }
-    met: set[CellMet] = set().union(*(run(path)[1].cells for path in SCRIPTS))
+    met: set[CellMet] = set().union(*(run(path)[1].cells for path in SCRIPTS[""]))
     assert words(table - met) == [], "no script has these"
     assert words(met - table) == [], "the table does not have these"
 
@@ -86,7 +91,7 @@ def test_each_step_says_why(path: Path) -> None:
 
 
 def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_other() -> None:
-    met: set[tuple[str, str]] = set().union(*(run(path)[1].ends for path in SCRIPTS))
+    met: set[tuple[str, str]] = set().union(*(run(path)[1].ends for path in SCRIPTS[""]))
     ends = {(name, code) for name, code in met if code != codes.UPGRADE_REQUIRED}  # no outcome of the log
     listed = {(name, row.code) for row in codes.TABLE for name in row.records.split(", ")}
     by_any = {code for name, code in listed if name == "any"}
@@ -101,15 +106,33 @@ def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_othe
 def test_each_rule_has_its_script() -> None:
     """A script's name begins with its rule; a family's other members are named in its text."""
     rules = set(re.findall(r"^- \*\*((?:[CPT]\d+)|L3)\*\*", PAGE, re.MULTILINE))
-    named = {rule for path in SCRIPTS for rule in re.findall(r"\b[CPTL]\d+\b", path.read_text(encoding="utf-8"))}
+    named = {rule for path in ALL for rule in re.findall(r"\b[CPTL]\d+\b", path.read_text(encoding="utf-8"))}
     assert len(rules) > 30
-    assert sorted(rules - named) == sorted(OF_CLIENTS)
-    for path in SCRIPTS:
+    assert sorted(rules - named) == sorted(IN_NO_SCRIPT)
+    for path in ALL:
         letter, number = path.stem[0].upper(), int(path.stem[1:3])
         assert path.read_text(encoding="utf-8").startswith(f"# {letter}{number}: "), path.name
+
+
+def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
+    said: set[str] = set()
+    for value in (value for path in SCRIPTS[""] for log in run(path)[1].logs for _, _, value in log[2]):
+        try:
+            record = decode(value or b"")
+        except RejectedValueError:
+            continue
+        text = words_of(record, lambda key: -1, 0)
+        if "its topic" not in text:
+            words, options = options_of(text.split())
+            assert record_of((record.instance_id, record.client_id), words, options, 0, lambda key: -1) == record, text
+            said.add(type(record).__name__)
+    assert said == {kind.name for kind in KINDS.values()}
 
 
 def test_a_command_that_means_nothing_is_named_with_its_line() -> None:
     for command in ("a1 dances flights:0", "a1 beats flights:0 speed=3", "nobody ticks", "lease", "value {"):
         with pytest.raises(ScriptError, match="line 2, '"):
             played(f"log a1=a/1\n{command}\n----\n", Replica().play)
+    for command in ("a dances", "a takes speed=3", "nobody takes", "lease", "kafka gone", "a loses heart", "z ticks"):
+        with pytest.raises(ScriptError, match="line 2, '"):
+            played(f"a starts flights\n{command}\n----\n", Members().play)

@@ -64,7 +64,7 @@ class Admin(OneProcess):
     it reads the log; progress restarts the wait.
 
     All calls may block. Besides AdminError they raise KafkaUnavailableError where no broker answers,
-    CoordinationTopicError where the topic can't be trusted, ConfigurationError for what can't be meant.
+    CoordinationTopicError where the topic can't be trusted, ConfigurationError for arguments that make no sense.
 
     Attributes:
         topic: the coordination topic.
@@ -121,7 +121,7 @@ class Admin(OneProcess):
         check_ids("group", self.client_id, heartbeat_interval_ms)
 
     def init(self, partitions: int | None = None, timeout: float = 30.0) -> TopicReport:
-        """Create the coordination topic with its log of snapshots, or check the one that exists; what was done.
+        """Create the coordination topic with its log of snapshots, or check the one that exists; returns what was done.
 
         May be called again at any time; it goes on where it stopped. ``partitions``: how many a new topic gets (8);
         one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent.
@@ -147,10 +147,11 @@ class Admin(OneProcess):
         return Pause(lambda: self._open_to_pause(group), group, self.client_id, expires_in)
 
     def forget(self, group: str, timeout: float = 30.0, *, force: bool = False) -> int:
-        """Drop all that the log knows of a group that is gone: leases and progress (C16); how many leases there were.
+        """Drop all that the log knows of a group that is gone: leases and progress (C16); returns the number of leases.
 
-        The group is paused, its leases must fall free or go stale within timeout seconds, and then every CP forgets it.
-        Raises AdminError, and lets the group go on, where they do not, and, without force, where a member answers the
+        The group is paused, its leases must fall free or go stale within timeout seconds, and then every coordination
+        partition forgets it.
+        Raises AdminError, and resumes the group, where they do not, and, without force, where a member answers the
         pause: then the group is alive, and would begin from its ``start=`` again.
         """
         timeout = arguments.seconds("timeout", timeout)
@@ -199,8 +200,8 @@ class Admin(OneProcess):
         is repeated by the next one. A holder that lives after all (``force``) claims nothing until its handler has
         come back, and not this partition for three heartbeat intervals (C18).
 
-        Raises AdminError where nobody holds the lease, where the holder beat within the last HI (``force`` takes the
-        lease from a living one), and where somebody was faster.
+        Raises AdminError where nobody holds the lease, where the holder beat within the last heartbeat interval
+        (``force`` takes the lease from a living one), and where another client was faster.
         """
         self._check_group(group)
         if partition is None:
@@ -210,7 +211,7 @@ class Admin(OneProcess):
         return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
 
     def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
-        """Ask a living member to hand over, after what it has in hand, and to claim nothing more (C19); what it held.
+        """Ask a living member to hand over, after what it has in hand, and to claim no more (C19); what it held.
 
         ``timeout`` (seconds): wait until it holds nothing; None: don't wait. It can't be taken back, but by a restart.
         Members of a release before this one do not listen. Raises AdminError where it holds nothing, and where it does
@@ -220,10 +221,10 @@ class Admin(OneProcess):
         return self._act(group, lambda session: groups.drain(session, client_id, timeout))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
-        """End a dead admin's pause, in its name (C10); what was paused until now, [] for nothing.
+        """End a dead admin's pause, in its name (C10); returns what was paused until now, [] for nothing.
 
         ``client_id``: end this client's pause only (None: anybody's). What that admin still holds is released, too.
-        An admin that lives after all is told at its next step. Raises AdminError where it is somebody else's pause.
+        An admin that lives after all is told at its next step. Raises AdminError where it is another client's pause.
         """
         self._check_group(group)
         if client_id is not None:
@@ -231,7 +232,7 @@ class Admin(OneProcess):
         return self._act(group, lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
-        """In which CPs the group is paused, by whom, until when; nothing is appended."""
+        """In which coordination partitions the group is paused, by whom, until when; nothing is appended."""
         self._check_group(group)
         return self._look(lambda _, replica: groups.pauses(replica, group))
 

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PausedPartition:
-    """One CP in which a group is paused (C10)."""
+    """One coordination partition in which a group is paused (C10)."""
 
     #: Partition of the coordination topic.
     partition: int
@@ -153,9 +153,9 @@ def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tu
 
 
 def drain(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
-    """Ask a member to hand over all it holds, and to claim nothing more (C19); what it held (*blocking*).
+    """Ask a member to hand over all it holds, and to claim nothing more (C19); returns what it held (*blocking*).
 
-    timeout: wait so many seconds until it holds nothing; None: do not wait.
+    timeout: seconds to wait until it holds nothing; None: do not wait.
     """
     session.tick(session.cps)
     held = _held_by(session, client_id)

@@ -101,7 +101,7 @@ class Members:
         return [lease for lease in self.held(chosen) if self._freshness(lease) != "stale"]
 
     def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
-        """What is held still, or was let go too late, sorted."""
+        """What is held still, or was released too late, sorted."""
         found = {key: late for key, late in self._late.items() if chosen is None or key in chosen}
         for lease in self.held(chosen):
             found[key_of(lease)] = _describe(lease, lease.client_id or "", self._freshness(lease))

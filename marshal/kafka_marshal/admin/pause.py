@@ -32,9 +32,9 @@ T = TypeVar("T")
 class Pause(OneProcess):
     """A group paused by this admin. Made by :meth:`Admin.pause`; use it as a context manager.
 
-    Entering pauses the group in every CP; leaving the block, also by an exception, lets it go on. While its methods
-    work the pause is extended as needed; between them it runs out ``expires_in`` seconds after it was last extended,
-    so that a dead admin stops nobody for longer.
+    Entering pauses the group in every coordination partition; leaving the block, also by an exception, resumes it.
+    While its methods work the pause is extended as needed; between them it runs out ``expires_in`` seconds after it
+    was last extended, so that a dead admin stops nobody for longer.
 
     Any thread may call it; one thing is done at a time. An exception of a signal's handler (Ctrl-C, an alarm) ends the
     call it came in: what that had begun is given up, or put back, before the group goes on. Where that is not possible,
@@ -58,7 +58,7 @@ class Pause(OneProcess):
     # Beginning and ending.
 
     def start(self) -> Self:
-        """Pause the group in every CP (*blocking*); what ``with`` does on entering.
+        """Pause the group in every coordination partition (*blocking*); what ``with`` does on entering.
 
         Raises GroupPausedError where somebody else has it paused, AdminError where the log does not answer. In both
         cases what was paused already goes on again, or the message says what does not.
@@ -95,7 +95,7 @@ class Pause(OneProcess):
             session.close_soon()
 
     def resume(self) -> None:
-        """Let the group go on (*blocking*); what ``with`` does on leaving. A second call does nothing.
+        """Resume the group (*blocking*); what ``with`` does on leaving. A second call does nothing.
 
         Raises AdminError where it may be paused still, and where calls that were interrupted have left anything behind.
         """
@@ -127,7 +127,7 @@ class Pause(OneProcess):
         return 0.0 if self._work is None or self._work.is_over else self._work.hold.seconds_left
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None = None) -> list[InHand]:
-        """What members still hold, or let go too late; of these partitions (None: of all), sorted."""
+        """What members still hold, or released too late; of these partitions (None: of all), sorted."""
         return self._have("in_hand", self._live().in_hand, _checked(partitions))
 
     @property
@@ -145,7 +145,8 @@ class Pause(OneProcess):
         """Wait until nobody else holds a lease of the group, or only stale ones (*blocking*).
 
         Members finish what they have in hand, and release with their offsets. Returns the partitions where somebody
-        did not within 2·HI: what was in hand there is repeated by the next holder, what was handed in before is not.
+        did not within two heartbeat intervals: what was in hand there is repeated by the next holder, what was handed
+        in before is not.
         ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these matter.
         Raises AdminError, with ``in_hand``, where after timeout seconds somebody is still at work, and where the pause
         had run out before. Nothing is changed.
@@ -169,14 +170,14 @@ class Pause(OneProcess):
         return self._have("reposition", self._live().reposition, positions, dry_run, force)
 
     def forget(self) -> int:
-        """Drop the group's leases, and the pause with them, in every CP (C16) (*blocking*); how many leases there were.
+        """Drop the group's leases, and the pause with them, in all of the log (C16) (*blocking*); returns their number.
 
         Only after ``wait_released``. Raises AdminError where it was not done everywhere.
         """
         return self._have("forget", self._live().forget)
 
     def check(self) -> None:
-        """Raise AdminError unless the pause is in force in every CP, and nobody works under our client_id."""
+        """Raise AdminError unless the pause is in force in all of the log, and nobody works under our client_id."""
         self._have("check", self._live().check)
 
     def extend_if_short(self) -> None:

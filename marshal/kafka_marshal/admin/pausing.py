@@ -142,7 +142,7 @@ class PauseWork:
     # What an operator does during it.
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None) -> list[InHand]:
-        """What members still hold, or let go too late."""
+        """What members still hold, or released too late."""
         with self.session.locked():
             return self._members.in_hand(_chosen(partitions))
 

@@ -39,7 +39,7 @@ def bare_release(lease: Lease) -> ReleasingPartition:
 
 
 class CallerGoneError(Exception):
-    """Whoever asked for this waits no longer: an exception has ended the call, or the pause is to end."""
+    """The caller waits no longer: an exception has ended the call, or the pause is to end."""
 
 
 def _never() -> bool:

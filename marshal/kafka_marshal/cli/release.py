@@ -214,7 +214,7 @@ def skip(
 ) -> int:
     r"""Leave out what can't be read of a partition: GROUP goes on behind it.
 
-    A corrupt batch stops whoever reads its partition, for ever. This tries from the group's position on where reading
+    A corrupt batch stops every reader of its partition, for ever. This tries from the group's position on where reading
     succeeds again, says how many offsets are left out, and moves the group there as release-group does. Look first
     whether another replica holds the batch unharmed: what is left out is never handed out.
 

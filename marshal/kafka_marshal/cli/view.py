@@ -113,7 +113,7 @@ class View:
             self.heard.look(world)
 
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Take in what comes for so long, or until something is so; learn the broker's time from it."""
+        """Take in what comes within this time, or until the condition holds; learn the broker's time from it."""
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
             batch = self.replica.read(min(left, _SLICE_S))

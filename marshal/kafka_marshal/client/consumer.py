@@ -187,7 +187,7 @@ class Consumer(FetchingConsumer["Consumer"]):
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``).
 
-        Fewer, and at once, where the lease of one that came is being let go, or is in doubt: it should not wait here.
+        Fewer, and at once, where the lease of one that came is being released, or is in doubt: it should not wait here.
         What waited here until its lease was over (a process that was stopped) is not returned (T4): at least once it
         comes again, here or elsewhere; at most once it is in ``unprocessed``. After ``stop()`` and ``close()`` as
         ``poll``, with an empty list.

@@ -78,7 +78,7 @@ class Lease(OneProcess, WithBlock):
         self._await(answer, f"grant({last_offset})")
 
     def release(self, last_offset: int | None = None) -> None:
-        """Let the lease go, with everything up to last_offset done (C8). Releasing what is over does nothing."""
+        """Release the lease, with everything up to last_offset done (C8). Releasing one that is over does nothing."""
         self._driver.call(self._release, _checked(last_offset))
 
     def _release(self, last_offset: int | None) -> None:

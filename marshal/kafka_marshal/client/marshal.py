@@ -240,22 +240,23 @@ class Marshal(OneProcess, WithBlock):
         reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
         log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
         ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease;
-        where none of your threads has come back for as long, all is let go, and nothing claimed until one does.
+        where none of your threads has come back for as long, all partitions are released, and none claimed until one
+        does.
         ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
         is left of the one in hand, reported as ever (C13).
-        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half fetched,
-        half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of which
-        something is in hand nothing more comes until some of that is done; one message of each partition does in any
-        case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half
+        fetched, half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of
+        which something is in hand nothing more comes until some of that is done; one message of each partition does in
+        any case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
         ``position_lost``: a partition whose log does not hold the group's position (P11) is ``"leave"``: left alone by
-        all members until the position is set, told by ``on_lost``, an ERROR log and ``lost_positions``; the others
+        all members until the position is set, reported by ``on_lost``, an ERROR log and ``lost_positions``; the others
         go on; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for one
         that can't be read (``stuck``, PartitionStuckError).
-        The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to
-        finish and to call ``done``: a partition is released when it has returned and every message of it in hand is
-        done. (Who drops one keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
+        The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to finish
+        and to call ``done``: a partition is released when it has returned and every message of it in hand is done. (A
+        message that is dropped keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
         properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(
@@ -292,9 +293,9 @@ class Marshal(OneProcess, WithBlock):
     ) -> RangeConsumer:
         """A consumer that claims partitions as ``consumer`` does, and hands out ranges of their offsets.
 
-        For whoever reads by himself (Spark does): no message is fetched. The arguments are those of ``consumer``. Of
-        ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable offset, or,
-        under ``read_uncommitted``, at the high watermark. Whoever reads them must read with the same level.
+        For callers that do their own reading (Spark does): no message is fetched. The arguments are those of
+        ``consumer``. Of ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable
+        offset, or, under ``read_uncommitted``, at the high watermark. Read them with the same level.
         """
         wanted, policy = checked_topics(topics, self.topic), policy if policy is not None else Balanced()
         options = ConsumerOptions.checked(
@@ -367,7 +368,7 @@ class Marshal(OneProcess, WithBlock):
 
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
-        """Snapshots that say something else than this member's replica, each told once (S2). Also logged as errors."""
+        """Snapshots that contradict this member's replica, each reported once (S2). Also logged as errors."""
         return tuple(self._driver.upkeep.snapshots.alarms)
 
     def health(self) -> Health:
@@ -395,7 +396,7 @@ class Marshal(OneProcess, WithBlock):
         self._end(True, EXIT_TIMEOUT_S)
 
     def terminate(self) -> None:
-        """End without releasing: a restart with the same client_id within HI takes its partitions over (C7)."""
+        """End without releasing: a restart of the same client_id takes over within a heartbeat interval (C7)."""
         self._end(False, CLOSE_TIMEOUT_S)
 
     def _end(self, release: bool, timeout: float | None) -> None:

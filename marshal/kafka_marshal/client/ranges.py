@@ -256,7 +256,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
     # Looking.
 
     def ends(self) -> dict[Key, int]:
-        """Where the logs of all subscribed partitions end now, whoever holds them (*blocking*)."""
+        """Where the logs of all subscribed partitions end now, held here or not (*blocking*)."""
         keys = self._driver.call(self._partitions)
         marks = self._look_up(keys)
         if missing := [key for key in keys if key not in marks]:

@@ -35,7 +35,7 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
 
 
 class WorldView(OneProcess):
-    """What the log says about this Marshal's group. Every call looks at the present state."""
+    """What the log says about this Marshal's group. Every call reads the present state."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

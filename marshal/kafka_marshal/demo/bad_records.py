@@ -76,5 +76,5 @@ def planted(rows: Iterable[Sequence[str]]) -> Counter[Planted]:
 
 
 def count(rows: int) -> int:
-    """How many are planted among so many rows."""
+    """How many are planted among this many rows."""
     return (rows + EVERY - FIRST) // EVERY

@@ -49,7 +49,7 @@ class Screen:
         self._live.start()
 
     def rows(self, done: int, total: int) -> None:
-        """So many rows of this step are done."""
+        """`done` rows of this step are done."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total or None)
         elif not self.console.is_terminal:

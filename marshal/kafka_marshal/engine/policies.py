@@ -155,7 +155,7 @@ class Policy:
     """Base of all policies. Write your own by overriding :meth:`wishes`."""
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        """What we would like, given the view, our own leases (sorted, without those being let go), and now (ms)."""
+        """What we would like, given the view, our own leases (sorted, without those being released), and now (ms)."""
         return self.refine(Wishes(), view, own, now)
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -200,7 +200,7 @@ def _free(view: View) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Greedy(Policy):
-    """Claim everything that is free or expired; never let go, never ask."""
+    """Claim everything that is free or expired; release nothing, ask for nothing."""
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         mine = set(own)
@@ -246,15 +246,15 @@ class Balanced(Policy):
     at once and no two claims collide; what is claimed meanwhile changes nobody else's part.
 
     One below its share for whom too little is free asks (C4: one visible wish for each topic, no more than it lacks,
-    again after HI, and at once of a holder that came since and can't know). The holders above their share let go as
-    many as are missing, at once, those with most first, of the topics that were asked for. Nothing is let go for
-    claims that the log has not answered: they may be refused.
+    again after a heartbeat interval, and at once of a holder that came since and can't know). The holders above their
+    share release as many as are missing, at once, those with most first, of the topics that were asked for. Nothing is
+    released for claims that the log has not answered: they may be refused.
 
     A partition that stayed free lies idle: a member that counts cannot take it (a limit, another subscription, dead).
-    It is claimed by those who are below their share, after three quarters of an HI; after HI by one of those who have
-    theirs, after half an HI more by any of them. Members that read other topics see other shares: two may take it for
-    theirs, and the second looks like one who waits. The first keeps it all the same; let go for a member that wants
-    nothing it would lie idle again, for ever.
+    It is claimed by those who are below their share, after three quarters of a heartbeat interval; after a whole one
+    by one of those who have theirs, after half of one more by any of them. Members that read other topics see other
+    shares: two may take it for theirs, and the second looks like one who waits. The first keeps it all the same;
+    released for a member that wants nothing it would lie idle again, for ever.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -369,9 +369,9 @@ class Balanced(Policy):
 
 @dataclass(frozen=True, slots=True)
 class MaxClaims(Policy):
-    """At most this many partitions in all; above it the last ones are let go. Alone, it is Greedy up to the limit.
+    """At most this many partitions in all; above it the last ones are released. Alone, it is Greedy up to the limit.
 
-    One that is being let go counts until the log shows its release: nothing else is claimed in its place before.
+    One that is being released counts until the log shows its release: nothing else is claimed in its place before.
     """
 
     limit: int
@@ -393,7 +393,7 @@ class MaxClaims(Policy):
 
 @dataclass(frozen=True, slots=True)
 class WholeTopic(Policy):
-    """A topic as one piece: partition 0 is its key. Who holds it claims the rest, who does not lets go of the rest.
+    """A topic as one piece: partition 0 is its key. Its holder claims the rest; others release what they hold of it.
 
     ``Balanced() & WholeTopic()`` shares topics out evenly, however many partitions they have. All members of a group
     have to use it, and none may have a limit (MaxClaims) below a topic's size: else the rest of a topic may lie idle.
@@ -403,7 +403,7 @@ class WholeTopic(Policy):
         return self.refine(Greedy().wishes(*self.narrow(view, own), now), view, own, now)
 
     def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
-        """The topics' keys: whoever decides about one decides about its topic."""
+        """The topics' keys: a decision about one is a decision about its topic."""
         partitions = {key: partition for key, partition in view.partitions.items() if key[1] == 0}
         asked_for = tuple(key for key in view.asked_for if key[1] == 0)
         return replace(view, partitions=partitions, asked_for=asked_for), tuple(key for key in own if key[1] == 0)
@@ -429,9 +429,9 @@ class WholeTopic(Policy):
 class ReleaseIfBehind(Policy):
     """Give up what we cannot keep up with.
 
-    A partition is unhealthy in a cycle (one HI) when more is appended than we handle and the lag predicted two
-    cycles ahead is above ``max_lag`` messages. After ``cycles`` unhealthy cycles in a row it is let go; equal
-    speeds are healthy. Alone, it claims like :class:`Balanced`.
+    A partition is unhealthy in a cycle (one heartbeat interval) when more is appended than we handle and the lag
+    predicted two cycles ahead is above ``max_lag`` messages. After ``cycles`` unhealthy cycles in a row it is
+    released; equal speeds are healthy. Alone, it claims like :class:`Balanced`.
     """
 
     max_lag: int = 1_000

@@ -53,7 +53,7 @@ class Subscription:
                 self._told.add(name)
 
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
-        """Take in what the cluster has now. Returns the topics that are gone, and those made anew."""
+        """Take in what the cluster has now. Returns the topics that are gone, and those that were recreated."""
         first_look, self._looked = not self._looked, True
         found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
         gone = set(self._counts) - set(found)

@@ -170,9 +170,9 @@ def topic_option(topic: str) -> str:
 
 
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
-    """Create the log of snapshots beside a coordination topic of so many partitions and replicas (*blocking*, S2).
+    """Create the log of snapshots beside a coordination topic with these partitions and replicas (*blocking*, S2).
 
-    One that somebody else makes at the same moment is as good.
+    One that another client creates at the same moment is as good.
     """
     name = snapshots_topic(topic)
     try:

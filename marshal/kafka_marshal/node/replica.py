@@ -150,7 +150,7 @@ class Replica:
         """Apply what was read; report each record once caught up, or from the first one on (history).
 
         Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on: its log
-        was cut or made anew, made for another number of CPs, or has lost its beginning to compaction.
+        was cut or recreated, made for another number of CPs, or has lost its beginning to compaction.
         """
         live = history or self.caught_up
         if self.caught_up:

@@ -55,7 +55,7 @@ class ReplayStart:
         return reader
 
     def found(self, reader: SnapshotReader | None, partitions: int) -> None:
-        """Take the log of snapshots, where it fits a topic of so many partitions."""
+        """Take the log of snapshots, where it fits a topic of this many partitions."""
         if self._unreadable is not None:
             self.lacks_snapshots = f"{self.snapshots_topic!r} is not used ({self._unreadable})"
         elif reader is None:

@@ -77,9 +77,9 @@ Interest = Mapping[int, _Waiter]
 
 
 class TopicWatch:
-    """Looks at topics, for all consumers of one client.
+    """Checks topics, for all consumers of one client.
 
-    ``interest`` is replaced, never changed: whoever looked can tell whether he asked for all of them.
+    ``interest`` is replaced, never changed: a look can tell whether it asked for all of them.
     """
 
     def __init__(self, cluster: Cluster, coordination: str) -> None:

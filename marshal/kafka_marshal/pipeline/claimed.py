@@ -171,10 +171,10 @@ class ClaimedBatches:
 
     ``max_records_per_batch``: offsets of one round, shared fairly over the partitions held. ``delivery``:
     ``"at-least-once"`` (a round that failed comes again) or ``"at-most-once"`` (a round is granted by the log before
-    it is read; a failure loses it, C12). ``policy``, ``start``, ``handler_timeout`` (a round may take so many seconds,
-    else its leases go to others) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` go to Spark's
-    Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, in Spark's
-    words.
+    it is read; a failure loses it, C12). ``policy``, ``start``, ``handler_timeout`` (a round may take this many
+    seconds, else its leases go to others) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` go to
+    Spark's Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, in
+    Spark's words.
 
     Raises SparkSetupError (no connector, versions that do not fit), TopicAbsentError, and ConfigurationError for what
     can't work: at most once with ``spark.speculation``, or with ``spark.task.maxFailures`` above 1, among others.

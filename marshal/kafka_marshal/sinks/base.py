@@ -234,7 +234,7 @@ class FencedSink(ABC, Generic[Connection]):
                 self._run(work.connection, _SET_LAST_OFFSET, (last_offset, group_id, topic, partition))
 
     def forget(self, group_id: str) -> None:
-        """Drop what is stored for this group, epochs too: for a group that is gone, or a coordination topic made anew.
+        """Drop what is stored for this group, epochs too: for a group that is gone, or a recreated coordination topic.
 
         (Epochs compare only within one coordination topic, L2.) Raises SinkError.
         """

@@ -112,7 +112,7 @@ class SnapshotReader:
     """The log of snapshots beside one coordination topic. All methods but `partitions` block; one thread at a time."""
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
-        """topic: the log of snapshots, which has so many partitions. Finds where it ends now."""
+        """topic: the log of snapshots, which has this many partitions. Finds where it ends now."""
         self._cluster = cluster
         self._topic = topic
         self._timeout_s = timeout_s
@@ -133,7 +133,7 @@ class SnapshotReader:
         return None if info is None else cls(cluster, topic, info.partitions, timeout_s)
 
     def read_newest(self, wanted: int) -> None:
-        """Go back until each CP has snapshots that hold at so many offsets, or no more are left."""
+        """Go back until each CP has snapshots that hold at this many offsets, or no more are left."""
         while True:
             ranges = {
                 cp: self._further(cp)

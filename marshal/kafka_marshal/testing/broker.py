@@ -250,10 +250,13 @@ class LocalCluster:
         """Wait until each wanted broker answers, and a fresh cluster's brokers know each other."""
         until = time.monotonic() + self._start_timeout_s
         for broker_id in sorted(wanted):
-            port = self.port_of(broker_id)
-            probe = Probe(f"{LOOPBACK}:{port}", self._client_config)
+            each = self._layout(broker_id)
             # The probe only once somebody listens: librdkafka backs off after a refused connection, we need not.
-            self._await(processes, broker_id, until, functools.partial(_listens, port))
+            self._await(processes, broker_id, until, functools.partial(_listens, each.port))
+            if each.advertised_port == each.port:
+                probe = Probe(f"{LOOPBACK}:{each.port}", self._client_config)
+            else:  # a client leaves the port it knows for the advertised one, behind which nobody may be yet
+                probe = Probe(f"{LOOPBACK}:{each.internal_port}")
             self._await(processes, broker_id, until, functools.partial(_knows, probe, wanted))
 
     def _await(self, processes: Processes, broker_id: int, until: float, met: Callable[[], bool]) -> None:

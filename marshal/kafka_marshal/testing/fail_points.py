@@ -2,14 +2,14 @@
 
 Nothing in the client knows of them. What a client says to Kafka and hears from it passes through a
 :class:`~kafka_marshal.ports.Cluster`; in a process that is to die, :func:`dying` puts one around the real
-one that looks at each record on its way::
+one that checks each record on its way::
 
     with dying("localhost:9092", Doom("grant", Moment.READ, 3)):
         work(Marshal("localhost:9092", …))     # ends where it has read, not applied, its third ClaimingMessages
 
 Five moments of each record of one's own: before the append, appended (librdkafka has it, the broker may not),
 acknowledged, read back (our replica has not applied it), applied (nothing has followed from it yet). Steps that are no
-records (a message in hand, its handling, done) are told by the worker: ``doom.at("handled")``.
+records (a message in hand, its handling, done) are reported by the worker: ``doom.at("handled")``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Doom:
 def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -> Iterator[None]:
     """Inside the block, a Marshal on exactly these bootstrap servers meets its doom (None: lives on).
 
-    sent: told of every record before it is appended.
+    sent: called with every record before it is appended.
     """
 
     def opener(config: Mapping[str, object]) -> Cluster:

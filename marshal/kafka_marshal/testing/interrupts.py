@@ -169,7 +169,7 @@ class Interrupts:
     """Counts the points that this thread comes to within ``with`` blocks, and raises at the chosen one; see the module.
 
     The counting goes on over several ``with`` blocks. ``at``: the point, from 1; None: only count. ``again_after``: a
-    second interrupt, so many points (as of ``CHECKS``) after the first, which is likely in a handler of the first.
+    second interrupt, this many points (as of ``CHECKS``) after the first, which is likely in a handler of the first.
     ``keep``: note all points in ``places``.
     """
 
@@ -324,7 +324,7 @@ class Report:
 
 
 def spread(places: Sequence[Place], limit: int | None, per_line: int | None = None, seed: int = 0) -> list[int]:
-    """Numbers of points to try, from 1: of each line the first so many, and a random ``limit`` of these."""
+    """Numbers of points to try, from 1: of each line the first ones, and a random ``limit`` of these."""
     met: dict[Place, int] = {}
     found = []
     for number, place in enumerate(places, 1):
@@ -403,7 +403,7 @@ def _is_kind(error: BaseException | None, wanted: type[BaseException] | BaseExce
 
 
 def run_within(seconds: float, call: Callable[[], T], what: str = "the call") -> T:
-    """Run call in a thread of its own; StuckError, with all stacks, unless it has ended after so many seconds.
+    """Run call in a thread of its own; StuckError, with all stacks, unless it has ended within this many seconds.
 
     A call that is stuck is left to itself: nothing can end its thread.
     """

@@ -120,7 +120,7 @@ class TcpProxy:
         self._ask(self._set(apply))
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
-        """From now on everything arrives so much later (one way, or both), in order. 0 ends it."""
+        """From now on everything arrives this much later (one way, or both), in order. 0 ends it."""
 
         def apply() -> None:
             for way in self._chosen(direction):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -129,7 +130,8 @@ def run_offline(
     seeds = iter(range(first, 2**62))
     context = multiprocessing.get_context("fork")
     others = set(context.active_children())
-    with ProcessPoolExecutor(jobs, context) as pool:
+    # Frozen: what others dropped here, a Kafka client perhaps, must not be collected in a child without its threads.
+    with ProcessPoolExecutor(jobs, context, gc.freeze) as pool:
         waiting = [_submit(pool, seeds, large_every) for _ in range(2 * jobs)]
         try:
             while waiting:

@@ -196,7 +196,7 @@ def _expanded(frontier: list[_State], seen: set[bytes], goes_on: bool, jobs: int
     _seen = seen  # forked processes have it for nothing, as it is before this depth
     gc.freeze()
     try:
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        with multiprocessing.get_context("fork").Pool(jobs, gc.freeze) as pool:
             yield from pool.imap(_expand_seen, ((chunk, goes_on) for chunk in chunks))
     finally:
         gc.unfreeze()

@@ -257,10 +257,10 @@ def is_of_groups(error: KafkaError) -> bool:
 
 
 def fault_kind(error: KafkaError) -> FaultKind:
-    """What an error means to somebody who reads on.
+    """What an error means to a client that reads on.
 
-    Not to be let in is an outage to him: tokens are renewed, certificates exchanged, a broker that goes down breaks off
-    handshakes. It passes, or his leases end by themselves.
+    A refused connection is an outage to it: tokens are renewed, certificates exchanged, a broker that goes down breaks
+    off handshakes. It passes, or the client's leases end by themselves.
     """
     code = error.code()
     if error.fatal():

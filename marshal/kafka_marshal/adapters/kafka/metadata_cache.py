@@ -50,7 +50,7 @@ class Looks:
         return found
 
     def record_topic_info(self, names: Iterable[str], found: Mapping[str, TopicInfo], asked_at: float) -> None:
-        """Somebody described these topics; those he did not find are not there."""
+        """Another client described these topics; those it did not find do not exist."""
         # Replaced, never changed: others may be reading it.
         described = {name: known for name, known in self._described.items() if known[0] > asked_at - KEPT_S}
         for name in names:

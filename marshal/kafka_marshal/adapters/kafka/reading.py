@@ -37,7 +37,7 @@ class Pace:
     quiet: tuple[tuple[float, float], ...] = ()
 
     def wait_s(self, quiet_for_s: float) -> float:
-        """How long one wait may last where nothing has come for so long."""
+        """How long one wait may last where nothing has come for this long."""
         return next((wait_s for after_s, wait_s in reversed(self.quiet) if quiet_for_s > after_s), self.slice_s)
 
 

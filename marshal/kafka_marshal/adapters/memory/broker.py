@@ -190,7 +190,7 @@ class MemoryBroker:
         return None
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; made anew, it gets another id."""
+        """Delete a topic; recreated, it gets another id."""
         with self._changing():
             del self.existing[name]
 

@@ -162,7 +162,7 @@ class TableFiles:
     """One writer's share of the tables: at most a file in each folder, which counts once it has its last name.
 
     A task may be tried twice, at the same time even, and the loser is never heard of again: so names are unique, and
-    whoever puts the tables together keeps only the files that the tasks that succeeded told of.
+    only files that a successful task has reported become part of the tables.
     """
 
     def __init__(self, out: Path, name: str, partition: int | None) -> None:
@@ -217,7 +217,7 @@ class TableFiles:
 
 
 def refuse_unsorted(pieces: Sequence[Piece]) -> None:
-    """Raise AuditError where pieces of one CP overlap: whoever wrote the files did not keep the log's order."""
+    """Raise AuditError where pieces of one CP overlap: their writer did not keep the log's order."""
     for before, after in itertools.pairwise(pieces):
         if before.partition == after.partition and before.last >= after.first:
             raise AuditError(

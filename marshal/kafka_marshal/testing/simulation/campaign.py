@@ -125,7 +125,7 @@ def simulate(
     """Run seeds, and say what broke.
 
     ``worker``: a function of one :class:`Job`, or its name; every second client of each story then runs it, at least
-    once; None: the built-in workers. ``seeds``: so many, from 0, or these. ``jobs``: processes side by side.
+    once; None: the built-in workers. ``seeds``: how many, from 0, or which. ``jobs``: processes side by side.
     ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
     called after each seed, with one and the same report, which so tells also what was shown before an interruption.
     ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's

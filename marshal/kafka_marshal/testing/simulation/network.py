@@ -102,7 +102,7 @@ class Network:
             reader.written((topic, partition))
 
     def changed(self, topic: str) -> None:
-        """A topic is not what it was: it was cut, made anew, or records came another way."""
+        """A topic is not what it was: it was cut, recreated, or records came another way."""
         made = self.broker.existing.get(topic)
         ends = [log.end for log in made.partitions] if made is not None else []
         for tail in self.tails:

@@ -18,7 +18,7 @@ AFTER = 1.05
 
 
 def shrink(result: Result, run: Callable[[Scenario], Result], attempts: int = 150) -> Result:
-    """The smallest story found within so many runs that breaks the same promise; run: runs one."""
+    """The smallest story found within this many runs that breaks the same promise; run: runs one."""
     if result.violation is None:
         raise ValueError("there is nothing to shrink: this run broke no promise")
     promise = result.violation.promise

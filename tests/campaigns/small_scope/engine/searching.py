@@ -257,5 +257,5 @@ def explore_engines(
     if jobs == 1:
         yield from map(one, chosen)
         return
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, gc.freeze, maxtasksperchild=1) as pool:
         yield from pool.imap(one, chosen, chunksize=1)

@@ -1,0 +1,395 @@
+"""The commands of scripts about members: real engines on virtual time, with a log in memory (tests/engine/harness.py).
+
+What happens around them:
+
+    cluster [cps=2] [z=z/1]         a new one, at time 0; z appends records and is no member, or not this one: z=a/1
+    z claims flights:0              a record, in the words of `records.py`
+    topic flights [partitions=2] [end=50] [start=9] [missing=5-7] [id=new]     made, or changed; all members hear of it
+    wait 300, wait until 1900       time passes (ms), in steps of 10
+    clock +3000                     the broker's clock runs ahead of all others by this much
+    kafka away, kafka back          no record arrives, and nobody hears of any
+    again @3 [cp=1]                 a producer's retry writes the record at offset 3 of the CP once more
+
+What a member does:
+
+    a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late]
+                                    again: its next instance
+    a takes [3]                     what the user gets at once, up to so many; at most once, it is asked for first
+    a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
+    a works 500                     the user takes whatever there is, and all of it is done at once
+    a done flights:0 0-2 5          the user has done these
+    a closes, a dies                at once, or kill -9
+    a freezes, a goes on            SIGSTOP, SIGCONT
+    a loses claims                  these of its records never arrive: or beats, commits, grants, releases, all, nothing
+    a hears nothing, a hears all    of the log
+    a acks late, a acks arrive      how the broker acknowledges: now, late, lost, blank (without an offset)
+    a asks in vain, a is answered   look-ups of where a partition's log begins
+    a callbacks run, a callbacks return
+
+What is to be seen:
+
+    state                           of each member's partitions
+    lease flights:0                 as a replica of the whole log has it
+    log                             all records
+
+Each event has its time (ms). A record is a line when it is in the log, with its offset (and CP, where there are
+several) and what a replica makes of it. Whatever is drawn at random is drawn in the middle: beats go out every 0.3 HI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from random import Random
+
+from kafka_marshal.engine.claims.leases import HeldLease
+from kafka_marshal.engine.effects import Append, Call, Effect, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.settings import Why
+from kafka_marshal.engine.work.assignment import Run
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Record,
+    ReleasingPartition,
+    World,
+    decode,
+    encode,
+    route_lease,
+)
+from tests.engine.harness import DataLog, FakeMessage, Member, Net
+from tests.scripts.records import lease_name, lease_words, options_of, record_of, spans, words_of
+
+__all__ = ["Members"]
+
+KINDS: dict[str, tuple[type[Record], ...]] = {
+    "claims": (ClaimingPartition,),
+    "beats": (Heartbeat, HeartbeatBatch),
+    "commits": (CommitRanges,),
+    "grants": (ClaimingMessages,),
+    "releases": (ReleasingPartition,),
+    "nothing": (),
+}
+
+
+class Middle(Random):
+    """Draws the middle of whatever there is to draw from."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+@dataclass
+class TracedNet(Net):
+    """A log whose records are written down as they come, with what a replica concludes."""
+
+    trace: list[str] = field(default_factory=list)
+    in_log: list[str] = field(default_factory=list)
+    is_away: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.began = self.now
+        self.judges = {cp: World(cp, self.cps) for cp in self.logs}
+
+    def time(self, at: float) -> int:
+        return round(at - self.began)
+
+    def say(self, text: str) -> None:
+        self.trace.append(f"{self.time(self.now):>5} {text}")
+
+    def append(self, cp: int, value: bytes) -> int:
+        offset = super().append(cp, value)
+        words = self.words(decode(value))
+        outcome = self.judges[cp].apply(offset, *self.logs[cp][offset])
+        entries = "" if outcome.entries is None or outcome.code == "OK" else f": {' '.join(outcome.entries)}"
+        self.say(f"{'' if self.cps == 1 else cp}@{offset} {words} -> {outcome.code}{entries}")
+        self.in_log.append(self.trace[-1])
+        return offset
+
+    def words(self, record: Record) -> str:
+        return f"{record.client_id} {words_of(record, self.epoch, int(self.began))}"
+
+    def epoch(self, key: tuple[str, str, int]) -> int:
+        lease = self.judges[route_lease(key[1], key[2], self.cps)].lease(*key)
+        return 0 if lease is None else lease.epoch
+
+
+class TracedMember(Member):
+    """A member whose effects are written down as they are carried out."""
+
+    net: TracedNet
+
+    def __init__(self, net: TracedNet, client_id: str, instance_id: str, hi: int) -> None:
+        super().__init__(net, client_id, instance_id, hi=hi, rng=Middle())
+        #: What the user was handed, by partition and offset.
+        self.in_hand: dict[tuple[str, int], dict[int, FakeMessage]] = {}
+        self.loop: Run | None = None
+
+    def carry_out(self, effect: Effect) -> None:
+        if text := self.what(effect):
+            self.net.say(f"{self.client_id} {text}")
+        super().carry_out(effect)
+
+    def what(self, effect: Effect) -> str:
+        match effect:
+            case StartFetch(key=(topic, partition), offset=offset):
+                return f"reads {topic}:{partition} from {offset}"
+            case StopFetch(key=(topic, partition)):
+                return f"stops reading {topic}:{partition}"
+            case LookUp(key=(topic, partition), start=start):
+                return f"asks where {topic}:{partition} is, start={start}"
+            case Call(callback=callback, pieces=pieces):
+                return f"{callback} {' '.join(f'{piece.key[0]}:{piece.key[1]}' for piece in pieces)}"
+            case Note(event="claimed", key=(topic, partition)):
+                return f"holds {topic}:{partition}"
+            case Note(event="lost", key=(topic, partition), reason=reason):
+                return f"lost {topic}:{partition}: {reason}"
+            case Warn(message=message):
+                return f"{'errs' if effect.is_error else 'warns'}: {message}"
+            case Append() | Note():
+                return ""  # a record says it when it is in the log
+
+    def send(self, append: Append) -> None:
+        if self.drop_appends or self.drop_if(append.record):
+            self.net.say(f"- {self.net.words(append.record)} -> never arrives")
+        super().send(append)
+
+    def gets(self, messages: Iterable[FakeMessage]) -> None:
+        for (topic, partition), some in groupby(messages, lambda message: message.of):
+            got = {message.at: message for message in some}
+            self.in_hand.setdefault((topic, partition), {}).update(got)
+            self.net.say(f"{self.client_id} is handed {topic}:{partition} {spans(list(got))}")
+
+    def fetch(self, limit: int = 5) -> None:
+        if not self.net.is_away:
+            super().fetch(limit)
+
+
+class Members:
+    """A cluster and the members that a script names."""
+
+    def __init__(self) -> None:
+        self._cluster([], {})
+
+    def play(self, line: str) -> Iterator[str]:
+        """One command: what happens by it."""
+        subject, *rest = line.split()
+        words, options = options_of(rest)
+        if (command := COMMANDS.get(subject)) is not None:
+            command(self, words, options)
+        elif subject in self.writers:
+            record = record_of(self.writers[subject], words, options, int(self.net.now), self.net.epoch)
+            self._write(record, options)
+        elif words[:1] == ["starts"]:
+            self._starts(subject, words[1:], options)
+        else:
+            self._does(self.members[subject], *words)
+        if options:
+            raise ValueError(f"{', '.join(options)} means nothing here")
+        for member in self.net.members:
+            self._what_is_raised(member)
+        yield from self.net.trace
+        self.net.trace.clear()
+
+    # -- around the members ------------------------------------------------------------------------------
+
+    def _cluster(self, words: list[str], options: dict[str, str]) -> None:
+        self.net = TracedNet(int(options.pop("cps", "1")))
+        #: Who writes records and is no member: (instance, client) by name.
+        self.writers: dict[str, tuple[str, str]] = {}
+        self.members: dict[str, TracedMember] = {}
+        self.starts: dict[str, int] = {}
+        self.raised: set[Exception] = set()
+        for name in list(options):
+            client, instance = options.pop(name).split("/")
+            self.writers[name] = (instance, client)
+
+    def _topic(self, words: list[str], options: dict[str, str]) -> None:
+        [name] = words
+        before = self.net.data.get((name, 0), DataLog())
+        count = int(options.pop("partitions", sum(key[0] == name for key in self.net.data) or 1))
+        first, _, last = options.pop("missing", "0").partition("-")
+        missing = frozenset(range(int(first), int(last) + 1)) if last else before.missing
+        made = (int(options.pop("start", before.start)), int(options.pop("end", before.end)), missing)
+        for key in [key for key in self.net.data if key[0] == name]:
+            del self.net.data[key]
+        for partition in range(count):
+            self.net.data[name, partition] = DataLog(*made)
+        self.net.topic_ids[name] = options.pop("id", self.net.topic_ids.get(name, ""))
+        self.net.tell_topics()
+
+    def _wait(self, words: list[str], options: dict[str, str]) -> None:
+        ms = int(words[1]) - self.net.time(self.net.now) if words[0] == "until" else int(words[0])
+        self._pass(ms, lambda: None)
+
+    def _pass(self, ms: int, between: Callable[[], object]) -> None:
+        until = self.net.now + ms
+        while self.net.now < until:
+            self.net.tick(min(self.net.step_ms, until - self.net.now))
+            between()
+
+    def _clock(self, words: list[str], options: dict[str, str]) -> None:
+        self.net.stamp_shift = float(words[0])
+
+    def _kafka(self, words: list[str], options: dict[str, str]) -> None:
+        self.net.is_away = {"away": True, "back": False}[words[0]]
+        for member in self.net.members:
+            member.deaf = member.drop_appends = self.net.is_away
+
+    def _again(self, words: list[str], options: dict[str, str]) -> None:
+        cp = int(options.pop("cp", "0"))
+        self.net.append(cp, self.net.logs[cp][int(words[0].removeprefix("@"))][1])
+
+    def _write(self, record: Record, options: dict[str, str]) -> None:
+        cps: Iterable[int] = self.net.logs
+        topic, partition = getattr(record, "topic", None), getattr(record, "partition", None)
+        if topic is not None and partition is not None:
+            cps = [route_lease(topic, partition, self.net.cps)]
+        for cp in [int(options.pop("cp"))] if "cp" in options else cps:
+            self.net.append(cp, encode(record))
+
+    # -- a member ----------------------------------------------------------------------------------------
+
+    def _starts(self, name: str, words: list[str], options: dict[str, str]) -> None:
+        flags = {"at-most-once", "ahead", "raises"} & set(words)
+        topics = [word for word in words if word not in flags]
+        self.starts[name] = instance = self.starts.get(name, 0) + 1
+        hi = int(options.pop("hi", "1000"))
+        member = TracedMember(self.net, name, f"{instance}", hi)
+        member.claims_ahead = "ahead" in flags
+        member.deaf = member.drop_appends = self.net.is_away
+        member.acks = options.pop("acks", "now")
+        self.members[name] = member
+        self.net.members.append(member)
+        member.consumer(
+            *topics,
+            at_most_once="at-most-once" in flags,
+            start=options.pop("start", "earliest"),
+            batch_size=int(options.pop("batch", "5")),
+            raises=frozenset({Why.POSITION} if "raises" in flags else ()),
+        )
+
+    def _does(self, member: TracedMember, *words: str) -> None:
+        match words:
+            case ("takes", *limit):
+                self._takes(member, int(limit[0]) if limit else 5)
+            case ("loops", count):
+                self._loops(member, int(count))
+            case ("leaves", "its", "loop") if member.loop is not None:
+                member.leave_run(member.loop)
+                member.loop = None
+            case ("works", ms):
+                self._pass(int(ms), lambda: member.gets(self._worked(member)))
+            case ("done", name, *ranges):
+                for word in ranges:
+                    first, _, last = word.partition("-")
+                    for offset in range(int(first), int(last or first) + 1):
+                        member.done(member.in_hand[lease_name(name)][offset])
+            case ("closes",):
+                member.close()
+            case ("dies",):
+                member.kill()
+            case ("freezes",):
+                member.paused = True
+            case ("goes", "on"):
+                member.paused = False
+            case ("loses", what):
+                member.drop_appends = what == "all"
+                kinds = KINDS["nothing" if what == "all" else what]
+                member.drop_if = lambda record: isinstance(record, kinds)
+            case ("hears", what):
+                member.deaf = {"nothing": True, "all": False}[what]
+            case ("acks", "arrive"):
+                member.deliver_acks()
+            case ("acks", how):
+                member.acks = how
+            case ("asks", "in", "vain"):
+                member.hold_lookups = True
+            case ("is", "answered"):
+                member.hold_lookups = False
+                member.answer_lookups()
+                member.settle()
+            case ("callbacks", how):
+                member.hold_callbacks = {"run": True, "return": False}[how]
+                member.return_callbacks()
+            case _:
+                raise ValueError(f"{' '.join(words)!r} means nothing")
+
+    def _takes(self, member: TracedMember, limit: int) -> None:
+        before = len(self.net.trace)
+        if any(consumer.at_most_once for consumer in member.consumers):
+            member.gets(member.work_granted(limit))
+        else:
+            member.fetch(max(limit, 5))
+            run = member.take(limit)
+            member.gets([] if run is None else run.messages)  # type: ignore[arg-type]
+        if len(self.net.trace) == before:
+            self.net.say(f"{member.client_id} is handed nothing")
+
+    def _loops(self, member: TracedMember, count: int) -> None:
+        if member.loop is None:
+            member.fetch(max(count, 5))
+            member.loop = member.take(count, iterating=True)
+        got = [] if member.loop is None else list(islice(member.loop.walk, count))
+        member.gets(got)  # type: ignore[arg-type]
+
+    def _worked(self, member: TracedMember) -> list[FakeMessage]:
+        at_most_once = any(consumer.at_most_once for consumer in member.consumers)
+        return member.work_granted() if at_most_once else member.work()
+
+    def _what_is_raised(self, member: Member) -> None:
+        found = [error for consumer in member.consumers for error in consumer.errors]
+        for error in [*found, *([member.engine.failure] if member.engine.failure else [])]:
+            if error not in self.raised:
+                self.raised.add(error)
+                self.net.say(f"{member.client_id} raises {type(error).__name__}: {error}")
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def _state(self, words: list[str], options: dict[str, str]) -> None:
+        for member in self.net.members:
+            leases = sorted(member.engine.book.leases.items())
+            for (topic, partition), lease in leases:
+                stage = member.stage((topic, partition))
+                self.net.say(
+                    f"{member.client_id} {topic}:{partition} {lease.state}, {stage}, {self._until(member, lease)}"
+                )
+            if not leases:
+                self.net.say(f"{member.client_id} holds nothing")
+
+    def _until(self, member: Member, lease: HeldLease) -> str:
+        if lease.in_doubt_since is not None:
+            return "in doubt"
+        if member.clock() >= lease.hand_out_until:
+            return "hands out nothing"
+        return f"hands out until {self.net.time(lease.hand_out_until)}"
+
+    def _lease(self, words: list[str], options: dict[str, str]) -> None:
+        key = lease_name(words[0])
+        world = self.net.judges[route_lease(*key, self.net.cps)]
+        lease = world.lease(options.pop("group", "g"), *key)
+        if lease is None:
+            self.net.trace.append(f"{words[0]} never claimed")
+        else:
+            holder = lease.client_id or ""
+            self.net.trace.append(lease_words(lease, world.log_time, holder))
+
+    def _log(self, words: list[str], options: dict[str, str]) -> None:
+        self.net.trace.extend(self.net.in_log)
+
+
+COMMANDS: dict[str, Callable[[Members, list[str], dict[str, str]], None]] = {
+    "cluster": Members._cluster,
+    "topic": Members._topic,
+    "wait": Members._wait,
+    "clock": Members._clock,
+    "kafka": Members._kafka,
+    "again": Members._again,
+    "state": Members._state,
+    "lease": Members._lease,
+    "log": Members._log,
+}
