@@ -45,12 +45,12 @@ class _Author:
     """One CP's log."""
 
     def __init__(self, cp: int, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.who = [(f"{n:02d}-5f0e9a3c1b7d42e8", f"delays-worker-{n:02d}", GROUP) for n in range(CLIENTS)]
         self.leases = [n for n in range(LEASES * PARTITIONS * 4) if route_lease(TOPIC, n, PARTITIONS) == cp][:LEASES]
         self.holder = [n % CLIENTS for n in range(LEASES)]
         self.epoch = [0] * LEASES
-        self.done = [self.chance.randrange(1_000_000) for _ in range(LEASES)]
+        self.done = [self.rng.randrange(1_000_000) for _ in range(LEASES)]
         self.offset = 0
 
     def write(self) -> Iterator[Record]:
@@ -60,8 +60,8 @@ class _Author:
             yield self._claim(lease, self.holder[lease])
         names, weights = zip(*MIX, strict=True)
         while True:
-            for name in self.chance.choices(names, weights, k=1000):
-                yield from getattr(self, name)(self.chance.randrange(LEASES))
+            for name in self.rng.choices(names, weights, k=1000):
+                yield from getattr(self, name)(self.rng.randrange(LEASES))
 
     def _claim(self, lease: int, client: int) -> Record:
         self.holder[lease], self.epoch[lease] = client, self.offset
@@ -71,14 +71,14 @@ class _Author:
         return *self.who[self.holder[lease]], TOPIC, self.leases[lease], self.epoch[lease]
 
     def beat(self, lease: int) -> Iterator[Record]:
-        self.done[lease] += self.chance.randrange(2000)
+        self.done[lease] += self.rng.randrange(2000)
         yield Heartbeat(*self._named(lease), self.done[lease])
 
     def batch(self, lease: int) -> Iterator[Record]:
         mine = [each for each in range(LEASES) if self.holder[each] == self.holder[lease]]
         found = []
         for each in mine[:4]:
-            self.done[each] += self.chance.randrange(2000)
+            self.done[each] += self.rng.randrange(2000)
             found.append(BeatEntry(TOPIC, self.leases[each], self.epoch[each], self.done[each]))
         yield HeartbeatBatch(*self.who[self.holder[lease]], tuple(found))
 
@@ -92,7 +92,7 @@ class _Author:
 
     def move(self, lease: int) -> Iterator[Record]:
         yield ReleasingPartition(*self._named(lease), self.done[lease])
-        yield self._claim(lease, self.chance.randrange(CLIENTS))
+        yield self._claim(lease, self.rng.randrange(CLIENTS))
 
     def refused(self, lease: int) -> Iterator[Record]:
         other = (self.holder[lease] + 1) % CLIENTS
@@ -110,7 +110,7 @@ def entries(cp: int, records: int, seed: int = 11) -> Iterator[Entry]:
         if offset == records:
             return
         author.offset = offset + 1
-        now += author.chance.randrange(20)
+        now += author.rng.randrange(20)
         yield offset, now, encode(record)
 
 

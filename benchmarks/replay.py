@@ -46,23 +46,23 @@ class Written:
     def __init__(self, records: int) -> None:
         from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, encode, route_lease
 
-        chance = random.Random(75)
+        rng = random.Random(75)
         here = [n for n in range(LEASES * PARTITIONS * 3) if route_lease(TOPIC, n, PARTITIONS) == CP][:LEASES]
         who = [(f"{n:02d}-5f0e9a3c1b7d42e8", f"delays-worker-{n:02d}", GROUP) for n in range(CLIENTS)]
         self.claims: list[Entry] = [
             (n, 1_000_000, encode(ClaimingPartition(*who[n % CLIENTS], TOPIC, partition, HEARTBEAT_INTERVAL_MS)))
             for n, partition in enumerate(here)
         ]
-        done = [chance.randrange(1_000_000, 50_000_000) for _ in here]
+        done = [rng.randrange(1_000_000, 50_000_000) for _ in here]
         self.beats: list[Entry] = []
         self.batches: list[Entry] = []
         now = 1_700_000_000_000
         while len(self.beats) < records:
-            client = chance.randrange(CLIENTS)
-            now += chance.randrange(20)
+            client = rng.randrange(CLIENTS)
+            now += rng.randrange(20)
             entries = []
             for lease in range(client, LEASES, CLIENTS):
-                done[lease] += chance.randrange(2000)
+                done[lease] += rng.randrange(2000)
                 beat = Heartbeat(*who[client], TOPIC, here[lease], lease, done[lease])
                 self.beats.append((LEASES + len(self.beats), now, encode(beat)))
                 entries.append(BeatEntry(TOPIC, here[lease], lease, done[lease]))

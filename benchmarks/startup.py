@@ -123,7 +123,7 @@ class Log:
                 reader = SnapshotReader.find(self.cluster, name, 10)
                 if reader is not None:
                     reader.read_newest(2)
-                    if reader.shelves[0].distinct() >= 2:
+                    if reader.partitions[0].distinct() >= 2:
                         return
                 if time.monotonic() > until:
                     raise RuntimeError("no snapshots were written within 60 s")

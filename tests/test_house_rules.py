@@ -335,20 +335,7 @@ MOST_ATTRIBUTES = 15
 
 #: Larger than that: (methods, attributes) that they may have, to become fewer.
 LARGE: dict[str, tuple[int, int]] = {
-    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (32, 11),
-    "kafka_marshal.client.base.Membership": (36, 10),
-    "kafka_marshal.client.marshal.Marshal": (31, 18),
-    "kafka_marshal.demo.process.Process": (17, 18),
-    "kafka_marshal.engine.claims.leases.HeldLease": (8, 19),
-    "kafka_marshal.engine.claims.placement.Placement": (16, 21),
     "kafka_marshal.engine.work.tracker.Run": (21, 20),
-    "kafka_marshal.sinks.base.FencedSink": (28, 5),
-    "kafka_marshal.testing.broker.LocalCluster": (29, 13),
-    "kafka_marshal.testing.simulation.checks.Checks": (27, 30),
-    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (21, 16),
-    "kafka_marshal.testing.simulation.process.Process": (13, 28),
-    "kafka_marshal.testing.simulation.story._Story": (38, 17),
-    "kafka_marshal.watchdog.parent.Watchdog": (15, 16),
 }
 
 

@@ -7,13 +7,12 @@ from kafka_marshal import errors
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.consumer import Consumer, TopicPartition
+from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.options import Delivery, Start
 from kafka_marshal.client.ranges import OffsetRange, RangeConsumer
-from kafka_marshal.client.view import LeaseInfo, WorldView
+from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.policies import (
     Balanced,
     Greedy,
@@ -39,6 +38,7 @@ from kafka_marshal.errors import (
     PositionLostError,
 )
 from kafka_marshal.instance import release
+from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
 
 __all__ = [
     "Admin",

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from kafka_marshal.runtime import Runtime
+from kafka_marshal.types import Key
 
 __all__ = [
     "Ack",
@@ -34,8 +35,8 @@ __all__ = [
     "TopicPartition",
 ]
 
-#: (topic, partition)
-TopicPartition = tuple[str, int]
+#: What a Cluster calls a partition.
+TopicPartition = Key
 
 #: (offset, timestamp_ms or -1 where the stamp is not of type LogAppendTime (T1), value or None)
 LogEntry = tuple[int, int, bytes | None]

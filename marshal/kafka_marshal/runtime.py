@@ -1,4 +1,4 @@
-"""What a client lives in: its clock, its threads, its chance. A cluster brings it along (``Cluster.runtime``).
+"""What a client lives in: its clock, its threads, its random source. A cluster brings it along (``Cluster.runtime``).
 
 A call that blocks on a cluster blocks the thread that called, until the cluster's time moves on: so the two belong
 together. :data:`THREADS` is the real one, of the Kafka adapter. The simulator (:mod:`kafka_marshal.testing.simulation`)
@@ -105,7 +105,7 @@ class Executor(Protocol):
 
 
 class Runtime(Protocol):
-    """Time, threads and chance."""
+    """Time, threads and randomness."""
 
     #: For loops that look at the clock before every message: seconds of the clock with this id (T4).
     clock_gettime: Callable[[int], float]
@@ -120,7 +120,7 @@ class Runtime(Protocol):
         """For timeouts: seconds since some fixed point in the past."""
 
     def random(self) -> Random:
-        """A source of chance of one's own."""
+        """A random source of one's own."""
 
     def new_instance_id(self) -> str:
         """Names one run of one Marshal, for ever."""

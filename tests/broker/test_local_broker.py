@@ -179,7 +179,7 @@ def test_a_port_lost_to_somebody_faster_is_replaced(monkeypatch: pytest.MonkeyPa
         found = free_ports(count)
         return [taken.getsockname()[1], *found[1:]] if len(asked) == 1 else found
 
-    monkeypatch.setattr(broker, "free_ports", sometimes_too_late)
+    monkeypatch.setattr(layout, "free_ports", sometimes_too_late)
     with taken, LocalBroker() as local:
         assert len(asked) == 2
         assert local.port != taken.getsockname()[1]

@@ -117,12 +117,12 @@ def test_nobody_is_to_die_of_taking_over_where_there_is_nothing_to_take_over() -
 
 def deaths(odds: float) -> Counter[str]:
     """Twenty minutes: one in five may take over, and does with these odds; other points: three in five get there."""
-    chance = Random(7)
-    made, died = _Dooms(KIND, chance), Counter[str]()
+    rng = Random(7)
+    made, died = _Dooms(KIND, rng), Counter[str]()
     for _ in range(1_100):
-        takeovers = chance.random() < 0.2
+        takeovers = rng.random() < 0.2
         name = made.next(died, takeovers=takeovers)
-        died[name] += chance.random() < (0.6 if name not in TAKEOVERS else odds * takeovers)
+        died[name] += rng.random() < (0.6 if name not in TAKEOVERS else odds * takeovers)
     return died
 
 

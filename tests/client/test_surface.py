@@ -185,7 +185,7 @@ def test_consumers_made_with_wrong_arguments(marshal: Marshal) -> None:
         "at_most_once",
         lambda: marshal.consumer([TOPIC], delivery="at_most_once"),  # type: ignore[arg-type]
     )
-    assert marshal._consumers == []
+    assert marshal._ending.consumers == []
 
 
 def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class SimulatedSide(MemorySide):
 
     def unreachable(self) -> Cluster:
         process = self._new_process("cut off")
-        process.trouble.is_cut_off = True
+        process.host.trouble.is_cut_off = True
         return process.cluster()
 
     def play(self, body: Callable[[], object]) -> None:

@@ -305,7 +305,7 @@ def test_a_leader_that_was_made_anew_is_looked_up_again(kafka_bootstrap: str) ->
     """A broker that restarts may tell its metadata just before its epochs grow; librdkafka keeps it for minutes."""
     with closing(KafkaCluster(kafka_bootstrap)) as cluster:
         fetched: list[float] = []
-        shared = cluster._admin
+        shared = cluster._questions._admin
         answers = iter([KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)), {("t", 0): 7}])
 
         class Watched:
@@ -327,11 +327,11 @@ def test_a_leader_that_was_made_anew_is_looked_up_again(kafka_bootstrap: str) ->
                 raise answer
             return answer
 
-        cluster._admin = Watched()  # type: ignore[assignment]
+        cluster._questions._admin = Watched()  # type: ignore[assignment]
         try:
-            assert cluster._ask("asking", 10.0, ask) == {("t", 0): 7}
+            assert cluster._questions.ask("asking", 10.0, ask) == {("t", 0): 7}
         finally:
-            cluster._admin = shared
+            cluster._questions._admin = shared
         assert len(fetched) == 1 and 0 < fetched[0] <= 2.0
 
 

@@ -71,8 +71,8 @@ def info(name: str, partitions: int = 1) -> TopicInfo:
 
 def test_what_is_too_old_or_unknown_is_not_told() -> None:
     looks, now = Looks(), time.monotonic()
-    looks.told_topics({"a": info("a")}, now - 5)
-    looks.told_topic_info(["a", "gone"], {"a": info("a")}, now - 5)
+    looks.record_topics({"a": info("a")}, now - 5)
+    looks.record_topic_info(["a", "gone"], {"a": info("a")}, now - 5)
     assert looks.topics(4) is None
     assert looks.topics(6) == {"a": info("a")}
     assert looks.topic_info(["a"], 4) is None
@@ -84,22 +84,22 @@ def test_what_is_too_old_or_unknown_is_not_told() -> None:
 def test_a_look_that_began_earlier_and_ended_later_does_not_count() -> None:
     looks, now = Looks(), time.monotonic()
     for partitions, asked_at in ((2, now - 1), (1, now - 2)):
-        looks.told_topics({"a": info("a", partitions)}, asked_at)
-        looks.told_topic_info(["a"], {"a": info("a", partitions)}, asked_at)
+        looks.record_topics({"a": info("a", partitions)}, asked_at)
+        looks.record_topic_info(["a"], {"a": info("a", partitions)}, asked_at)
     assert looks.topics(6) == looks.topic_info(["a"], 6) == {"a": info("a", 2)}
 
 
 def test_a_topic_that_is_gone_by_the_newest_look_is_gone() -> None:
     looks, now = Looks(), time.monotonic()
-    looks.told_topic_info(["a"], {"a": info("a")}, now - 2)
-    looks.told_topic_info(["a"], {}, now - 1)
+    looks.record_topic_info(["a"], {"a": info("a")}, now - 2)
+    looks.record_topic_info(["a"], {}, now - 1)
     assert looks.topic_info(["a"], LONG_S) == {}
 
 
 def test_topics_nobody_asks_for_any_more_are_forgotten() -> None:
     looks, now = Looks(), time.monotonic()
-    looks.told_topic_info(["old"], {}, now - KEPT_S - 2)
-    looks.told_topic_info(["new"], {}, now - 1)
+    looks.record_topic_info(["old"], {}, now - KEPT_S - 2)
+    looks.record_topic_info(["new"], {}, now - 1)
     assert looks.topic_info(["new"], LONG_S) == {}
     assert looks.topic_info(["old"], LONG_S) is None
 

@@ -1,57 +1,126 @@
-"""The comparison: it finds every kind of difference, and nothing where there is none."""
+"""What is concluded from a run with Spark drivers: every kind of difference is found, and said."""
 
 from __future__ import annotations
 
-import csv
-import io
 import sqlite3
-import zipfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kafka_marshal.demo.check import Verdict, check, expected, missing_offsets
-from kafka_marshal.demo.flights import COLUMNS, find_file, read
-from kafka_marshal.demo.sink import Sink, create
-from tests.demo.helpers import messages, row
+from kafka_marshal.demo import DemoError, ledger, reference, tables
+from kafka_marshal.demo.bad_records import Planted
+from kafka_marshal.demo.check import Verdict, check, missing_offsets
+from kafka_marshal.demo.dead_letters import Letters, collect
+from kafka_marshal.demo.findings import Audited, Findings
+from kafka_marshal.demo.options import DemoOptions
+from kafka_marshal.demo.process import DRIVERS, Kill, KillPlan, Stage
+from kafka_marshal.demo.report import Section, write_report
+from tests.demo.helpers import row
+from tests.demo.test_report import UNEQUAL, findings
+
+TABLES = tables.PlainTables(
+    {"UA": "United"}, {"IAH": "Houston"}, {("EWR", "2013-01-01T10:00:00Z"): True, ("JFK", "2013-01-01T10:00:00Z"): None}
+)
 
 ROWS = [
-    row(carrier=carrier, origin=origin, month=str(month), dep_delay=delay, arr_delay="NA" if delay == "NA" else "3")
-    for month in (1, 2)
-    for carrier, origin in (("UA", "EWR"), ("AA", "JFK"))
-    for delay in ("NA", "-5", "40", "0")
+    row(hour="5", dep_time="517", sched_dep_time="515", dep_delay="2", arr_delay="-3"),
+    row(hour="5", dep_time="2355", sched_dep_time="5", dep_delay="-10", arr_delay="NA"),
+    row(hour="5", dep_time="NA", dep_delay="NA", arr_delay="NA", tailnum="NA"),
+    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="0", arr_delay="0", origin="JFK", carrier="ZZ"),
+    row(hour="7", dep_time="700", sched_dep_time="700", dep_delay="5", arr_delay="0", dest="QQQ", origin="LGA"),
 ]
-#: Two partitions, half of the rows each.
-HALF = len(ROWS) // 2
-ENDS = {0: HALF, 1: HALF}
 
-Case = tuple[Path, Path]
+
+# -- the plain computation ----------------------------------------------------------------------------------------
+
+
+def test_the_plain_computation_on_rows_that_one_can_add_up_in_the_head() -> None:
+    found = reference.compute(ROWS, TABLES)
+    assert found.rows == 5
+    assert found.groups == {
+        ("UA", "EWR", "IAH", 5): ("United", "Houston", 3, 1, 2, -8, 2, 1, -3, -3, 2, -8),
+        ("ZZ", "JFK", "IAH", 7): (None, "Houston", 1, 0, 1, 0, 0, 1, 0, 0, 0, 0),
+        ("UA", "LGA", "QQQ", 7): ("United", None, 1, 0, 1, 5, 5, 1, 0, 0, 0, 0),
+    }
+    assert found.quality == {
+        "no tail number": 1,
+        "departed, no arrival": 1,
+        "delay contradicts times": 1,  # on time, 5 minutes late
+        "carrier unknown": 1,
+        "destination unknown": 1,
+        "no weather": 2,
+    }
+
+
+def test_the_whole_year_by_figures_that_anybody_gets_from_it() -> None:
+    from kafka_marshal.demo.flights import find_file, read
+
+    found = reference.compute(read(find_file()), tables.read_tables(tables.find_folder()))
+    assert (found.rows, len(found.groups)) == (336_776, 2_893)
+    assert found.quality == {
+        "no tail number": 2_512,
+        "departed, no arrival": 1_175,
+        "delay contradicts times": 0,
+        "carrier unknown": 0,
+        "destination unknown": 7_602,  # four airports outside the mainland
+        "no weather": 1_556,
+    }
+    sums = [sum(int(values[place] or 0) for values in found.groups.values()) for place in (2, 3, 4)]
+    assert sums == [336_776, 8_255, 336_776 - 8_255]
+
+
+def test_a_table_that_would_count_flights_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "airlines.csv").write_text("carrier,name\nUA,United\nUA,Again\n")
+    with pytest.raises(DemoError, match="UA twice"):
+        tables.read_tables(tmp_path)
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "airlines.csv").write_text("code,name\nUA,United\n")
+    with pytest.raises(DemoError, match="other columns"):
+        tables.read_tables(tmp_path)
+
+
+# -- the comparison -----------------------------------------------------------------------------------------------
+
+PLANTED: Counter[Planted] = Counter({(b"x", "no JSON object"): 1, (None, "no value"): 2})
+FOUND: Mapping[tuple[str, int, int], Planted] = {
+    ("flights", 0, 5): (b"x", "no JSON object"),
+    ("flights", 0, 6): (None, "no value"),
+    ("flights", 0, 7): (None, "no value"),
+}
+LETTERS = Letters(4, FOUND)
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    """A file, and a database that says the same."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows(ROWS)
-    file, database = tmp_path / "flights.csv.zip", tmp_path / "delays.sqlite"
-    with zipfile.ZipFile(file, "w") as packed:
-        packed.writestr("flights.csv", text.getvalue())
-    create(database)
-    add(database, 0, ROWS[:HALF])
-    add(database, 1, ROWS[HALF : HALF + 3])
-    add(database, 1, ROWS[HALF + 3 :], first=3)
-    return file, database
+def database(tmp_path: Path) -> Path:
+    """One that says what the rows say."""
+    path = tmp_path / "delays.sqlite"
+    ledger.create(path)
+    wanted = reference.compute(ROWS, TABLES)
+    with closing(sqlite3.connect(path)) as db:
+        marks = ", ".join("?" * 16)
+        db.executemany(
+            f"INSERT INTO delays VALUES ({marks})", [(*key, *values) for key, values in wanted.groups.items()]
+        )
+        db.executemany("INSERT INTO quality VALUES (?, ?)", wanted.quality.items())
+        db.executemany("INSERT INTO dead_letters VALUES (?, ?)", [("no JSON object", 1), ("no value", 2)])
+        batches = [(0, 0, 7, 8), (1, 0, 2, 3), (1, 3, 7, 5)]
+        db.executemany("INSERT INTO batches VALUES ('flights', ?, ?, ?, ?, 1, 'driver-1', 0)", batches)
+        db.commit()
+    return path
 
 
-def add(database: Path, partition: int, rows: list[list[str]], first: int = 0) -> None:
-    with Sink(database, "worker-1") as sink, sink.transaction() as tx:
-        tx.fence("flights", partition, 1)
-        tx.write(messages(rows, first))
-        tx.set_last("flights", partition, first + len(rows) - 1)
+#: Two partitions, eight messages each.
+ENDS = {0: 8, 1: 8}
+
+
+def judged(database: Path, letters: Letters = LETTERS, ends: Mapping[int, int] = ENDS) -> Verdict:
+    return check(database, reference.compute(ROWS, TABLES), PLANTED, letters, ends)
 
 
 def change(database: Path, statement: str) -> None:
@@ -60,46 +129,56 @@ def change(database: Path, statement: str) -> None:
         db.commit()
 
 
-def judged(case: Case, ends: dict[int, int] | None = None) -> Verdict:
-    file, database = case
-    return check(database, file, None, ENDS if ends is None else ends)
-
-
-def test_what_is_equal_is_found_equal(case: Case) -> None:
-    verdict = judged(case)
-    assert verdict.equal
-    assert (verdict.rows, verdict.groups, verdict.rows_in_database) == (len(ROWS), 4, len(ROWS))
-    assert (verdict.differences, verdict.lost, verdict.double) == ((), (), ())
+def test_what_is_equal_is_found_equal(database: Path) -> None:
+    verdict = judged(database)
+    assert verdict.equal, verdict
+    assert (verdict.rows, verdict.groups, verdict.rows_in_database) == (5, 3, 5)
 
 
 @pytest.mark.parametrize(
-    "measure",
+    ("statement", "group", "measure"),
     [
-        "flights",
-        "cancelled",
-        "departures",
-        "departure_delay_sum",
-        "departure_delay_max",
-        "arrivals",
-        "arrival_delay_sum",
-        "arrival_delay_max",
+        ("UPDATE delays SET wet_departures = 3 WHERE hour = 5", ("UA", "EWR", "IAH", 5), "wet_departures"),
+        ("UPDATE delays SET destination = 'Dallas' WHERE carrier = 'ZZ'", ("ZZ", "JFK", "IAH", 7), "destination"),
+        ("UPDATE delays SET carrier_name = NULL WHERE origin = 'LGA'", ("UA", "LGA", "QQQ", 7), "carrier_name"),
+        ("UPDATE quality SET flights = 3 WHERE failed = 'no weather'", ("quality",), "no weather"),
+        ("DELETE FROM quality WHERE failed = 'no weather'", ("quality",), "no weather"),
+        ("UPDATE dead_letters SET messages = 1 WHERE trouble = 'no value'", ("dead letters",), "no value"),
+        ("INSERT INTO dead_letters VALUES ('other', 1)", ("dead letters",), "other"),
     ],
 )
-def test_a_number_that_is_off_by_one_is_found(case: Case, measure: str) -> None:
-    change(case[1], f"UPDATE delays SET {measure} = {measure} + 1 WHERE carrier = 'AA' AND month = 2")
-    verdict = judged(case)
+def test_a_value_that_is_off_is_found(database: Path, statement: str, group: tuple[object, ...], measure: str) -> None:
+    change(database, statement)
+    verdict = judged(database)
     assert not verdict.equal
     [difference] = verdict.differences
-    assert (difference.group, difference.measure) == (("AA", "JFK", 2), measure)
+    assert (difference.group, difference.measure) == (group, measure)
+
+
+def test_letters_that_are_missing_other_or_too_many_are_found(database: Path) -> None:
+    fewer = dict(FOUND)
+    del fewer["flights", 0, 7]
+    [difference] = judged(database, Letters(2, fewer)).differences
+    assert (difference.group[0], difference.measure) == ("dead-letter topic", "no value")
+    assert (difference.in_database, difference.in_file) == (0, 1)
+    more = {**FOUND, ("flights", 1, 0): (b"y", "no JSON object")}
+    [difference] = judged(database, Letters(4, more)).differences
+    assert (difference.in_database, difference.in_file) == (1, 0)
+    other = {**FOUND, ("flights", 0, 5): (b"x", "not UTF-8")}
+    assert len(judged(database, Letters(3, other)).differences) == 2
+
+
+@pytest.mark.parametrize("measure", ledger.NUMBERS)
+def test_a_number_that_is_off_by_one_is_found(database: Path, measure: str) -> None:
+    change(database, f"UPDATE delays SET {measure} = {measure} + 1 WHERE origin = 'EWR'")
+    [difference] = judged(database).differences
+    assert (difference.group, difference.measure) == (("UA", "EWR", "IAH", 5), measure)
     assert difference.in_database == int(difference.in_file or 0) + 1
 
 
-def test_a_group_that_is_missing_or_too_many_is_found(case: Case) -> None:
-    change(case[1], "DELETE FROM delays WHERE carrier = 'AA' AND month = 1")
-    change(case[1], "INSERT INTO delays VALUES ('ZZ', 'LGA', 3, 4, 0, 0, 0, NULL, 0, 0, NULL)")
-    groups = {each.group for each in judged(case).differences}
-    assert groups == {("AA", "JFK", 1), ("ZZ", "LGA", 3)}
-    assert not judged(case).equal
+def test_a_group_that_is_missing_or_too_many_is_found(database: Path) -> None:
+    change(database, "UPDATE delays SET hour = 6 WHERE origin = 'EWR'")
+    assert {each.group for each in judged(database).differences} == {("UA", "EWR", "IAH", 5), ("UA", "EWR", "IAH", 6)}
 
 
 def spoil(statement: str) -> Callable[[Path], None]:
@@ -121,47 +200,135 @@ def spoil(statement: str) -> Callable[[Path], None]:
     ids=["first", "last", "whole partition", "gap", "overlap", "twice", "beyond the end", "hole within"],
 )
 def test_every_offset_counts_once(
-    case: Case,
+    database: Path,
     how: Callable[[Path], None],
     lost: tuple[tuple[int, int, int], ...],
     double: tuple[tuple[int, int, int], ...],
 ) -> None:
-    how(case[1])
-    verdict = judged(case)
+    how(database)
+    verdict = judged(database)
     assert (verdict.lost, verdict.double) == (lost, double)
     assert (verdict.rows_lost, verdict.rows_double) == tuple(
         sum(last - first + 1 for _, first, last in ranges) for ranges in (lost, double)
     )
     assert not verdict.equal
-    assert missing_offsets(case[1], ENDS) == list(lost)
+    assert missing_offsets(database, ENDS) == list(lost)
 
 
-def test_a_partition_that_nobody_touched_is_lost_as_a_whole(case: Case) -> None:
-    assert judged(case, {**ENDS, 2: 5}).lost == ((2, 0, 4),)
+def test_a_partition_that_nobody_touched_is_lost_as_a_whole(database: Path) -> None:
+    assert judged(database, ends={**ENDS, 2: 5}).lost == ((2, 0, 4),)
 
 
-def test_partitions_without_rows_are_fine(case: Case) -> None:
-    assert judged(case, {**ENDS, 2: 0}).equal
+def test_partitions_without_rows_are_fine(database: Path) -> None:
+    assert judged(database, ends={**ENDS, 2: 0}).equal
 
 
-def test_the_whole_year_is_what_the_packages_authors_say() -> None:
-    """Figures of the data set's own documentation, and those that anybody gets from it with another tool."""
-    found = expected(find_file(), None)
-    assert len(found) == 399
-    assert sum(values[0] or 0 for values in found.values()) == 336_776
-    assert sum(values[1] or 0 for values in found.values()) == 8_255
-    assert sum(values[2] or 0 for values in found.values()) == 336_776 - 8_255
-    assert max(values[4] or 0 for values in found.values()) == 1_301
-    assert max(values[7] or 0 for values in found.values()) == 1_272
+# -- letters ------------------------------------------------------------------------------------------------------
 
 
-def test_sums_agree_with_a_plain_loop() -> None:
-    places = {name: place for place, name in enumerate(COLUMNS)}
-    total = arrived = 0
-    for each in read(find_file(), 20_000):
-        if each[places["carrier"]] == "B6" and each[places["arr_delay"]] != "NA":
-            total += int(each[places["arr_delay"]])
-            arrived += 1
-    found = expected(find_file(), 20_000)
-    jetblue = [values for (carrier, _, _), values in found.items() if carrier == "B6"]
-    assert (sum(values[6] or 0 for values in jetblue), sum(values[5] or 0 for values in jetblue)) == (total, arrived)
+class Message:
+    def __init__(self, value: bytes | None, **headers: str) -> None:
+        self._value = value
+        self._headers = [(name.replace("_", "."), text.encode()) for name, text in headers.items()]
+
+    def offset(self) -> int:
+        return 11
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._headers
+
+
+def letter(value: bytes | None, offset: int) -> Message:
+    return Message(value, source_topic="flights", source_partition="3", source_offset=str(offset), trouble="t")
+
+
+def test_letters_of_one_source_are_one() -> None:
+    found = collect([letter(b"a", 1), letter(None, 2), letter(b"a", 1), letter(b"a", 4)])
+    assert (found.written, len(found.found), found.repeated) == (4, 3, 1)
+    assert found.troubles == {"t": 3}
+
+
+def test_letters_that_do_not_say_whence_they_come_are_an_error() -> None:
+    with pytest.raises(DemoError, match=r"offset 11 does not say whence"):
+        collect([Message(b"a", trouble="t")])
+    with pytest.raises(DemoError, match=r"flights \[3\] @ 1 differ"):
+        collect([letter(b"a", 1), letter(b"b", 1)])
+
+
+# -- what is said -------------------------------------------------------------------------------------------------
+
+AUDITED = Audited("0 violations in 905 records", True, 0, 905, "audit")
+
+
+def spark_findings(verdict: Verdict | None = None, audit: Audited = AUDITED, letters: Letters = LETTERS) -> Findings:
+    plain = findings() if verdict is None else findings(verdict)
+    plain.story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199), (4, 0, 9)), False, Stage.LETTERED, 420)
+    plain.story.added = None
+    return replace(plain, manner=DRIVERS, letters=letters, quality=[("no weather", 2)], audit=audit)
+
+
+def test_the_story_of_drivers_is_told() -> None:
+    found = spark_findings()
+    assert found.equal
+    assert found.verdict_text() == (
+        "EQUAL: 1,000 flights in 12 groups, compared number by number with the file: 0 lost, 0 double. 3 more messages "
+        "were no flights: dead letters, each accounted for. Audit: 0 violations in 905 records."
+    )
+    text = " ".join(found.sentences())
+    assert "with a batch of 110 rows in hand that was not yet written, but for its dead letters" in text
+    assert "Its JVM was gone 420 ms after the driver." in text
+    assert "1 dead letter was written again" in text
+    assert "Living drivers handed over 1 partition" in text
+    assert found.summary()["dead_letters"] == 3
+
+
+def test_one_dead_letter_is_told_in_the_singular() -> None:
+    found = spark_findings(letters=replace(LETTERS, found=dict([*LETTERS.found.items()][:1])))
+    assert " 1 more message was no flight: a dead letter, each accounted for." in found.verdict_text()
+
+
+def test_successors_are_told_of_and_marked() -> None:
+    found = spark_findings()
+    found.story.successors.append(("driver-3", 6_000, "driver-1"))
+    assert "driver-3 was started in the place of driver-1." in found.sentences()
+    assert [mark.text for mark in found.marks()] == ["worker-2 killed (-9)", "driver-3 started"]
+
+
+def test_a_violation_or_a_difference_makes_it_unequal() -> None:
+    assert not spark_findings(audit=replace(AUDITED, clean=False, violations=1)).equal
+    assert not spark_findings(UNEQUAL).equal
+
+
+def test_sections_stand_on_the_page_and_are_escaped(tmp_path: Path) -> None:
+    section = Section("Of <b>", ("name", "count"), [("<i>", "3")], frozenset({1}), "note & more", ("there", "a/b.html"))
+    page, _ = write_report(spark_findings(), [], tmp_path, [section], [("audit 'x'", "the log")])
+    text = page.read_text()
+    assert "<h2>Of &lt;b&gt;</h2>" in text and "<td>&lt;i&gt;</td><td class=number>3</td>" in text
+    assert "note &amp; more" in text and '<a href="a/b.html">there</a>' in text
+    assert "audit &#x27;x&#x27;  # the log" in text
+    assert "Taken over from a silent driver" in text
+
+
+def test_kills_of_drivers_come_at_every_stage() -> None:
+    assert {KillPlan.drawn(seed, DRIVERS).stage for seed in range(40)} == set(Stage)
+
+
+def test_rounds_are_small_where_rows_are_few() -> None:
+    assert [DemoOptions(rows=rows).round_size for rows in (None, 0, 1_000, 120_000, 300_000)] == [
+        12_000,
+        12_000,
+        500,
+        5_000,
+        12_000,
+    ]
+    assert DemoOptions(batch_size=7).round_size == 7
+    assert (DemoOptions().crew_size, DemoOptions(plain=True).crew_size, DemoOptions(workers=5).crew_size) == (2, 3, 5)
+
+
+def test_where_a_system_has_no_watchdog_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DemoOptions().watched and not DemoOptions(watchdog=False).watched
+    monkeypatch.setattr("kafka_marshal.demo.options.is_supported", lambda: False)
+    assert not DemoOptions().watched

@@ -15,10 +15,12 @@ from kafka_marshal.demo import DemoError
 from kafka_marshal.demo.check import Difference, Verdict
 from kafka_marshal.demo.findings import Findings
 from kafka_marshal.demo.ownership import Change, History
+from kafka_marshal.demo.plain import PlainJob
 from kafka_marshal.demo.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
 from kafka_marshal.demo.report import CarrierLine, write_report
 from rationalizer.history import End, Span
 
+COMMANDS = PlainJob.COMMANDS
 EQUAL = Verdict(1_000, 12, 1_000, (), (), ())
 UNEQUAL = Verdict(1_000, 12, 1_003, (Difference(("UA", "EWR", 1), "flights", 7, 4),), ((3, 10, 19),), ((2, 0, 4),))
 
@@ -64,7 +66,9 @@ def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
         story.kill = Kill("worker-2", 5_000, 400, ((1, 100, 199),), written=True, stage=Stage.UNREPORTED)
         story.added = "worker-3", 8_000
         story.repeated = 1
-    return Findings("flights", verdict, story, history, seed=4, heartbeat_interval_ms=1_000, pace=6_000, watchdog=False)
+    return Findings(
+        "flights", verdict, story, history, seed=4, heartbeat_interval_ms=1_000, watchdog=False, manner=WORKERS
+    )
 
 
 def takeover_in(found: Findings) -> dict[str, object]:
@@ -218,7 +222,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 @pytest.mark.parametrize("verdict", [EQUAL, UNEQUAL])
 def test_the_page_stands_by_itself(tmp_path: Path, verdict: Verdict) -> None:
-    page, picture = write_report(findings(verdict), [CarrierLine("UA", 5, 1, 3.25, 40)], tmp_path)
+    page, picture = write_report(findings(verdict), [CarrierLine("UA", 5, 1, 3.25, 40)], tmp_path, [], COMMANDS)
     assert size_of(picture.read_bytes())[0] >= 1_000
     text = page.read_text()
     assert verdict.equal == ("EQUAL: 1,000 flights" in text and "NOT EQUAL" not in text)
@@ -232,7 +236,7 @@ def test_the_page_stands_by_itself(tmp_path: Path, verdict: Verdict) -> None:
 
 
 def test_the_page_says_whose_word_it_was(tmp_path: Path) -> None:
-    page, picture = write_report(watched(), [], tmp_path)
+    page, picture = write_report(watched(), [], tmp_path, [], COMMANDS)
     text = page.read_text()
     assert size_of(picture.read_bytes())
     assert "<h2>Taken over from a dead or silent worker</h2>" in text
@@ -243,22 +247,22 @@ def test_the_page_says_whose_word_it_was(tmp_path: Path) -> None:
 def test_text_on_the_page_is_escaped(tmp_path: Path) -> None:
     found = findings()
     found.story.crashes.append(Crash("worker-1", 1, "<script>alert('&')</script>"))
-    page, _ = write_report(found, [], tmp_path)
+    page, _ = write_report(found, [], tmp_path, [], COMMANDS)
     assert "<script>" not in page.read_text()
     assert "&lt;script&gt;" in page.read_text()
 
 
 def test_a_run_without_rows_has_a_page_too(tmp_path: Path) -> None:
     verdict, history = Verdict(0, 0, 0, (), (), ()), History("delays", "flights")
-    found = Findings("flights", verdict, Story(0, 5, 6), history, 0, 1_000, 0, True)
-    page, picture = write_report(found, [], tmp_path)
+    found = Findings("flights", verdict, Story(0, 5, 6), history, 0, 1_000, True, WORKERS)
+    page, picture = write_report(found, [], tmp_path, [], COMMANDS)
     assert "EQUAL: 0 flights in 0 groups" in page.read_text()
     assert size_of(picture.read_bytes())
 
 
 def test_a_report_that_can_not_be_written_says_that_the_comparison_is_done(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"nowhere.*The comparison is done \(EQUAL"):
-        write_report(findings(), [], tmp_path / "nowhere")
+        write_report(findings(), [], tmp_path / "nowhere", [], COMMANDS)
 
 
 def test_seeds_kill_at_different_moments_and_the_same_seed_at_the_same() -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from kafka_marshal.engine.claims.placement import FIRST_CLAIMS, Placement
+from kafka_marshal.engine.claims.policy_view import PolicyView
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import (
     Balanced,
@@ -258,7 +259,7 @@ def test_cycles_hold_lag_speed_and_growth_per_second() -> None:
     assignment.tracker.done.through(99)
     consumer.log_ends(assignment.key, 1_200, net.now + 1_000)  # half a cycle: too early
     consumer.log_ends(assignment.key, 1_400, net.now + 2_000)
-    assert placement._cycles["t", 0] == (Cycle(lag=1_300, speed=50.0, growth=200.0),)
+    assert placement._shown._cycles["t", 0] == (Cycle(lag=1_300, speed=50.0, growth=200.0),)
 
 
 def test_a_policy_is_asked_when_something_changed_and_not_all_the_time() -> None:
@@ -437,24 +438,24 @@ def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytes
     (But for holders that fell silent: those are looked for when the first may be due.)
     """
     looked: list[int] = []
-    look = Placement._look
+    look = PolicyView.look
 
-    def look_and_compare(self: Placement, now: float) -> None:
-        partial = bool(self._touched) and not self.dirty
-        look(self, now)
-        at = self._look_at
+    def look_and_compare(self: PolicyView, now: float, *, anew: bool) -> None:
+        partial = bool(self.touched) and not anew
+        look(self, now, anew=anew)
+        at = self.look_at
         for key in self._work.subscription.partitions:
             fresh = self._view(key, now, {})
-            shown = self._shown.get(key)
+            shown = self.partitions.get(key)
             if fresh != shown:
                 lease = self._peers.lease(key)
                 assert fresh is not None and fresh.holder is None and lease is not None and lease.held, (key, shown)
-        self._look_at = at
-        counts = Partitions(self._shown)
-        assert (+self._shown.counts, set(self._shown.free)) == (counts.counts, set(counts.free))
+        self.look_at = at
+        counts = Partitions(self.partitions)
+        assert (+self.partitions.counts, set(self.partitions.free)) == (counts.counts, set(counts.free))
         looked.append(partial)
 
-    monkeypatch.setattr(Placement, "_look", look_and_compare)
+    monkeypatch.setattr(PolicyView, "look", look_and_compare)
     Simulation(seed).run(faulty_intervals=20)
     assert sum(looked) > 3, "most of the time only what changed was looked at"
 
@@ -487,7 +488,7 @@ def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() ->
 
     class Looks(Placement):
         def _look(self, now: float) -> None:
-            looked.append(len(self._touched))
+            looked.append(len(self._shown.touched))
             super()._look(now)
 
     net = Net(cps=1)

@@ -136,7 +136,7 @@ def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 @contextmanager
 def another(marshal: Marshal) -> Iterator[Marshal]:
-    made = member(marshal._cluster.connect("other"), "other")  # type: ignore[attr-defined]
+    made = member(marshal._driver.cluster.connect("other"), "other")  # type: ignore[attr-defined]
     yield made
     answer("Marshal.close()", made.close)
 
@@ -145,7 +145,7 @@ def another(marshal: Marshal) -> Iterator[Marshal]:
 def test_a_marshal_does_not_wait_for_ever_for_a_callback(
     marshal: Marshal, hung: Hung, callback: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marshal._cluster.broker.create_topic("u", 1)  # type: ignore[attr-defined]
+    marshal._driver.cluster.broker.create_topic("u", 1)  # type: ignore[attr-defined]
     called: list[object] = []
     options: dict[str, Any] = {callback: hung}
     marshal.consumer(["u"], on_revoke=lambda *_: called.append(1))

@@ -212,7 +212,7 @@ def claimed(marshal: Marshal) -> Any:
 
 
 def test_a_log_that_needs_a_newer_release_is_told(marshal: Marshal) -> None:
-    appender = marshal._cluster.appender("__marshal", delivery_timeout_ms=1000)
+    appender = marshal._driver.cluster.appender("__marshal", delivery_timeout_ms=1000)
     appender.append(0, encode(Upgrade("x-1", "x", "g", 1_000)))
     assert "protocol level 1000" in problem(marshal, "was raised to protocol level")
     assert not marshal.health().needs_restart

@@ -126,8 +126,8 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "a lease that reached nobody is kept",
         "claim",
-        "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)",
-        "answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout)",
+        "answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)",
+        "answer = self._driver.servants.ask(serve, topic, partition, timeout)",
         "C17",
     ),
     Mutation(
@@ -228,9 +228,9 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "Marshal.close waits for the callback that calls it",
-        "_end",
-        "lambda: self._carry_out_end(release, in_callback),",
-        "lambda: self._carry_out_end(release, False),",
+        "run",
+        "lambda: self._carry_out(driver, watchdog, release, in_callback),",
+        "lambda: self._carry_out(driver, watchdog, release, False),",
         "",
     ),
     # Ends, what is dropped, memory.

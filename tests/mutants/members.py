@@ -31,8 +31,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a release that got lost is not sent again",
         "wake",
-        "elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + lease.heartbeat_interval_ms:",
-        "elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + 9**9:",
+        "elif now >= lease.release_due:",
+        "elif now >= lease.release_due + 9**9:",
         "C17",
     ),
     Mutation(
@@ -94,8 +94,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a release that is sent again has forgotten what is done",
         "release",
-        "lease.last_release = last_offset",
-        "lease.last_release = None",
+        "lease.pending.last_offset = last_offset",
+        "lease.pending.last_offset = None",
         "C8",
     ),
     Mutation(

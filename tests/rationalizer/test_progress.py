@@ -269,8 +269,8 @@ def _way_of_adding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("_way_of_adding")
 def test_adding_gives_the_set_of_both_and_its_plan_says_by_how_much_it_grows() -> None:
     for seed in range(500):
-        chance = random.Random(seed)
-        stored, new = _some(chance, 25), _some(chance, 9)
+        rng = random.Random(seed)
+        stored, new = _some(rng, 25), _some(rng, 9)
         whole = Intervals.of(stored)
         before = whole.pairs()
         edits, growth = whole.plan(*union(new))
@@ -281,6 +281,6 @@ def test_adding_gives_the_set_of_both_and_its_plan_says_by_how_much_it_grows() -
         assert len(whole) == len(before) + growth
 
 
-def _some(chance: random.Random, most: int) -> list[tuple[int, int]]:
-    starts = [chance.randrange(120) for _ in range(chance.randint(1, most))]
-    return [(start, start + chance.choice((0, 0, 1, 4))) for start in starts]
+def _some(rng: random.Random, most: int) -> list[tuple[int, int]]:
+    starts = [rng.randrange(120) for _ in range(rng.randint(1, most))]
+    return [(start, start + rng.choice((0, 0, 1, 4))) for start in starts]

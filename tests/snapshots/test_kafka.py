@@ -71,7 +71,7 @@ class Logged:
         reader = SnapshotReader.find(self.cluster, self.snapshots, 10)
         assert reader is not None
         reader.read_newest(1_000)
-        return sorted({place.next_offset for place in reader.shelves[0].sorted() if place.holds})
+        return sorted({place.next_offset for place in reader.partitions[0].sorted() if place.holds})
 
     def member(self, client_id: str) -> Marshal:
         member = Marshal(self.bootstrap, group_id="other", client_id=client_id, topic=self.topic)

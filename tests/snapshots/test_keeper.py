@@ -122,7 +122,7 @@ def test_s2_jitters_of_different_members_differ(story: Story) -> None:
     waits = []
     for seed in range(20):
         keeper = keeper_of(story)
-        keeper._chance = Random(seed)
+        keeper._rng = Random(seed)
         keeper.note(0, story.end, story.truth.snapshot(), 0.0)
         waits.append(keeper.due_at())
     assert max(waits) - min(waits) > JITTER_MS / 2
@@ -131,7 +131,7 @@ def test_s2_jitters_of_different_members_differ(story: Story) -> None:
 def test_s2_they_are_written_in_the_order_of_their_places(story: Story) -> None:
     for seed in range(20):
         keeper = keeper_of(story)
-        keeper._chance = Random(seed)
+        keeper._rng = Random(seed)
         places = []
         for _ in range(2):
             story.beat(10)
@@ -243,5 +243,5 @@ def test_the_log_of_snapshots_is_read_in_time(story: Story) -> None:
     assert reader is not None
     reader.read_newest(2)
     assert not reader.read_older(0)
-    assert reader.shelves[0].junk == 100
+    assert reader.partitions[0].junk == 100
     assert SnapshotReader.find(story.cluster, TOPIC + "x", TIMEOUT_S) is None

@@ -173,5 +173,5 @@ def test_a_watchdog_that_never_answers_is_replaced(
     wait_until(lambda: watchdog.is_ready and watchdog.pid != deaf)
     assert any("answered nothing" in line for line in caplog.messages)
     wait_until(lambda: not is_running(deaf))
-    wait_until(lambda: not watchdog._untold)
-    assert len(watchdog._will) == claims
+    wait_until(lambda: not watchdog.last_will.untold)
+    assert len(watchdog.last_will.leases) == claims

@@ -75,13 +75,13 @@ def config(**more: object) -> bytes:
     return process.CONFIG + json.dumps({**said, "properties": properties, **more}).encode()
 
 
-def will(heartbeat_interval_ms: int) -> bytes:
-    return process.WILL + process.pack_lease(0, 0, heartbeat_interval_ms, b"a release")
+def last_will(heartbeat_interval_ms: int) -> bytes:
+    return process.LAST_WILL + process.pack_lease(0, 0, heartbeat_interval_ms, b"a release")
 
 
 def test_it_ends_with_a_goodbye(program: Program) -> None:
     program.pipe.send(config())
-    program.pipe.send(will(600_000))
+    program.pipe.send(last_will(600_000))
     program.pipe.send(process.GOODBYE)
     wait_until(lambda: not is_running(program.pid))
     assert program.errors() == ""
@@ -89,8 +89,8 @@ def test_it_ends_with_a_goodbye(program: Program) -> None:
 
 def test_it_ends_at_once_where_there_is_nothing_to_release(program: Program) -> None:
     program.pipe.send(config())
-    program.pipe.send(will(600_000))
-    program.pipe.send(process.WILL + process.pack_lease(0, 0, 0, b""))
+    program.pipe.send(last_will(600_000))
+    program.pipe.send(process.LAST_WILL + process.pack_lease(0, 0, 0, b""))
     program.pipe.close()
     wait_until(lambda: not is_running(program.pid))
     assert program.worker.poll() is None
@@ -100,7 +100,7 @@ def test_it_ends_at_once_where_there_is_nothing_to_release(program: Program) -> 
 @pytest.mark.parametrize("sign", ["pipe", "process"])
 def test_with_one_sign_alone_it_says_nothing_and_ends_after_2_hi(program: Program, sign: str) -> None:
     program.pipe.send(config())
-    program.pipe.send(will(400))
+    program.pipe.send(last_will(400))
     began = time.monotonic()
     if sign == "pipe":
         program.pipe.close()
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_before_it_has_said_anything(program: Program) -> Non
 
 def test_what_could_not_be_released_is_said(program: Program) -> None:
     program.pipe.send(config())
-    program.pipe.send(will(400))
+    program.pipe.send(last_will(400))
     program.worker.kill()
     program.pipe.close()
     wait_until(lambda: not is_running(program.pid))

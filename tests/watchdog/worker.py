@@ -106,8 +106,8 @@ def do(what: str, value: Any) -> object:
         case "look":
             watchdog = marshal.watchdog
             assert watchdog is not None
-            untold = len(watchdog._untold)
-            told = len(watchdog._will.keys() - watchdog._untold.keys())
+            untold = len(watchdog.last_will.untold)
+            told = len(watchdog.last_will.leases.keys() - watchdog.last_will.untold.keys())
             return {"pid": watchdog.pid, "ready": watchdog.is_ready, "untold": untold, "told": told}
         case "fork":
             return fork(value)

@@ -13,14 +13,11 @@ from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import Target
 from rationalizer import BeatEntry, InvalidRecordError, Lease
 from rationalizer.limits import MAX_OFFSET
 
 __all__ = ["Move", "Target", "check_name", "check_targets", "lost_positions", "moves_to", "resolve", "stands_at"]
-
-#: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
-#: read), or a moment (an aware datetime: the first message at or after it).
-Target = int | str | datetime
 
 WORDS = ("earliest", "latest", "readable")
 

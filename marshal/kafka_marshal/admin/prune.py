@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Cluster
-from kafka_marshal.snapshots.reader import Place
+from kafka_marshal.snapshots.reader import StoredAt
 from kafka_marshal.snapshots.start import CpStart, Difference
 
 __all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
@@ -104,7 +104,7 @@ def make_plan(
         replica.check(cluster.topic_info([topic], timeout_s).get(topic))
         replica.catch_up(timeout_s, progress)
         partitions = tuple(
-            _plan(start, replica.start.snapshots.shelves[cp].sorted(), keep, force)
+            _plan(start, replica.start.snapshots.partitions[cp].sorted(), keep, force)
             for cp, start in sorted(replica.starts.items())
         )
         return PrunePlan(topic, replica.start.snapshots_topic, ids, partitions)
@@ -112,7 +112,7 @@ def make_plan(
         replica.close()
 
 
-def _plan(start: CpStart, places: list[Place], keep: int, force: bool) -> PrunedPartition:
+def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> PrunedPartition:
     # Where log was removed before, that was done up to a checked snapshot, which is the ground we stand on.
     on_snapshot = start.begun_at == start.log_start > 0 and bool(start.agreed)
     grounded = start.from_beginning or on_snapshot

@@ -93,13 +93,13 @@ class Log:
         if not cut:
             return worlds
         reader = SnapshotReader.find(self._cluster, snapshots_topic(self.topic), self._timeout_s)
-        if reader is None or len(reader.shelves) != self.partitions:
+        if reader is None or len(reader.partitions) != self.partitions:
             self.refuse_if_cut()
         else:
             reader.read_all(self.starts)
             for cp, start in cut.items():
-                shelf = reader.shelves[cp]
-                worlds[cp] = CpStart(cp, self.partitions, start, self.ends[cp]).from_oldest(shelf.sorted())
+                stored = reader.partitions[cp]
+                worlds[cp] = CpStart(cp, self.partitions, start, self.ends[cp]).from_oldest(stored.sorted())
             where = ", ".join(f"{cp} before offset {worlds[cp].next_offset}" for cp in cut)
             say_warning(
                 f"old log was removed (kafka-marshal prune) in partition(s) {where}. What is told begins there; who "

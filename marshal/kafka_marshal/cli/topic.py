@@ -178,11 +178,11 @@ def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
     """CPs whose log does not reach back to its beginning, nor to a snapshot that a replica could start from."""
     cut = [cp for cp, start in log.starts.items() if start > 0]
     reader = SnapshotReader.find(cluster, snapshots_topic(options.topic), options.timeout) if cut else None
-    if reader is None or len(reader.shelves) != log.partitions:
+    if reader is None or len(reader.partitions) != log.partitions:
         return cut
     reader.read_newest(2)
     starts = {cp: CpStart(cp, log.partitions, log.starts[cp], log.ends[cp]) for cp in cut}
-    return [cp for cp, start in starts.items() if start.from_snapshot(reader.shelves[cp].sorted()) is None]
+    return [cp for cp, start in starts.items() if start.from_snapshot(reader.partitions[cp].sorted()) is None]
 
 
 def _look_at_snapshots(

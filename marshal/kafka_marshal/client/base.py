@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
-    CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
+    Leaving,
     Limit,
     calling,
     carry_out,
@@ -30,15 +30,16 @@ from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.stuck import Stuck
-from kafka_marshal.errors import ClosedError, ConfigurationError, MarshalError
+from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
+from kafka_marshal.types import TopicPartition
 
-__all__ = ["Membership", "TopicPartition", "calling"]
+__all__ = ["Membership", "TopicPartition", "calling", "check_partitions"]
 
 #: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
 STOPPED_S = 0.1
@@ -46,21 +47,9 @@ STOPPED_S = 0.1
 #: The longest one such wait lasts before it is checked whether its caller is still there (s).
 STOPPED_SLICE_S = 0.2
 
-#: How long close() may take to learn which topics were worked on, where nobody has told yet.
-IDENTIFY_TIMEOUT_S = 0.5
-
 S = TypeVar("S")
 
 _NUMBERS = (float, int)
-
-
-class TopicPartition(NamedTuple):
-    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
-
-    topic: str
-    partition: int
-    offset: int
-    epoch: int
 
 
 class Host(Protocol):
@@ -92,6 +81,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._drained_at = 0.0
         self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
+        self._leaving: Leaving
         self._entered = False
         #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
         self._inbox: deque[object] = deque()
@@ -116,6 +106,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
             self._engine = engine.add_consumer(subscription, settings)
+            self._leaving = Leaving(driver, self._engine)
             self._engine.errors.extend(driver.upkeep.levels.told())
             driver.lock.ports[self._engine.number] = self
             self._entered = True
@@ -151,30 +142,17 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _wait_stopped(self, deadline: float | None) -> None:
         """After stop() there is nothing to hand out: wait until the deadline all the same. (A user's thread.)"""
-        self._driver.refuse_fork()
-        with suppress(EndedError):
-            self._driver.servants.ask(self._serve_stopped, deadline).wait()
-
-    def _serve_stopped(self, is_gone: Callable[[], bool], deadline: float | None) -> None:
         driver = self._driver
-        until = driver.monotonic() + STOPPED_S if deadline is None else deadline
-        with driver.condition:
-            while (left := until - driver.monotonic()) > 0 and not (is_gone() or self._closed or driver.is_over):
-                driver.condition.wait(min(left, STOPPED_SLICE_S))
+        driver.refuse_fork()
 
-    def _check_partitions(self, keys: Iterable[Key]) -> None:
-        """Refuse partitions that this consumer can never get (ConfigurationError); the lock is held."""
-        counts = Counter(topic for topic, _ in self._engine.subscription.partitions)
-        for topic, partition in keys:
-            if partition < counts[topic]:
-                continue
-            if counts[topic]:
-                why = f"does not exist: {topic!r} has {counts[topic]} partition(s), 0 to {counts[topic] - 1}"
-            elif topic in self._engine.subscription.names:
-                why = f"does not exist: there is no topic {topic!r} yet"
-            else:
-                why = f"is not this consumer's: it reads {', '.join(sorted(counts)) or 'no topic that exists'}"
-            raise ConfigurationError(f"{topic} [{partition}] {why}. Nothing was changed")
+        def serve(is_gone: Callable[[], bool]) -> None:
+            until = driver.monotonic() + STOPPED_S if deadline is None else deadline
+            with driver.condition:
+                while (left := until - driver.monotonic()) > 0 and not (is_gone() or self._closed or driver.is_over):
+                    driver.condition.wait(min(left, STOPPED_SLICE_S))
+
+        with suppress(EndedError):
+            driver.servants.ask(serve).wait()
 
     # Looking.
 
@@ -197,22 +175,24 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     @property
     def ignored_done(self) -> int:
         """What was said to be done after its lease had ended (or when it was done before); it committed nothing."""
-        return self._driver.call(self._ignored_done)
 
-    def _ignored_done(self) -> int:
-        with self._driver.locked(step=False):
-            self._drain()  # what was said after close()
-            return sum(self._engine.delivery.ignored_done.values())
+        def ask() -> int:
+            with self._driver.locked(step=False):
+                self._drain()  # what was said after close()
+                return sum(self._engine.delivery.ignored_done.values())
+
+        return self._driver.call(ask)
 
     @property
     def unprocessed(self) -> list[tuple[str, int, int, int]]:
         """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
-        return self._driver.call(self._unprocessed)
 
-    def _unprocessed(self) -> list[tuple[str, int, int, int]]:
-        with self._driver.locked(step=False):
-            self._engine.delivery.grants.decide()
-            return list(self._engine.delivery.grants.unprocessed)
+        def ask() -> list[tuple[str, int, int, int]]:
+            with self._driver.locked(step=False):
+                self._engine.delivery.grants.decide()
+                return list(self._engine.delivery.grants.unprocessed)
+
+        return self._driver.call(ask)
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
@@ -296,56 +276,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
-        self._identify()
+        self._leaving.identify()
         with self._driver.locked():
-            self._begin_release()
+            self._leaving.begin()
         end_all(self._driver, [self], self._limit, in_callback)
         self._free()
-
-    def _begin_release(self) -> None:
-        """Begin to release everything; the lock is held."""
-        if not self._engine.closing:
-            self._engine.close(self._driver.now_ms())
-
-    @property
-    def _is_freed(self) -> bool:
-        """Whether it has ended."""
-        return self._closed
-
-    @property
-    def _callbacks_running(self) -> int:
-        """Callbacks that were called, or are to be, and have not returned; the lock is held."""
-        return self._engine.callbacks_running
-
-    @property
-    def _is_released(self) -> bool:
-        """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
-        return all(x.callbacks_running for x in self._engine.assignments.values())
-
-    def _identify(self) -> None:
-        """Learn the ids of topics that we worked on for less time than the first look at them took (P12)."""
-        with self._driver.locked():
-            names = self._engine.positions.marks.lacking()
-        if names:
-            try:
-                infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
-            except MarshalError as error:
-                text = "positions are released without saying which topic they are of: %s"
-                log(logging.DEBUG, "topics_not_found", text, error)
-                return
-            with self._driver.locked():
-                self._engine.positions.marks.learn(infos)
-
-    def _abandon(self) -> None:
-        """Stop handing out without releasing (terminate)."""
-        with self._driver.locked():
-            self._engine.delivery.grants.abandon(self._driver.now_ms())
-            self._engine.closing = True
-
-    def _await_answers(self) -> None:
-        """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
-        with self._driver.condition:
-            self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
 
     def _free(self) -> None:
         """Give up what the driver holds for it."""
@@ -371,3 +306,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         if error is not None and isinstance(error, ClosedError):
             return
         self.close()
+
+
+def check_partitions(subscription: Subscription, keys: Iterable[Key]) -> None:
+    """Refuse partitions that this consumer can never get (ConfigurationError)."""
+    counts = Counter(topic for topic, _ in subscription.partitions)
+    for topic, partition in keys:
+        if partition < counts[topic]:
+            continue
+        if counts[topic]:
+            why = f"does not exist: {topic!r} has {counts[topic]} partition(s), 0 to {counts[topic] - 1}"
+        elif topic in subscription.names:
+            why = f"does not exist: there is no topic {topic!r} yet"
+        else:
+            why = f"is not this consumer's: it reads {', '.join(sorted(counts)) or 'no topic that exists'}"
+        raise ConfigurationError(f"{topic} [{partition}] {why}. Nothing was changed")

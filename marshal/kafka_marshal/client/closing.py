@@ -12,6 +12,8 @@ from typing import Protocol
 from kafka_marshal.client.health import examine
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.inputs import Called
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
@@ -23,6 +25,7 @@ __all__ = [
     "CLOSE_TIMEOUT_S",
     "DEFAULT_TIMEOUT_S",
     "EXIT_TIMEOUT_S",
+    "Leaving",
     "Limit",
     "calling",
     "carry_out",
@@ -38,6 +41,9 @@ DEFAULT_TIMEOUT_S = 30.0
 #: a close() may last longer than the timeout it was given.
 CLOSE_TIMEOUT_S = 1.0
 
+#: How long close() may take to learn which topics were worked on, where nobody has told yet (s).
+IDENTIFY_TIMEOUT_S = 0.5
+
 #: The same at the interpreter's end, where nobody has called close().
 EXIT_TIMEOUT_S = 1.0
 
@@ -45,14 +51,58 @@ EXIT_TIMEOUT_S = 1.0
 calling: ContextVar[object] = ContextVar("calling", default=None)
 
 
+class Leaving:
+    """How one consumer lets go of what it holds."""
+
+    def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
+        self._driver = driver
+        self._engine = engine
+
+    def identify(self) -> None:
+        """Learn the ids of topics that it worked on for less time than the first look at them took (P12)."""
+        with self._driver.locked():
+            names = self._engine.positions.marks.lacking()
+        if names:
+            try:
+                infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
+            except MarshalError as error:
+                text = "positions are released without saying which topic they are of: %s"
+                log(logging.DEBUG, "topics_not_found", text, error)
+                return
+            with self._driver.locked():
+                self._engine.positions.marks.learn(infos)
+
+    def begin(self) -> None:
+        """Begin to release everything; the lock is held."""
+        if not self._engine.closing:
+            self._engine.close(self._driver.now_ms())
+
+    @property
+    def callbacks_running(self) -> int:
+        """Callbacks that were called, or are to be, and have not returned; the lock is held."""
+        return self._engine.callbacks_running
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
+        return all(x.callbacks_running for x in self._engine.assignments.values())
+
+    def abandon(self) -> None:
+        """Stop handing out without releasing (terminate)."""
+        with self._driver.locked():
+            self._engine.delivery.grants.abandon(self._driver.now_ms())
+            self._engine.closing = True
+
+    def await_answers(self) -> None:
+        """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
+        with self._driver.condition:
+            self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
+
+
 class Member(Protocol):
     """A consumer, as far as its end goes."""
 
-    @property
-    def _callbacks_running(self) -> int: ...
-
-    @property
-    def _is_released(self) -> bool: ...
+    _leaving: Leaving
 
 
 class Limit:
@@ -133,7 +183,7 @@ def end_all(
     with driver.condition:
         left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
         driver.wait_for(
-            lambda: all(c._is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
+            lambda: all(c._leaving.is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
             CLOSE_TIMEOUT_S,
         )
     if left:
@@ -144,7 +194,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
     """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
 
     def is_running() -> bool:
-        return any(c._callbacks_running for c in consumers)
+        return any(c._leaving.callbacks_running for c in consumers)
 
     def is_cut_off() -> bool:
         return driver.is_over or driver.engine.failure is not None

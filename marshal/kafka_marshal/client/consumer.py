@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.base import TopicPartition
+from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.engine.work.assignment import Run
@@ -23,10 +23,10 @@ from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.types import Key
 
 __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
-Key = tuple[str, int]
 
 DEFAULT_BATCH_SIZE = 1_000
 
@@ -386,7 +386,7 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
         with self._driver.locked():
-            self._check_partitions(wanted or ())
+            check_partitions(self._engine.subscription, wanted or ())
             chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
             for assignment in chosen:
                 if paused:
@@ -412,7 +412,7 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
         with self._driver.locked(step=False):
-            self._check_partitions([(topic, partition)])
+            check_partitions(self._engine.subscription, [(topic, partition)])
         if not force and not under_lock.get():  # nobody else may wait for a look-up
             marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
             end = marks.get((topic, partition), (0, offset))[1]

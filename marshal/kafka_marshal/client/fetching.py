@@ -14,7 +14,6 @@ from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
@@ -22,6 +21,7 @@ from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 
 __all__ = ["FetchingConsumer"]
 

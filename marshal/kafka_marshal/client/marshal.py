@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.client.base import Membership
+from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.closing import (
     CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
-    Limit,
     calling,
-    carry_out,
-    cut_off,
-    end_all,
-    late_text,
 )
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
+from kafka_marshal.client.ending import Ending
 from kafka_marshal.client.health import Health, examine
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
@@ -37,20 +34,15 @@ from kafka_marshal.client.options import (
     checked_topics,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
-from kafka_marshal.client.view import WorldView, lease_info
-from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import (
-    ClaimTimeoutError,
     ClosedError,
     ConfigurationError,
-    GroupPausedError,
-    HeldError,
-    MarshalError,
     SnapshotDifferenceError,
 )
-from kafka_marshal.logs import Event, log
+from kafka_marshal.logs import Event
 from kafka_marshal.node.config import (
     MOST_START_S,
     START_TIMEOUT_S,
@@ -62,11 +54,9 @@ from kafka_marshal.node.config import (
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
-from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
-from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
 
 __all__ = ["Marshal"]
 
@@ -161,14 +151,10 @@ class Marshal(OneProcess, WithBlock):
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
         self.instance_id = cluster.runtime.new_instance_id()
-        self._cluster = cluster
-        self._consumers: list[Membership[Any]] = []
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False
-        self._limit = Limit(cluster.runtime)
-        self._ending = cluster.runtime.lock()
-        self._has_ended = False
+        self._ending = Ending(cluster.runtime)
         #: The process that speaks for this one should it die; None: there is none.
         self.watchdog: Watchdog | None = None
         self._driver: Driver
@@ -328,7 +314,7 @@ class Marshal(OneProcess, WithBlock):
 
         def made(_: object) -> M:
             consumer = make()
-            self._consumers.append(consumer)
+            self._ending.consumers.append(consumer)
             return consumer
 
         answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))
@@ -351,107 +337,14 @@ class Marshal(OneProcess, WithBlock):
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         timeout = arguments.seconds("timeout", timeout)
         self._check_open()
-        answer = self._driver.servants.ask(self._serve_claim, topic, partition, timeout, undo=Lease.release)
+        serve = partial(serve_claim, self._driver)
+        answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)
         try:
             lease = answer.wait()
             answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:
             answer.receipt.left = True
             raise
-
-    def _serve_claim(self, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
-        """Carry out ``claim``, on a thread of our own."""
-        key = (topic, partition)
-        deadline = self._driver.monotonic() + timeout
-        self._check_partition(topic, partition)
-        with self._driver.condition:
-            # While our own release of before is under way, the lease is neither ours nor free.
-            is_going = self._driver.engine.book.is_releasing
-            self._driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
-        with self._driver.locked() as engine:
-            self._driver.check()
-            self._check_lease_name(topic, partition)
-            self._driver.upkeep.levels.check(route_lease(topic, partition, len(self._driver.replica.worlds)))
-            if is_going(key):
-                raise ClaimTimeoutError(
-                    f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
-                    "Nothing was claimed; claim it again"
-                )
-            if engine.is_taken(key):
-                raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-            manual = engine.leases.claim(key)
-        with self._driver.condition:
-            # One answer of the log is waited for in any case, so that timeout=0 means: one try.
-            answer_s = 2 * self.heartbeat_interval_ms / 1000
-            self._driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
-            self._driver.wait_for(
-                lambda: is_gone() or manual.is_proven or bool(manual.loss),
-                max(0.0, deadline - self._driver.monotonic()),
-            )
-            self._driver.check()
-        with self._driver.locked():
-            if manual.is_proven:
-                return Lease(self._driver, manual)
-            manual.release(None, self._driver.now_ms())
-            self._driver.upkeep.levels.check(manual.lease.cp)
-            raise self._refusal(manual)
-
-    def _check_partition(self, topic: str, partition: int) -> None:
-        """Refuse a partition that its topic does not have: nobody would ever get a message under that lease."""
-        try:
-            info = self._cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
-        except MarshalError as error:
-            log(
-                logging.DEBUG,
-                "not_looked_up",
-                "claim of %s [%s]: the topic was not looked up: %s",
-                topic,
-                partition,
-                error,
-            )
-            return
-        if info is not None and partition >= info.partitions:
-            raise ConfigurationError(
-                f"{topic} [{partition}] does not exist: {topic!r} has {info.partitions} partition(s), 0 to "
-                f"{info.partitions - 1}. Nothing was claimed"
-            )
-
-    def _check_lease_name(self, topic: str, partition: int) -> None:
-        try:
-            ClaimingPartition(
-                self.instance_id, self.client_id, self.group_id, topic, partition, self.heartbeat_interval_ms
-            )
-        except InvalidRecordError as error:
-            raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
-
-    def _refusal(self, manual: ManualLease) -> Exception:
-        topic, partition = manual.key
-        where = f"{topic} [{partition}]"
-        worlds = self._driver.replica.worlds
-        world = worlds[manual.lease.cp]
-        pause = world.pause(self.group_id)
-        if manual.refusal == codes.PAUSED and pause is not None:
-            return GroupPausedError(
-                f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
-                "claimed; "
-                f"a dead admin's pause ends with kafka-marshal release-group {self.group_id} --resume",
-                client_id=pause.client_id,
-                expires=pause.expires,
-            )
-        held = world.lease(self.group_id, topic, partition)
-        if held is not None and held.held:
-            info = lease_info(held, world)
-            return HeldError(
-                f"{where}: held by {info.client_id!r} (epoch {info.epoch}, {info.freshness}, last beat at log time "
-                f"{info.last_beat}). Nothing was claimed. It falls free when its holder releases it or is silent for "
-                f"{2 * info.heartbeat_interval_ms} ms",
-                holder=info.client_id or "",
-                since=info.last_beat,
-                freshness=info.freshness,
-            )
-        return ClaimTimeoutError(
-            f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once"
-        )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "stopping" if self.stopping else "open"
@@ -512,66 +405,7 @@ class Marshal(OneProcess, WithBlock):
         self._closed = True
         self.stop_signal.append(True)
         if not self._driver.life.forked:
-            self._limit.lower(timeout)
-            in_callback = calling.get() is not None
-            carry_out(
-                self._driver,
-                lambda: self._carry_out_end(release, in_callback),
-                timeout,
-                lambda: self._cut_off(timeout),
-            )
-
-    def _cut_off(self, timeout: float | None) -> str:
-        """The end is held up: beats end now, all waiting calls end, and the rest in the background; what that means."""
-        text = late_text(self._driver, "close() of a Marshal", timeout)
-        cut_off(self._driver)
-        return (
-            f"{text} It goes on in the background, and no heartbeat is sent any more: leases that are not released end "
-            "after two heartbeat intervals, and what was not reported as done is repeated by others"
-        )
-
-    def _carry_out_end(self, release: bool, in_callback: bool) -> None:
-        with self._driver.condition:
-            self._driver.condition.notify_all()  # whoever waits may have to be less patient
-        with self._ending:
-            if self._has_ended:
-                return
-            self._has_ended = True
-            try:
-                if release:
-                    self._release_all(in_callback)
-                else:
-                    self._call_off_watchdog()  # what it would release is to be kept
-                    for consumer in self._consumers:
-                        consumer._abandon()
-                    with self._driver.locked() as engine:
-                        engine.last_words(self._driver.now_ms())
-                self._driver.flush(CLOSE_TIMEOUT_S)
-                for consumer in self._consumers:
-                    consumer._await_answers()
-            finally:
-                for consumer in self._consumers:
-                    consumer._free()
-                how = "left" if release else "left without releasing; a restart takes its partitions over"
-                self._driver.say(Event.LEFT, how)
-                self._driver.shut_down()
-                self._call_off_watchdog()
-
-    def _call_off_watchdog(self) -> None:
-        if self.watchdog is not None:
-            self.watchdog.close()
-
-    def _release_all(self, in_callback: bool) -> None:
-        consumers = [consumer for consumer in self._consumers if not consumer._is_freed]
-        for consumer in consumers:
-            consumer._identify()
-        with self._driver.locked() as engine:
-            for consumer in consumers:
-                consumer._begin_release()
-            manual = list(engine.manual.values())
-            for lease in manual:
-                lease.release(None, self._driver.now_ms())
-        end_all(self._driver, consumers, self._limit, in_callback, manual, for_good=True)
+            self._ending.run(self._driver, self.watchdog, release, timeout)
 
     def _check_open(self) -> None:
         if self._closed:

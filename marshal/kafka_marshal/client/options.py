@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
@@ -17,6 +17,7 @@ from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.types import Delivery, Start, WhenStuck
 
 __all__ = [
     "DEFAULT_BYTES_IN_FLIGHT",
@@ -29,15 +30,6 @@ __all__ = [
     "checked_topics",
     "is_topic_name",
 ]
-
-#: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
-Delivery = Literal["at-least-once", "at-most-once"]
-
-#: Where a group begins on partitions that it never held.
-Start = Literal["earliest", "latest"] | datetime
-
-#: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
-WhenStuck = Literal["leave", "raise"]
 
 #: Enough for 20 ms of a fast backlog, and little beside what librdkafka itself stores (as much again).
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
@@ -53,7 +45,7 @@ class ConsumerOptions:
     topics: tuple[str, ...]
     at_most_once: bool
     policy: Policy
-    start: str | datetime
+    start: Start
     batch_size: int
     handler_timeout_ms: float | None
     #: Iterating marks a message done when the next one is asked for.
@@ -71,7 +63,7 @@ class ConsumerOptions:
         topics: tuple[str, ...],
         delivery: str,
         policy: Policy,
-        start: str | datetime,
+        start: Start,
         batch_size: int,
         handler_timeout: float | None,
         auto_done: bool,

@@ -17,10 +17,10 @@ from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
+from kafka_marshal.types import Key
 
 __all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
 
-Key = tuple[str, int]
 
 RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
 

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
+from kafka_marshal.types import LeaseInfo
 from rationalizer import Lease, World, route_lease
 
 __all__ = ["LeaseInfo", "WorldView", "lease_info"]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseInfo:
-    """One lease at one moment."""
-
-    topic: str
-    partition: int
-    #: client_id of the holder; None: free.
-    client_id: str | None
-    instance_id: str | None
-    #: The fencing token (C9): grows with every holder.
-    epoch: int
-    #: "free", "fresh", "unknown" or "stale", at log time (C1).
-    freshness: str
-    heartbeat_interval_ms: int
-    #: Log time (ms) of the last beat.
-    last_beat: int
-    #: Everything up to this offset is done; None: nothing is (P2).
-    stable: int | None
-    #: Done beyond stable, as inclusive intervals (P1).
-    ranges: tuple[tuple[int, int], ...]
-    #: At-most-once high-water mark; None: none (C12).
-    granted: int | None
-    group_id: str
-
-    @property
-    def holder(self) -> str | None:
-        """The holder's client_id, None while the lease is free."""
-        return self.client_id
 
 
 def lease_info(lease: Lease, world: World) -> LeaseInfo:

@@ -4,17 +4,19 @@
 
 ==============  ==================================================================================================
 ``publish``     every row of the file becomes a message
-``process``     worker processes (``worker``, started by ``crew``) claim partitions and fill a database (``sink``)
-``check``       the same is computed from the file, in another way, and compared
+``process``     Spark drivers (``driver``, started by ``supervisor``) claim partitions and fill a database (``ledger``)
+``check``       the same is computed from the file, by a plain loop (``reference``), and compared
+``auditor``     the coordination log is audited by Spark
 ``report``      a page and a picture (``timeline``) of who owned what when (``ownership``, from the log alone)
 ``job``         runs them, and sees to it that nothing is left behind
+``plain``       the same steps with worker processes in plain Python (``worker``), without Spark
 ==============  ==================================================================================================
 """
 
-from kafka_marshal.demo.errors import DataMissingError, DemoError, FencedError, SinkError, StalledError
+from kafka_marshal.demo.errors import DataMissingError, DemoError, SinkError, StalledError
 from kafka_marshal.demo.options import DemoOptions
 
-__all__ = ["DataMissingError", "DemoError", "DemoOptions", "FencedError", "SinkError", "StalledError", "run"]
+__all__ = ["DataMissingError", "DemoError", "DemoOptions", "SinkError", "StalledError", "run"]
 
 
 def run(options: DemoOptions) -> int:

@@ -1,38 +1,31 @@
-"""The third step: is what the workers added up the same as what the file says, row by row?
-
-The file is added up in SQL, which shares nothing with what the workers run.
-"""
+"""The third step: the database, held against the files: every number, every check, every dead letter, every offset."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from kafka_marshal.demo.flights import COLUMNS, MISSING, read
-from kafka_marshal.demo.sink import MEASURES, explained, opened
+from kafka_marshal.demo.bad_records import Planted
+from kafka_marshal.demo.dead_letters import Letters
+from kafka_marshal.demo.ledger import GROUP, NAMES, NUMBERS, explained, opened
+from kafka_marshal.demo.reference import Expected
 
-__all__ = ["Difference", "Range", "Verdict", "account", "ask", "check", "differences", "expected", "missing_offsets"]
+__all__ = ["Difference", "Range", "Verdict", "ask", "check", "missing_offsets"]
 
-#: What numbers are added up by: carrier, airport, month; or carrier, origin, destination, hour.
+#: What numbers are added up by: carrier, origin, destination, hour.
 Group = tuple[Any, ...]
 Value = str | int | None
 #: partition, first offset, last offset (inclusive)
 Range = tuple[int, int, int]
 
-_USED: Final = ("carrier", "origin", "month", "dep_time", "dep_delay", "arr_delay")
-
-_ADD_UP: Final = """
-SELECT carrier, origin, month,
-       count(*), count(*) - count(dep_time),
-       count(dep_delay), coalesce(sum(dep_delay), 0), max(dep_delay),
-       count(arr_delay), coalesce(sum(arr_delay), 0), max(arr_delay)
-FROM flights GROUP BY carrier, origin, month
-"""
+#: What there is to be shown of a message that differs.
+_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,50 +67,48 @@ class Verdict:
         return sum(last - first + 1 for _, first, last in self.double)
 
 
-def expected(file: Path, rows: int | None) -> dict[Group, tuple[int | None, ...]]:
-    """The measures of each group, straight from the file. Raises DataMissingError."""
-    places = [COLUMNS.index(name) for name in _USED]
-    numbers = [name not in ("carrier", "origin") for name in _USED]
-
-    def cells() -> Iterator[list[str | int | None]]:
-        for row in read(file, rows):
-            texts = [row[place] for place in places]
-            yield [
-                None if text in ("", MISSING) else int(text) if number else text
-                for text, number in zip(texts, numbers, strict=True)
-            ]
-
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute(f"CREATE TABLE flights ({', '.join(_USED)})")
-        db.executemany("INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?)", cells())
-        return {(carrier, origin, month): tuple(found) for carrier, origin, month, *found in db.execute(_ADD_UP)}
-
-
-def found_in(database: Path) -> dict[Group, tuple[Value, ...]]:
-    """The measures of each group that the workers added up. Raises SinkError."""
-    rows = ask(database, "SELECT * FROM delays")
-    return {(carrier, airport, month): tuple(values) for carrier, airport, month, *values in rows}
-
-
-def check(database: Path, file: Path, rows: int | None, ends: Mapping[int, int]) -> Verdict:
-    """Compare the database with the file. ends: partition → the offset after its last message.
-
-    Raises SinkError, DataMissingError.
-    """
-    wanted, found = expected(file, rows), found_in(database)
+def check(
+    database: Path, wanted: Expected, planted: Counter[Planted], letters: Letters, ends: Mapping[int, int]
+) -> Verdict:
+    """Compare. ends: partition → the offset after its last message. Raises SinkError."""
+    width = len(GROUP)
+    groups = {tuple(row[:width]): tuple(row[width:]) for row in ask(database, "SELECT * FROM delays")}
+    found = differences((*NAMES, *NUMBERS), groups, {tuple(group): values for group, values in wanted.groups.items()})
+    quality = dict(ask(database, "SELECT failed, flights FROM quality"))
+    found += _counts("quality", quality, wanted.quality)
+    troubles = Counter[str]()
+    for (_, trouble), count in planted.items():
+        troubles[trouble] += count
+    found += _counts("dead letters", dict(ask(database, "SELECT trouble, messages FROM dead_letters")), troubles)
+    found += _letters(letters, planted)
     lost, double = account(database, ends)
+    flights = sum(int(values[len(NAMES)] or 0) for values in groups.values())
     return Verdict(
-        rows=_flights(wanted),
-        groups=len(wanted),
-        rows_in_database=_flights(found),
-        differences=tuple(differences(MEASURES, found, wanted)),
+        rows=wanted.rows,
+        groups=len(wanted.groups),
+        rows_in_database=flights,
+        differences=tuple(found),
         lost=tuple(lost),
         double=tuple(double),
     )
 
 
-def _flights(groups: Mapping[Group, tuple[Value, ...]]) -> int:
-    return sum(int(values[0] or 0) for values in groups.values())
+def _counts(what: str, found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Difference]:
+    """Counts by name; none there is 0."""
+    names: Sequence[str] = sorted(found.keys() | wanted.keys())
+    pairs = ((name, found.get(name, 0), wanted.get(name, 0)) for name in names)
+    return [Difference((what,), name, mine, theirs) for name, mine, theirs in pairs if mine != theirs]
+
+
+def _letters(letters: Letters, planted: Counter[Planted]) -> list[Difference]:
+    found: list[Difference] = []
+    both: list[tuple[Counter[Planted], bool]] = [(letters.missing(planted), False), (letters.unexpected(planted), True)]
+    for letters_of, is_there in both:
+        for (value, trouble), count in letters_of.items():
+            shown: Value = "no value" if value is None else repr(value[:_SHOWN])
+            sides: tuple[Value, Value] = (count, 0) if is_there else (0, count)
+            found.append(Difference(("dead-letter topic", trouble), str(shown), *sides))
+    return found
 
 
 def differences(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kafka_marshal.demo.child import Tell, run_child
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.ledger import MovedError, Ranged, write_round
+from kafka_marshal.demo.ledger import MovedError, write_round
 from kafka_marshal.demo.options import DriverSettings
 from kafka_marshal.demo.supervisor import READY
 from kafka_marshal.errors import (
@@ -78,12 +77,11 @@ class Rounds:
 
         Raises StaleEpochError where another driver owns one of the partitions by now; nothing is written then.
         """
-        ranges = batch.ranges
-        starts = {(each.topic, each.partition): each.first for each in ranges}
-        named = [(each.partition, each.first, each.last) for each in ranges]
+        starts = {(each.topic, each.partition): each.first for each in batch.ranges}
+        named = [(each.partition, each.first, each.last) for each in batch.ranges]
         self._tell({"event": "begun", "ranges": named})
         try:
-            done = self._fence(ranges)
+            done = self._fence(batch)
             # Only where it is needed: each other filter is another plan, and code that Spark compiles anew.
             overlap = {key: last for key, last in done.items() if last >= starts[key]}
             with summarize(above(records, overlap), self._tables) as found:
@@ -94,16 +92,20 @@ class Rounds:
                     found.dead.write.format("kafka").options(**self._letters).save()
                 self._tell({"event": "lettered", "ranges": named})
                 with self._sink.transaction(self._settings.group_id, batch.leases) as tx:
-                    write_round(
-                        tx,
-                        self._settings.client_id,
-                        ranges,
-                        done,
-                        found.parts,
-                        found.groups,
-                        found.quality,
-                        found.troubles,
-                    )
+                    epochs = {(topic, partition): epoch for topic, partition, epoch, _ in batch.leases}
+                    parts = [
+                        (
+                            each.topic,
+                            each.partition,
+                            epochs[each.topic, each.partition],
+                            each.first,
+                            each.last,
+                            each.rows,
+                        )
+                        for each in found.parts
+                    ]
+                    name = self._settings.client_id
+                    write_round(tx, name, done, parts, found.groups, found.quality, found.troubles)
         except StaleEpochError as error:
             self._tell({"event": "fenced", "ranges": named})
             logger.warning("%s", error)
@@ -112,15 +114,15 @@ class Rounds:
         handed_out = sum(last - first + 1 for _, first, last in named)
         self._tell({"event": "written", "ranges": named, "skipped": handed_out - written})
 
-    def _fence(self, ranges: Sequence[Ranged]) -> dict[tuple[str, int], int]:
+    def _fence(self, batch: ClaimedBatch) -> dict[tuple[str, int], int]:
         """(topic, partition) → the last offset that the sink has. From here on nobody with an older epoch can move it.
 
         A transaction of its own, before the sums are made: a predecessor that is late could otherwise still commit rows
         while Spark adds them up again.
         """
-        fence = [(each.topic, each.partition, each.epoch, -1) for each in ranges]
+        fence = [(topic, partition, epoch, -1) for topic, partition, epoch, _ in batch.leases]
         with self._sink.transaction(self._settings.group_id, fence) as tx:
-            return {(each.topic, each.partition): tx.last_offset(each.topic, each.partition) for each in ranges}
+            return {(topic, partition): tx.last_offset(topic, partition) for topic, partition, _, _ in fence}
 
 
 def work(settings: DriverSettings, tell: Tell) -> None:

@@ -6,15 +6,14 @@
     └── DemoError               the demo can't begin, or can't go on
         ├── DataMissingError    the file of flights is not installed, or is another one
         ├── StalledError        nothing moves any more, or no worker is left
-        └── SinkError           the database refused a batch; the batch is not done, so nothing is lost
-            └── FencedError     somebody with a newer epoch wrote already (C9); the lease is somebody else's
+        └── SinkError           the database can't be made, read or written; nothing is lost
 """
 
 from __future__ import annotations
 
 from kafka_marshal.errors import MarshalError
 
-__all__ = ["DataMissingError", "DemoError", "FencedError", "SinkError", "StalledError"]
+__all__ = ["DataMissingError", "DemoError", "SinkError", "StalledError"]
 
 
 class DemoError(MarshalError):
@@ -30,8 +29,4 @@ class StalledError(DemoError):
 
 
 class SinkError(DemoError):
-    """The database refused to write. What belongs to the batch was rolled back."""
-
-
-class FencedError(SinkError):
-    """The batch's epoch is older than the one stored with its partition (C9): the lease has a newer holder."""
+    """The database can't be made, read or written."""

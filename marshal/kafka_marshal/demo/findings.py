@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kafka_marshal.demo.check import Range, Verdict
+from kafka_marshal.demo.dead_letters import Letters
 from kafka_marshal.demo.ownership import Change, History, Takeover
-from kafka_marshal.demo.process import Stage, Story
+from kafka_marshal.demo.process import Manner, Stage, Story
 from kafka_marshal.demo.timeline import Mark
 
-__all__ = ["Findings", "Row", "ranges_text"]
+__all__ = ["Audited", "Findings", "Row", "ranges_text"]
 
 #: (partition, from, to, when, freed by, after the last beat, after the kill)
 Row = tuple[str, str, str, str, str, str, str]
@@ -26,6 +27,20 @@ _STAGES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """What the audit of the coordination log said."""
+
+    verdict: str
+    #: No violation, and all of it was replayed.
+    clean: bool
+    violations: int
+    #: Records replayed.
+    records: int
+    #: The address of its own report, relative to ours.
+    page: str
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """A run, done."""
 
@@ -35,19 +50,24 @@ class Findings:
     history: History
     seed: int
     heartbeat_interval_ms: int
-    pace: int
     #: The workers had watchdogs.
     watchdog: bool
+    manner: Manner
+    letters: Letters = field(default_factory=lambda: Letters(0, {}))
+    #: (check, flights that fail it)
+    quality: Sequence[tuple[str, int]] = ()
+    #: None: nobody audited the log.
+    audit: Audited | None = None
 
     @property
     def noun(self) -> str:
         """What those are called who did the work."""
-        return "worker"
+        return self.manner.noun
 
     @property
     def equal(self) -> bool:
-        """The run is as it should be."""
-        return self.verdict.equal
+        """The result is the files', and the log shows no violation."""
+        return self.verdict.equal and (self.audit is None or self.audit.clean)
 
     @property
     def clients(self) -> list[str]:
@@ -65,11 +85,17 @@ class Findings:
         verdict = self.verdict
         rows, groups = f"{verdict.rows:,} flight{_s(verdict.rows)}", f"{verdict.groups:,} group{_s(verdict.groups)}"
         if verdict.equal:
-            return f"EQUAL: {rows} in {groups}, compared number by number with the file: 0 lost, 0 double."
-        return (
-            f"NOT EQUAL: {len(verdict.differences):,} number{_s(len(verdict.differences))} of {groups} differ from the "
-            f"file; {verdict.rows_lost:,} of {rows} lost, {verdict.rows_double:,} double."
-        )
+            text = f"EQUAL: {rows} in {groups}, compared number by number with the file: 0 lost, 0 double."
+        else:
+            text = (
+                f"NOT EQUAL: {len(verdict.differences):,} number{_s(len(verdict.differences))} of {groups} differ from "
+                f"the file; {verdict.rows_lost:,} of {rows} lost, {verdict.rows_double:,} double."
+            )
+        dead = len(self.letters.found)
+        if dead and verdict.equal:
+            are = "messages were no flights: dead letters" if dead > 1 else "message was no flight: a dead letter"
+            text += f" {dead:,} more {are}, each accounted for."
+        return text if self.audit is None else f"{text} Audit: {self.audit.verdict}."
 
     def differences(self, most: int = 10) -> list[str]:
         """What differs, as lines; the first few of each kind."""
@@ -85,7 +111,15 @@ class Findings:
 
     def sentences(self) -> list[str]:
         """What happened, in some sentences."""
-        return [*self._kill_sentences(), *self._repeat_sentences(), *self._crash_sentences(), self._handover_sentence()]
+        found = [*self._kill_sentences(), *self._repeat_sentences(), *self._crash_sentences()]
+        found.append(self._handover_sentence())
+        repeated = self.letters.repeated
+        if repeated:
+            found.append(
+                f"{repeated:,} dead letter{'s were' if repeated > 1 else ' was'} written again, by the one who did the "
+                "killed driver's work; their source's offset tells them apart."
+            )
+        return found
 
     def _kill_sentences(self) -> list[str]:
         kill, added = self.story.kill, self.story.added
@@ -99,6 +133,9 @@ class Findings:
         found = [killed, *self._fate_sentences(kill.client_id, self._killed_ms())]
         if added is not None:
             found.append(f"{added[0]} was added {(added[1] - kill.at_ms) / 1000:.1f} s after the kill.")
+        if self.audit is not None:  # Spark ran
+            after = "was killed, too" if kill.rest_ms is None else f"was gone {kill.rest_ms:,} ms after the driver"
+            found.append(f"Its JVM {after}.")
         return found
 
     def _killed_ms(self) -> int | None:
@@ -157,15 +194,12 @@ class Findings:
         vacant = sorted(each.vacant_ms or 0 for each in handed)
         if not handed:
             return f"No partition was handed over by a living {self.noun}."
-        first = self._joined_by_ms()
+        first = self.story.kill.at_ms if self.story.kill is not None else self.story.ended_ms
         early = sum(each.at_ms <= first for each in handed)
         text = f"Living {self.noun}s handed over {len(handed)} partition{_s(len(handed))}"
         if early:
             text += f", {early} of them while the first ones joined"
         return f"{text}; each had nobody for {vacant[len(vacant) // 2]} ms (median), {vacant[-1]} ms at most."
-
-    def _joined_by_ms(self) -> int:
-        return self.story.kill.at_ms if self.story.kill is not None else self.story.ended_ms
 
     def takeovers(self) -> list[Takeover]:
         """The changes after a death, or after silence."""
@@ -220,6 +254,21 @@ class Findings:
 
     def summary(self) -> dict[str, object]:
         """For programs."""
+        if self.audit is None:
+            return self._summary_of_run()
+        kill = self.story.kill
+        return {
+            **self._summary_of_run(),
+            "jvm_gone_ms": None if kill is None else kill.rest_ms,
+            "successors": [name for name, _, _ in self.story.successors],
+            "dead_letters": len(self.letters.found),
+            "dead_letters_written": self.letters.written,
+            "quality": dict(self.quality),
+            "violations": self.audit.violations,
+            "records_audited": self.audit.records,
+        }
+
+    def _summary_of_run(self) -> dict[str, object]:
         verdict, kill, added = self.verdict, self.story.kill, self.story.added
         killed_ms = self._killed_ms()
         return {

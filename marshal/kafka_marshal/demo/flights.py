@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kafka_marshal.demo.errors import DataMissingError
 
@@ -96,11 +96,11 @@ def encode(row: Sequence[str]) -> tuple[bytes | None, bytes]:
     return key, json.dumps(found, separators=(",", ":")).encode()
 
 
-def decode(value: bytes | str | None) -> dict[str, Any]:
-    """The row again: name → text, whole number or None. ValueError for a message that is no row."""
+def decode(value: bytes | str | None) -> list[str]:
+    """The row again, as :func:`read` gives it. ValueError for a message that is no row."""
     if value is None:
         raise ValueError("a message without a value is no flight")
     found = json.loads(value)
-    if type(found) is not dict or not found.keys() >= {"carrier", "origin", "month"}:
+    if type(found) is not dict or not found.keys() >= set(COLUMNS):
         raise ValueError(f"no flight: {str(found)[:80]!r}")
-    return found
+    return [MISSING if found[name] is None else str(found[name]) for name in COLUMNS]

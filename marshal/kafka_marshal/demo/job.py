@@ -1,35 +1,42 @@
-"""The whole job: publish, process, check, report; and that nothing is left behind, however it ends."""
+"""The whole job: publish, process, check, audit, report; and that nothing is left behind, however it ends."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import logging
+import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+from rich.text import Text
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.demo.check import check
+from kafka_marshal.demo import bad_records, ledger
+from kafka_marshal.demo.check import ask, check
+from kafka_marshal.demo.dead_letters import Letters, read_letters
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.flights import ROWS, find_file
+from kafka_marshal.demo.findings import Audited, Findings
+from kafka_marshal.demo.flights import ROWS, find_file, read
 from kafka_marshal.demo.follow import Follower, read_log
-from kafka_marshal.demo.options import DemoOptions, ProcessSettings, WorkerSettings
+from kafka_marshal.demo.options import AuditorSettings, DemoOptions, DriverSettings, ProcessSettings
 from kafka_marshal.demo.ownership import History, history_of, read_dump, write_dump
-from kafka_marshal.demo.publish import Published, Scene, make_topics, publish
-from kafka_marshal.demo.sink import carriers, create, write_state
-from kafka_marshal.demo.supervisor import Crew
+from kafka_marshal.demo.process import DRIVERS, KillPlan, Manner, Process, Story
+from kafka_marshal.demo.publish import Published, Scene, flights_alone, make_topics, publish
+from kafka_marshal.demo.reference import compute
+from kafka_marshal.demo.report import write_report
+from kafka_marshal.demo.screen import Screen, table
+from kafka_marshal.demo.sections import carriers, delay_sections, spark_sections
+from kafka_marshal.demo.supervisor import Crew, Event, WorkerProcess
+from kafka_marshal.demo.tables import find_folder, read_tables
 from kafka_marshal.testing import open_kafka
-
-if TYPE_CHECKING:
-    from kafka_marshal.demo.findings import Findings
-    from kafka_marshal.demo.process import Manner, Story
-    from kafka_marshal.demo.screen import Screen
 
 __all__ = ["Job"]
 
@@ -38,24 +45,40 @@ DATABASE: Final = "delays.sqlite"
 DUMP: Final = "coordination.jsonl"
 LOG: Final = "demo.log"
 KAFKA: Final = "kafka"
+AUDIT: Final = "audit"
 
 #: How long a Kafka may take to give its first answer.
 ANSWER_S: Final = 15.0
 
+#: An audit of a log of this size takes seconds; this is a machine that does nothing else for us any more.
+_AUDIT_S: Final = 180.0
 
 _OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log")
 
+_QUALITY: Final = "SELECT failed, flights FROM quality ORDER BY flights DESC, failed"
+
 
 class Job:
-    """One run, with plain workers; spark_job has the one with Spark drivers."""
+    """One run, with Spark drivers; plain has the one with worker processes in plain Python."""
 
     #: How many steps are shown.
-    STEPS = 5
+    STEPS = 6
+    MANNER: Manner = DRIVERS
+    #: Messages that are no flights are published among the flights, and read back as dead letters.
+    BAD_RECORDS = True
+    CHECK = "Check: the files are added up in plain Python and compared; the dead letters are read back"
+    #: For the report: what anybody can do with the files beside it, and what it shows.
+    COMMANDS: tuple[tuple[str, str], ...] = (
+        ("kafka-marshal audit coordination.jsonl", "the audit again, without Kafka"),
+        ("kafka-marshal replay coordination.jsonl", "every record, with its outcome"),
+        ("sqlite3 delays.sqlite 'SELECT * FROM batches'", "every transaction: offsets, epoch, driver"),
+        ("sqlite3 delays.sqlite 'SELECT * FROM kafka_marshal_progress'", "the fence: last offset and epoch"),
+    )
 
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self.options = options
         self.screen = screen
-        self.file = find_file()
+        self.file, self.tables = find_file(), find_folder()
         self.folder = options.directory.absolute()
         self.database = self.folder / DATABASE
         #: How many are published.
@@ -67,16 +90,17 @@ class Job:
         begun = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._own_folder())
-            self._create()
+            ledger.create(self.database)
             stack.enter_context(self._state())
             stack.enter_context(_log_to(self.folder / LOG))
+            self._check_setup()
             scene = self._open_kafka(stack)
             cluster = stack.enter_context(closing(KafkaCluster(scene.bootstrap, scene.config)))
             published = self._publish(stack, cluster, scene)
             story = self._process(cluster, scene, published)
             findings = self._check(cluster, scene, published, story)
             page = self._report(findings)
-            write_state(self.database, "equal" if findings.equal else "not equal")
+            ledger.write_state(self.database, "equal" if findings.equal else "not equal")
         seconds = time.monotonic() - begun
         self._conclude(findings, page, seconds)
         if self.options.json:
@@ -89,11 +113,42 @@ class Job:
         """Show that a step begins."""
         self.screen.step(number, text, total, steps=self.STEPS)
 
-    # The steps.
+    # What the run with plain workers does otherwise.
 
-    def _create(self) -> None:
-        """An empty database."""
-        create(self.database)
+    def _check_setup(self) -> None:
+        """Raise before anything is started if it can't work."""
+        from kafka_marshal.pipeline.session import check_setup
+
+        check_setup()
+
+    def _crew_text(self) -> str:
+        size = self.options.crew_size
+        drivers = f"{size} Spark driver{'s' if size > 1 else ''}"
+        return f"{drivers} claim partitions, parse, join, add up; one will be killed"
+
+    def _settings(self, scene: Scene, common: dict[str, Any]) -> ProcessSettings:
+        return DriverSettings(**common, dead_letters=scene.dead_letters)
+
+    def _audit(self, scene: Scene) -> Audited | None:
+        self.step(5, f"Audit: the whole coordination log is replayed by Spark, from the topic {scene.coordination!r}")
+        settings = AuditorSettings(**_address(scene, "audit"), out=str(self.folder / AUDIT))
+        told: list[Event] = []
+        process = WorkerProcess(settings, self.folder / "audit.log", told.append)
+        try:
+            ended = process.wait(_AUDIT_S)
+        finally:
+            if process.running:
+                process.kill()
+            process.end_rest()
+        if not ended or not told:
+            raise DemoError(
+                f"The log could not be audited: {process.last_words() or f'no end after {_AUDIT_S:.0f} s'}. The result "
+                f"is compared, and stands; {self.folder / 'audit.log'} says more."
+            )
+        said = told[0].said
+        return Audited(said["verdict"], said["clean"], said["violations"], said["records"], AUDIT)
+
+    # The steps.
 
     def _open_kafka(self, stack: ExitStack) -> Scene:
         options = self.options
@@ -109,84 +164,62 @@ class Job:
         Probe(scene.bootstrap, scene.config).delete_topics(scene.topics, timeout_s=10.0)
 
     def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
-        total = self.flights
-        flights = f"{total:,} flight{'' if total == 1 else 's'}"
-        text = f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers"
-        self._make_topics(stack, cluster, scene)
-        self.step(2, text, total)
-        return publish(cluster, scene, self.file, self.options.rows, lambda done: self.screen.rows(done, total))
-
-    def _make_topics(
-        self, stack: ExitStack, cluster: KafkaCluster, scene: Scene, *, dead_letters: bool = False
-    ) -> None:
-        """Make them, and see to it that they go again where they are to."""
+        dead = bad_records.count(self.flights) if self.BAD_RECORDS else 0
+        total = self.flights + dead
+        flights = f"{self.flights:,} flight{'' if self.flights == 1 else 's'}"
+        more = f", and {dead:,} message{'s that are none' if dead > 1 else ' that is none'}" if dead else ""
         brokers = cluster.broker_count(ANSWER_S)
         if self.options.bootstrap is not None and not self.options.keep:
             stack.callback(self._remove_topics, scene)
-        make_topics(cluster, scene, brokers, dead_letters=dead_letters)
+        make_topics(cluster, scene, brokers, dead_letters=self.BAD_RECORDS)
+        self.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers{more}", total)
+        messages = bad_records.messages if self.BAD_RECORDS else flights_alone
+        report = self.screen.rows
+        return publish(cluster, scene, self.file, self.options.rows, lambda done: report(done, total), messages)
 
     def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
-        from kafka_marshal.demo.process import WORKERS
-
-        options = self.options
-        pace = f", {options.pace:,} rows a second each" if options.pace else ""
-        workers = f"{options.crew_size} worker{'s' if options.crew_size > 1 else ''}"
-        text = f"Process: {workers}{pace}; one will be killed, one added"
-        self.step(3, text, published.rows)
-        return self._run_crew(cluster, scene, published, WORKERS)
-
-    def _run_crew(self, cluster: KafkaCluster, scene: Scene, published: Published, manner: Manner) -> Story:
-        from kafka_marshal.demo.process import KillPlan, Process
-
+        self.step(3, f"Process: {self._crew_text()}", published.rows)
         with (
             Follower(cluster, scene.coordination, scene.group_id, scene.topic) as follower,
-            Crew(lambda client_id: self._settings(scene, client_id), self.folder) as crew,
+            Crew(lambda client_id: self._settings(scene, self._common(scene, client_id)), self.folder) as crew,
         ):
             step = Process(
                 crew,
                 follower,
                 self.database,
                 published,
-                KillPlan.drawn(self.seed, manner),
+                KillPlan.drawn(self.seed, self.MANNER),
                 self.options.pace if self.options.plain else 0,
                 self.screen.working,
                 self.screen.say,
-                manner,
+                self.MANNER,
             )
             return step.run(self.options.crew_size)
 
-    def _settings(self, scene: Scene, client_id: str) -> ProcessSettings:
-        return WorkerSettings(
-            bootstrap=scene.bootstrap,
-            config=scene.config,
-            topic=scene.topic,
-            coordination=scene.coordination,
-            group_id=scene.group_id,
-            client_id=client_id,
-            database=str(self.database),
-            heartbeat_interval_ms=self.options.heartbeat_interval_ms,
-            batch_size=self.options.round_size,
-            watchdog=self.options.watched,
-            pace=self.options.pace,
-        )
+    def _common(self, scene: Scene, client_id: str) -> dict[str, Any]:
+        """What every process that works on the topic is told."""
+        return {
+            **_address(scene, client_id),
+            "database": str(self.database),
+            "tables": str(self.tables),
+            "heartbeat_interval_ms": self.options.heartbeat_interval_ms,
+            "batch_size": self.options.round_size,
+            "watchdog": self.options.watched,
+        }
 
     def _check(self, cluster: KafkaCluster, scene: Scene, published: Published, story: Story) -> Findings:
-        from kafka_marshal.demo.findings import Findings
-
-        self.step(4, "Check: the file is added up by itself and compared; the coordination log is replayed")
+        self.step(4, self.CHECK)
         history = self._replayed(cluster, scene)
-        verdict = check(self.database, self.file, self.options.rows, published.ends)
-        options = self.options
-        return Findings(
-            scene.topic,
-            verdict,
-            story,
-            history,
-            self.seed,
-            options.heartbeat_interval_ms,
-            options.pace,
-            options.watched,
-        )
+        wanted = compute(read(self.file, self.options.rows), read_tables(self.tables))
+        planted, letters = Counter[bad_records.Planted](), Letters(0, {})
+        if self.BAD_RECORDS:
+            planted = bad_records.planted(read(self.file, self.options.rows))
+            letters = read_letters(cluster, scene.dead_letters)
+        verdict = check(self.database, wanted, planted, letters, published.ends)
+        quality = [(str(failed), int(flights)) for failed, flights in ask(self.database, _QUALITY)]
+        beat_ms, watched = self.options.heartbeat_interval_ms, self.options.watched
+        run = (scene.topic, verdict, story, history, self.seed, beat_ms, watched, self.MANNER)
+        return Findings(*run, letters, quality, self._audit(scene))
 
     def _replayed(self, cluster: KafkaCluster, scene: Scene) -> History:
         """Who owned what, by the log; from the file that stays, so that anybody can conclude the same from it."""
@@ -194,18 +227,13 @@ class Job:
         return history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
 
     def _report(self, findings: Findings) -> Path:
-        from kafka_marshal.demo.report import CarrierLine, write_report
-
         self.step(self.STEPS, "Report")
-        lines = [CarrierLine(*line) for line in carriers(self.database)]
-        page, _ = write_report(findings, lines, self.folder)
+        sections = [] if findings.audit is None else spark_sections(findings, findings.audit)
+        sections += delay_sections(self.database)
+        page, _ = write_report(findings, carriers(self.database), self.folder, sections, self.COMMANDS)
         return page
 
     def _conclude(self, findings: Findings, page: Path, seconds: float) -> None:
-        from rich.text import Text
-
-        from kafka_marshal.demo.screen import table
-
         show, say = self.screen.show, self.screen.say
         show("")
         self.screen.headline(findings.verdict_text(), "bold green" if findings.equal else "bold red")
@@ -256,6 +284,8 @@ class Job:
                 for pattern in _OURS:
                     for path in self.folder.glob(pattern):
                         path.unlink()
+                if (self.folder / AUDIT / "audit.json").is_file():  # an earlier run's; nothing else is removed
+                    shutil.rmtree(self.folder / AUDIT)
                 yield
         except OSError as error:
             if error.filename is None:
@@ -267,15 +297,27 @@ class Job:
     @contextmanager
     def _state(self) -> Iterator[None]:
         """The database says how the run goes; "running" in one that nobody works on: it was killed hard."""
-        write_state(self.database, "running")
+        ledger.write_state(self.database, "running")
         try:
             yield
         except BaseException as error:
             state = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
             # The error itself is what counts, and the database may be its cause.
             with suppress(DemoError):
-                write_state(self.database, state)
+                ledger.write_state(self.database, state)
             raise
+
+
+def _address(scene: Scene, client_id: str) -> dict[str, Any]:
+    """What every process of the run is told."""
+    return {
+        "bootstrap": scene.bootstrap,
+        "config": scene.config,
+        "topic": scene.topic,
+        "coordination": scene.coordination,
+        "group_id": scene.group_id,
+        "client_id": client_id,
+    }
 
 
 @contextmanager

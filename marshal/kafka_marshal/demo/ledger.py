@@ -1,25 +1,55 @@
-"""The drivers' database: what one round adds, in one fenced transaction of :mod:`kafka_marshal.sinks`.
+"""The database: what a batch or a round adds, in one fenced transaction of :mod:`kafka_marshal.sinks`.
 
-The sink refuses an epoch that is over, and stores each partition's last offset with the rows (C9). The sums are made by
-Spark before the transaction begins, so what they leave out must still be true in it: :func:`write_round` looks.
+The sink refuses an epoch that is over, and stores each partition's last offset with the rows (C9). Spark makes a
+round's sums before the transaction begins, so what they leave out must still be true in it: :func:`write_round` checks.
+
+Counts and sums are whole numbers (minutes), so that they can be compared exactly.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kafka_marshal.demo import sink
 from kafka_marshal.demo.errors import SinkError
 
-__all__ = ["GROUP", "NAMES", "NUMBERS", "MovedError", "Part", "Ranged", "Transaction", "create", "write_round"]
+__all__ = [
+    "GROUP",
+    "NAMES",
+    "NUMBERS",
+    "MovedError",
+    "Part",
+    "Transaction",
+    "create",
+    "explained",
+    "opened",
+    "write_round",
+    "write_state",
+]
 
-#: The columns of the table delays: what is added up by, what the joins add, what is counted.
+#: The columns of the table delays: what is added up by, what the joins add, what is counted. Sums and maxima of delays
+#: are in minutes; a maximum of None: no flight had one.
 GROUP: Final = ("carrier", "origin", "dest", "hour")
 NAMES: Final = ("carrier_name", "destination")
-NUMBERS: Final = (*sink.MEASURES, "wet_departures", "wet_departure_delay_sum")
+NUMBERS: Final = (
+    "flights",
+    "cancelled",
+    "departures",
+    "departure_delay_sum",
+    "departure_delay_max",
+    "arrivals",
+    "arrival_delay_sum",
+    "arrival_delay_max",
+    "wet_departures",
+    "wet_departure_delay_sum",
+)
+
+#: What a transaction adds of one partition: (topic, partition, epoch, first and last offset, rows).
+Part = tuple[str, int, int, int, int, int]
 
 _MAXIMA: Final = frozenset(name for name in NUMBERS if name.endswith("_max"))
 
@@ -34,7 +64,13 @@ CREATE TABLE delays (
 CREATE TABLE quality (failed TEXT PRIMARY KEY, flights INTEGER NOT NULL) WITHOUT ROWID;
 -- Messages that are no flights, by what is wrong with them. They themselves are in the dead-letter topic.
 CREATE TABLE dead_letters (trouble TEXT PRIMARY KEY, messages INTEGER NOT NULL) WITHOUT ROWID;
-{sink.BATCHES}
+-- What each transaction added: from these rows it is checked that every offset was counted once.
+CREATE TABLE batches (
+    topic TEXT NOT NULL, partition INTEGER NOT NULL, first_offset INTEGER NOT NULL, last_offset INTEGER NOT NULL,
+    rows INTEGER NOT NULL, epoch INTEGER NOT NULL, client_id TEXT NOT NULL, written_at_ms INTEGER NOT NULL
+);
+-- How the run went: one row.
+CREATE TABLE run (state TEXT NOT NULL, said_at_ms INTEGER NOT NULL);
 """
 
 
@@ -60,32 +96,6 @@ class MovedError(SinkError):
     """The sink's last offset is another one than that the sums were made from: they must be made again."""
 
 
-class Ranged(Protocol):
-    """What is looked at of a claimed range (see kafka_marshal.client.ranges.OffsetRange)."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-
-
-class Part(Protocol):
-    """What is looked at of a partition's part in a round (see kafka_marshal.pipeline.flights.Part)."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-
-
 class Transaction(Protocol):
     """What is used of a sink's open transaction."""
 
@@ -93,17 +103,25 @@ class Transaction(Protocol):
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
 
-def create(path: Path) -> None:
-    """Make an empty database in place of one that may be there. Raises SinkError."""
-    sink.create(path, _SCHEMA)
+#: How long a worker waits for the others' transactions, each of which takes some milliseconds.
+_BUSY_S: Final = 30.0
+
+_WHY: Final = {
+    "SQLITE_FULL": ("the disk (or the quota) is full", "Make room"),
+    "SQLITE_IOERR": ("the disk can't be written or read", "Make room, or look at the disk"),
+    "SQLITE_READONLY": ("it may not be written", "Give this user the right to write it and its folder"),
+    "SQLITE_CANTOPEN": ("it can't be opened", "See that the folder is there and may be written"),
+    "SQLITE_BUSY": (f"another process kept it locked for {_BUSY_S:.0f} s", "End what holds it"),
+    "SQLITE_NOTADB": ("it is no database", "Name another folder"),
+    "SQLITE_CORRUPT": ("it is damaged", "Remove it"),
+}
 
 
 def write_round(
     tx: Transaction,
     client_id: str,
-    ranges: Sequence[Ranged],
     based_on: Mapping[tuple[str, int], int],
-    parts: Sequence[Part],
+    parts: Iterable[Part],
     groups: Iterable[tuple[object, ...]],
     quality: Mapping[str, int],
     troubles: Mapping[str, int],
@@ -115,23 +133,63 @@ def write_round(
     Raises:
         MovedError: it is another one now. Nothing may be committed.
     """
-    for each in ranges:
-        now, then = tx.last_offset(each.topic, each.partition), based_on[each.topic, each.partition]
+    for (topic, partition), then in based_on.items():
+        now = tx.last_offset(topic, partition)
         if now != then:
             raise MovedError(
-                f"{each.topic} [{each.partition}] is at offset {now} in the database, and the sums were made from "
-                f"{then} on. They were not written: nothing is lost and nothing counted twice; the round is done again."
+                f"{topic} [{partition}] is at offset {now} in the database, and the sums were made from {then} on. "
+                "They were not written: nothing is lost and nothing counted twice; the round is done again."
             )
     tx.executemany(_ADD, groups)
     tx.executemany(_ADD_QUALITY, sorted(quality.items()))
     tx.executemany(_ADD_DEAD, sorted(troubles.items()))
-    tx.executemany(_ADD_BATCH, _batches(client_id, ranges, parts))
-
-
-def _batches(client_id: str, ranges: Sequence[Ranged], parts: Sequence[Part]) -> Iterator[tuple[object, ...]]:
-    """From these rows it is checked afterwards that every offset was counted once."""
-    epochs = {(each.topic, each.partition): each.epoch for each in ranges}
     now_ms = time.time_ns() // 1_000_000
-    for part in parts:
-        epoch = epochs[part.topic, part.partition]
-        yield part.topic, part.partition, part.first, part.last, part.rows, epoch, client_id, now_ms
+    tx.executemany(
+        _ADD_BATCH,
+        [
+            (topic, partition, first, last, rows, epoch, client_id, now_ms)
+            for topic, partition, epoch, first, last, rows in parts
+        ],
+    )
+
+
+def opened(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection in which transactions begin and end only where we say so. mode: "ro", "rw" or "rwc"."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+def create(path: Path) -> None:
+    """Make a database with empty tables in place of one that may be there. Raises SinkError."""
+    try:
+        for each in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+            each.unlink(missing_ok=True)
+        with closing(opened(path, "rwc")) as db:
+            # Readers and the one writer do not wait for each other.
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+    except sqlite3.Error as error:
+        raise explained(path, error, "Nothing was started") from error
+    except OSError as error:
+        raise SinkError(f"{path}: {error.strerror}. Nothing was started. Name another folder with --dir.") from error
+
+
+def write_state(path: Path, state: str) -> None:
+    """Note in the database how the run goes. Raises SinkError."""
+    try:
+        with closing(opened(path, "rw")) as db:
+            db.executescript("BEGIN; DELETE FROM run;")
+            db.execute("INSERT INTO run VALUES (?, ?)", (state, time.time_ns() // 1_000_000))
+            db.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise explained(path, error, f"It does not say how the run went ({state})") from error
+
+
+def explained(path: Path, error: sqlite3.Error, so: str) -> SinkError:
+    """What SQLite's error means for the data, and what to do."""
+    name = getattr(error, "sqlite_errorname", "")
+    kind = next((kind for kind in _WHY if name.startswith(kind)), None)
+    why, remedy = _WHY[kind] if kind is not None else ("the database refused", "See what it says")
+    return SinkError(
+        f"{path}: {why} ({error}). {so}: nothing is lost and nothing is counted twice. {remedy}, then start again."
+    )

@@ -118,6 +118,8 @@ class MemberSettings(ProcessSettings):
 
     #: The SQLite file.
     database: str
+    #: The folder with the tables that flights are joined with.
+    tables: str
     heartbeat_interval_ms: int
     #: The most messages in a batch, or a round.
     batch_size: int
@@ -155,8 +157,6 @@ class DriverSettings(MemberSettings):
 
     #: The topic for messages that are no flights.
     dead_letters: str
-    #: The folder with the tables that flights are joined with.
-    tables: str
 
 
 @dataclass(frozen=True, slots=True)

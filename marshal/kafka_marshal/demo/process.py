@@ -19,9 +19,9 @@ from typing import Final
 from kafka_marshal.demo.check import Range, missing_offsets
 from kafka_marshal.demo.errors import StalledError
 from kafka_marshal.demo.follow import Follower
+from kafka_marshal.demo.ledger import explained, opened
 from kafka_marshal.demo.options import PARTITIONS
 from kafka_marshal.demo.publish import Published
-from kafka_marshal.demo.sink import explained, opened
 from kafka_marshal.demo.supervisor import GRACE_S, Crew, Event, WorkerProcess
 
 __all__ = [
@@ -183,6 +183,60 @@ class Snapshot:
     workers: Sequence[WorkerLine]
 
 
+class _Progress:
+    """How many rows the database has, of whom, and since when nothing was added."""
+
+    def __init__(self, database: Path, published: Published, noun: str, stall_s: float) -> None:
+        self.database = database
+        self._published = published
+        self._noun = noun
+        self._stall_s = stall_s
+        self._next_look = 0.0
+        self._moved_at = time.monotonic()
+        #: By client_id, as of the last look.
+        self.by_client: dict[str, int] = {}
+        self.total = published.rows
+
+    @property
+    def done(self) -> int:
+        """Rows in the database, as of the last look."""
+        return sum(self.by_client.values())
+
+    def is_due(self) -> bool:
+        """Whether the last look is some time ago."""
+        return time.monotonic() >= self._next_look
+
+    def look(self, db: sqlite3.Connection) -> bool:
+        """Ask the database; whether there are rows that were not there before."""
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        try:
+            found = db.execute("SELECT client_id, sum(rows) FROM batches GROUP BY client_id").fetchall()
+        except sqlite3.Error as error:
+            raise explained(self.database, error, "What was written so far stands") from error
+        rows = {str(client_id): int(count) for client_id, count in found}
+        moved = rows != self.by_client
+        if moved:
+            self.by_client, self._moved_at = rows, time.monotonic()
+        return moved
+
+    def check_moving(self) -> None:
+        """Raise StalledError if nothing was added for long, and something is missing."""
+        if time.monotonic() > self._moved_at + self._stall_s and self.done < self.total:
+            waited = f"No row was done for {self._stall_s:.0f} s, although {self._noun}s run."
+            raise StalledError(f"{waited} {self.missing()}")
+
+    def missing(self) -> str:
+        """What is missing, what that means, and what to do."""
+        missing = missing_offsets(self.database, self._published.ends)
+        ranges = [f"[{partition}] {first}…{last}" for partition, first, last in missing[:5]]
+        more = f" and {len(missing) - 5} more ranges" if len(missing) > 5 else ""
+        return (
+            f"{self.done:,} of {self.total:,} rows are done and stay done; open are "
+            f"{', '.join(ranges)}{more}. Nothing is lost: they are in the topic. "
+            f"The {self._noun}s' logs, beside the database, say more; start again."
+        )
+
+
 class Process:
     """The step, as an object: ``run()`` does it."""
 
@@ -200,8 +254,7 @@ class Process:
     ) -> None:
         self._crew = crew
         self._follower = follower
-        self._database = database
-        self._published = published
+        self._progress = _Progress(database, published, manner.noun, manner.stall_s)
         self._plan = plan
         self._pace = pace
         self._show = show
@@ -210,17 +263,9 @@ class Process:
         self._begun: dict[str, float] = {}
         self._batch_s = 0.0
         self._fruitless = 0
-        self._rows: dict[str, int] = {}
-        self._next_look = 0.0
-        self._progress_at = time.monotonic()
         self._add_at: float | None = None
         self._added_at = 0.0
         self.story = Story(_now_ms())
-
-    @property
-    def rows_done(self) -> int:
-        """Rows in the database, as of the last look."""
-        return sum(self._rows.values())
 
     def run(self, workers: int) -> Story:
         """Start this many workers, and return when all rows are done and all workers have ended.
@@ -232,7 +277,7 @@ class Process:
         """
         for number in range(1, workers + 1):
             self._crew.start(f"{self._manner.noun}-{number}")
-        with closing(opened(self._database, "ro")) as db:
+        with closing(opened(self._progress.database, "ro")) as db:
             self._look(db)
             while not self._is_over():
                 event = self._crew.next_event(0.05)
@@ -252,9 +297,9 @@ class Process:
         return self.story
 
     def _is_over(self) -> bool:
-        if self.rows_done < self._published.rows:
+        if self._progress.done < self._progress.total:
             return False
-        if self._published.rows == 0 and len(self._follower.holders()) < PARTITIONS:
+        if self._progress.total == 0 and len(self._follower.holders()) < PARTITIONS:
             return False  # nothing to do is shared out, too
         if self.story.kill is None or not self._manner.one_added:
             return True
@@ -266,29 +311,21 @@ class Process:
     # Looking.
 
     def _look(self, db: sqlite3.Connection, now: bool = False) -> None:
-        if time.monotonic() < self._next_look and not now:
+        if not now and not self._progress.is_due():
             return
-        self._next_look = time.monotonic() + _LOOK_EVERY_S
-        try:
-            found = db.execute("SELECT client_id, sum(rows) FROM batches GROUP BY client_id").fetchall()
-        except sqlite3.Error as error:
-            raise explained(self._database, error, "What was written so far stands") from error
-        rows = {str(client_id): int(count) for client_id, count in found}
-        if rows != self._rows:
-            self._rows, self._progress_at, self._fruitless = rows, time.monotonic(), 0
+        if self._progress.look(db):
+            self._fruitless = 0
         self._show(self._snapshot())
-        if time.monotonic() > self._progress_at + self._manner.stall_s and self.rows_done < self._published.rows:
-            waited = f"No row was done for {self._manner.stall_s:.0f} s, although {self._manner.noun}s run."
-            raise StalledError(f"{waited} {self._missing()}")
+        self._progress.check_moving()
 
     def _snapshot(self) -> Snapshot:
         holders = self._follower.holders()
         lines = []
         for name in self._crew.workers:
             held = [partition for partition, holder in holders.items() if holder == name]
-            lines.append(WorkerLine(name, self._state_of(name), held, self._rows.get(name, 0)))
+            lines.append(WorkerLine(name, self._state_of(name), held, self._progress.by_client.get(name, 0)))
         seconds = (_now_ms() - self.story.started_ms) / 1000
-        return Snapshot(self.rows_done, self._published.rows, seconds, lines)
+        return Snapshot(self._progress.done, self._progress.total, seconds, lines)
 
     def _state_of(self, name: str) -> str:
         if self.story.kill is not None and self.story.kill.client_id == name:
@@ -296,19 +333,9 @@ class Process:
         worker = self._crew.workers[name]
         if not worker.running:
             return "done" if worker.expected_to_end else "ended by itself"
-        if not worker.ready and not self._rows.get(name):
+        if not worker.ready and not self._progress.by_client.get(name):
             return self._manner.beginning
         return "added" if self.story.added is not None and self.story.added[0] == name else "at work"
-
-    def _missing(self) -> str:
-        missing = missing_offsets(self._database, self._published.ends)
-        ranges = [f"[{partition}] {first}…{last}" for partition, first, last in missing[:5]]
-        more = f" and {len(missing) - 5} more ranges" if len(missing) > 5 else ""
-        return (
-            f"{self.rows_done:,} of {self._published.rows:,} rows are done and stay done; open are "
-            f"{', '.join(ranges)}{more}. Nothing is lost: they are in the topic. "
-            f"The {self._manner.noun}s' logs, beside the database, say more; start again."
-        )
 
     # Taking in.
 
@@ -345,7 +372,8 @@ class Process:
         if not self._crew.running() and not replacing:
             reasons = [crash.last_words for crash in self.story.crashes if crash.last_words]
             raise StalledError(
-                f"No {self._manner.noun} is left: all {len(self.story.crashes)} ended by themselves. {self._missing()}"
+                f"No {self._manner.noun} is left: all {len(self.story.crashes)} ended by themselves. "
+                + self._progress.missing()
                 + (f"\nThe last one said: {reasons[-1]}" if reasons else "")
             )
 
@@ -379,7 +407,7 @@ class Process:
     def _kill_if_due(self, event: Event) -> None:
         if self.story.kill is not None or event.what != self._plan.stage:
             return
-        if self.rows_done < self._plan.share * self._published.rows:
+        if self._progress.done < self._plan.share * self._progress.total:
             return
         if self._plan.stage is Stage.UNWRITTEN:
             usual_s = event.rows / self._pace if self._pace else self._batch_s
@@ -399,7 +427,7 @@ class Process:
         after = [each for each in self._drain() if each.batch == event.batch and each.what == Stage.UNREPORTED]
         written = bool(after) or self._plan.stage is Stage.UNREPORTED
         stage = Stage.UNREPORTED if written else self._plan.stage
-        self.story.kill = Kill(event.client_id, at_ms, self.rows_done, event.ranges, written, stage, rest_ms)
+        self.story.kill = Kill(event.client_id, at_ms, self._progress.done, event.ranges, written, stage, rest_ms)
         self._say(f"{event.client_id} was killed with -9, in the middle of {_batch_text(self.story.kill)}")
 
     def _add_if_due(self) -> None:

@@ -1,7 +1,8 @@
 """The same result by a plain loop over the files: no Kafka, no Spark, no JSON, one process.
 
 This is what the drivers' database must equal, row by row, whatever was killed meanwhile. It shares nothing with
-``pipeline/flights.py`` but the names of the measures, so that a mistake there can't hide here.
+``pipeline/flights.py`` but the names of the measures, so that a mistake there can't hide here. (Plain workers run it on
+their batches, too: there it is the sharing out, not the sums, that is held against one loop.)
 """
 
 from __future__ import annotations

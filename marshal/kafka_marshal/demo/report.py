@@ -13,7 +13,7 @@ from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.findings import Findings
 from kafka_marshal.demo.timeline import draw
 
-__all__ = ["WORKER_COMMANDS", "CarrierLine", "Section", "write_report"]
+__all__ = ["CarrierLine", "Section", "write_report"]
 
 _STYLE: Final = """
 :root { color-scheme: light }
@@ -44,13 +44,6 @@ no watchdog releases"""
 
 _SILENCE: Final = """<p class="note">{} falls free when its holder was silent for more than 2 × {:,} ms, by the broker's
 clock. Times are counted from the first claim.</p>"""
-
-#: What anybody can do with the files beside the page, and what it shows.
-WORKER_COMMANDS: Final = (
-    ("kafka-marshal replay coordination.jsonl", "every record, with its outcome"),
-    ("kafka-marshal replay --state coordination.jsonl", "the state at the end, with a digest"),
-    ("sqlite3 delays.sqlite 'SELECT * FROM batches'", "every transaction: offsets, epoch, worker"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +77,8 @@ def write_report(
     findings: Findings,
     carriers: Sequence[CarrierLine],
     folder: Path,
-    sections: Sequence[Section] = (),
-    commands: Sequence[tuple[str, str]] = WORKER_COMMANDS,
+    sections: Sequence[Section],
+    commands: Sequence[tuple[str, str]],
 ) -> tuple[Path, Path]:
     """Write report.html and ownership.png into the folder; their paths.
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.job import Job
 from kafka_marshal.demo.options import DemoOptions
 
 __all__ = ["run"]
@@ -39,14 +38,15 @@ def run(options: DemoOptions) -> int:
             )
     from rich.console import Console
 
+    from kafka_marshal.demo.job import Job
+    from kafka_marshal.demo.plain import PlainJob
     from kafka_marshal.demo.screen import Screen
-    from kafka_marshal.demo.spark_job import SparkJob
 
     console = Console(highlight=False, emoji=False, markup=False, stderr=options.json)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     with _signals_as_interrupts(), Screen(console) as screen:
-        return (Job if options.plain else SparkJob)(options, screen).run()
+        return (PlainJob if options.plain else Job)(options, screen).run()
 
 
 @contextmanager

@@ -10,13 +10,18 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kafka_marshal import Batch
 from kafka_marshal.demo.child import FAILED, PARENT_GONE, Tell, run_child
-from kafka_marshal.demo.errors import FencedError
+from kafka_marshal.demo.flights import decode
+from kafka_marshal.demo.ledger import write_round
 from kafka_marshal.demo.options import WorkerSettings
-from kafka_marshal.demo.sink import Sink
+from kafka_marshal.demo.reference import compute
+from kafka_marshal.demo.tables import read_tables
+from kafka_marshal.errors import StaleEpochError
+from kafka_marshal.sinks import SqliteSink
 
 __all__ = ["FAILED", "PARENT_GONE", "main", "work"]
 
@@ -26,26 +31,32 @@ FILL_S = 0.2
 
 def work(settings: WorkerSettings, tell: Tell) -> None:
     """Claim, process, write: the whole worker."""
-    with (
-        Sink(Path(settings.database), settings.client_id) as database,
-        settings.join() as marshal,
-    ):
+    tables = read_tables(Path(settings.tables))
+    with SqliteSink(settings.database) as database, settings.join() as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # loops end, leases are released with their offsets
         with marshal.consumer([settings.topic]) as consumer:
             for batch in consumer.batches(max_messages=settings.batch_size, timeout=FILL_S):
                 tell({"event": "begun", **_names(batch)})
                 take_time(batch, settings.pace)
+                claim = (batch.topic, batch.partition, batch.epoch, batch.last_offset)
                 try:
-                    with database.transaction() as tx:
-                        last = tx.fence(batch.topic, batch.partition, batch.epoch)
-                        written = tx.write(m for m in batch.messages if (m.offset() or 0) > last)
-                        tx.set_last(batch.topic, batch.partition, batch.last_offset)
-                except FencedError as error:
+                    with database.transaction(settings.group_id, [claim]) as tx:
+                        last = tx.last_offset(batch.topic, batch.partition)
+                        fresh = [m for m in batch.messages if (m.offset() or 0) > last]
+                        found = compute((decode(m.value()) for m in fresh), tables)
+                        groups = [(*group, *values) for group, values in found.groups.items()]
+                        parts = [
+                            (batch.topic, batch.partition, batch.epoch, m.offset() or 0, batch.last_offset, len(fresh))
+                            for m in fresh[:1]
+                        ]
+                        done = {(batch.topic, batch.partition): last}
+                        write_round(tx, settings.client_id, done, parts, groups, found.quality, {})
+                except StaleEpochError as error:
                     # Somebody else holds the partition and does this batch: it is not ours to report.
                     tell({"event": "fenced", **_names(batch)})
                     logging.warning("%s", error)
                     continue
-                tell({"event": "written", **_names(batch), "skipped": len(batch) - written})
+                tell({"event": "written", **_names(batch), "skipped": len(batch) - len(fresh)})
                 batch.done()
 
 
@@ -55,7 +66,7 @@ def take_time(batch: Batch, pace: int) -> None:
         time.sleep(len(batch) / pace)
 
 
-def _names(batch: Batch) -> dict[str, object]:
+def _names(batch: Batch) -> Mapping[str, object]:
     return {"ranges": [(batch.partition, batch.first_offset, batch.last_offset)], "epoch": batch.epoch}
 
 

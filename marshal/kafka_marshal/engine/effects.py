@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from kafka_marshal.types import Key, Start
 from rationalizer import Record
 
 __all__ = [
@@ -27,9 +27,6 @@ __all__ = [
     "StopFetch",
     "Warn",
 ]
-
-Key = tuple[str, int]
-Start = str | datetime
 
 
 @dataclass(frozen=True, slots=True)

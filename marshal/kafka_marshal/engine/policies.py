@@ -17,6 +17,7 @@ from functools import lru_cache
 import xxhash
 
 from kafka_marshal import arguments
+from kafka_marshal.types import Key
 
 __all__ = [
     "MAX_CYCLES",
@@ -32,8 +33,6 @@ __all__ = [
     "WholeTopic",
     "Wishes",
 ]
-
-Key = tuple[str, int]
 
 
 #: How many cycles a view remembers: more than any sensible ``ReleaseIfBehind(cycles=…)``.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Proof", "Proofs"]
+from kafka_marshal.types import Key
 
-Key = tuple[str, int]
+__all__ = ["Proof", "Proofs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from enum import StrEnum
 from functools import cache
 from typing import NoReturn
 
-from kafka_marshal.engine.effects import Callback, Start
+from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
+from kafka_marshal.types import Start
 
 __all__ = [
     "BEATS_PER_INTERVAL",

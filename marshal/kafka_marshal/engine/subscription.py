@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from kafka_marshal.ports import TopicInfo
+from kafka_marshal.types import Key
 
 __all__ = ["Subscription"]
-
-Key = tuple[str, int]
 
 
 class Subscription:

@@ -110,6 +110,6 @@ class SnapshotUpkeep:
             except MarshalError as error:  # was said at start; work goes on without
                 log(logging.DEBUG, "snapshots_missing", "no snapshots: %s", error)
                 return
-            if reader is not None and len(reader.shelves) == len(self._replica.worlds):
+            if reader is not None and len(reader.partitions) == len(self._replica.worlds):
                 start.snapshots = reader
                 self._keeper = self._new_keeper(reader)

@@ -8,7 +8,7 @@ from enum import Enum
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, LogCutError
 from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.ports import Cluster
-from kafka_marshal.snapshots.reader import Place, SnapshotReader
+from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import CpStart
 from rationalizer import World
 
@@ -60,7 +60,7 @@ class ReplayStart:
             self.lacks_snapshots = f"{self.snapshots_topic!r} is not used ({self._unreadable})"
         elif reader is None:
             self.lacks_snapshots = f"there is no topic {self.snapshots_topic!r} "
-        elif (found := len(reader.shelves)) != partitions:
+        elif (found := len(reader.partitions)) != partitions:
             self.lacks_snapshots = f"{self.snapshots_topic!r} has {found} partitions, not {partitions}, and is not used"
         else:
             self.snapshots = reader
@@ -112,5 +112,5 @@ class ReplayStart:
             world = start.from_snapshot(self._places(cp))
         return start.from_log_start(self._places(cp)) if world is None else world
 
-    def _places(self, cp: int) -> list[Place]:
-        return [] if self.snapshots is None else self.snapshots.shelves[cp].sorted()
+    def _places(self, cp: int) -> list[StoredAt]:
+        return [] if self.snapshots is None else self.snapshots.partitions[cp].sorted()

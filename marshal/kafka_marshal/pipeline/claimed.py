@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal import arguments
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.options import Delivery, Start, WhenStuck, checked_callbacks
+from kafka_marshal.client.options import checked_callbacks
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
@@ -57,10 +57,10 @@ from kafka_marshal.pipeline.reading import (
     without_done,
 )
 from kafka_marshal.pipeline.session import check_session, kafka_options
+from kafka_marshal.types import Delivery, Key, Start, WhenStuck
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
-Key = tuple[str, int]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

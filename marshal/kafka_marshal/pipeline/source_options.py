@@ -9,11 +9,12 @@ from types import MappingProxyType
 
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.arguments import near
-from kafka_marshal.client.options import Start, checked_topics
+from kafka_marshal.client.options import checked_topics
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import check_ids, new_client_id
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.types import Start
 
 __all__ = ["SourceOptions"]
 

@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
+from kafka_marshal.types import Key
 
 __all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
 
@@ -33,7 +34,6 @@ _SET_LAST_OFFSET = (
 )
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 
-Key = tuple[str, int]
 Connection = TypeVar("Connection")
 
 #: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".
@@ -105,6 +105,70 @@ class Transaction(Generic[Connection]):
         return self._cursor.executemany(sql, rows)
 
 
+class _Pool(Generic[Connection]):
+    """A sink's idle connections. Any thread may use it; it does not refer to the sink: no circle keeps them open."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._prepared = False
+        self._closed = False
+
+    def take(self, sink: FencedSink[Connection]) -> Connection:
+        """An idle connection that works, or a new one. Raises ClosedError, and the driver's errors."""
+        self._check_process()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this sink is closed; nothing was written. Make a new one")
+            connection = self._idle.pop() if self._idle else None
+        # One that lay idle may have been cut meanwhile. Nothing was begun on it, so another does as well.
+        if connection is not None and not sink._is_alive(connection):
+            sink._disconnect(connection)
+            connection = None
+        if connection is None:
+            connection = sink._connect()
+            if not self._prepared:
+                try:
+                    sink._prepare(connection)
+                except BaseException:
+                    sink._disconnect(connection)
+                    raise
+                self._prepared = True
+        return connection
+
+    def give_back(self, sink: FencedSink[Connection], connection: Connection, well: bool) -> None:
+        """Keep a connection that is well, for the next one; close any other."""
+        with self._lock:
+            keep = well and not self._closed and len(self._idle) < _IDLE
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            sink._disconnect(connection)
+
+    def _check_process(self) -> None:
+        """In a forked child the parent's connections must be neither used nor closed: they are the parent's."""
+        if self._pid != os.getpid():
+            _PARENTS.append(self._idle)
+            self._reset()
+
+    def close(self, sink: FencedSink[Connection]) -> None:
+        """Close what is idle, and what is given back from now on."""
+        self._check_process()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            sink._disconnect(connection)
+
+
+#: Connections that belong to a parent process: held, since the garbage collector would close them under the parent.
+_PARENTS: list[Any] = []
+
+
 class FencedSink(ABC, Generic[Connection]):
     """A database that refuses a writer whose lease went to another (C9), and stores each batch once.
 
@@ -118,14 +182,7 @@ class FencedSink(ABC, Generic[Connection]):
     _mark: str
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
-        self._prepared = False
-        self._closed = False
+        self._pool = _Pool[Connection]()
 
     # What users call.
 
@@ -187,12 +244,7 @@ class FencedSink(ABC, Generic[Connection]):
 
     def close(self) -> None:
         """Close idle connections; transactions that run end in peace. A second call does nothing."""
-        self._check_process()
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            self._disconnect(connection)
+        self._pool.close(self)
 
     def __enter__(self) -> Self:
         return self
@@ -243,48 +295,13 @@ class FencedSink(ABC, Generic[Connection]):
         cursor: Any = connection.cursor()  # type: ignore[attr-defined]
         return cursor.execute(sql.replace("?", self._mark), parameters)
 
-    # Connections.
-
-    def _take_connection(self) -> Connection:
-        self._check_process()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this sink is closed; nothing was written. Make a new one")
-            connection = self._idle.pop() if self._idle else None
-        # One that lay idle may have been cut meanwhile. Nothing was begun on it, so another does as well.
-        if connection is not None and not self._is_alive(connection):
-            self._disconnect(connection)
-            connection = None
-        if connection is None:
-            connection = self._connect()
-            if not self._prepared:
-                try:
-                    self._prepare(connection)
-                except BaseException:
-                    self._disconnect(connection)
-                    raise
-                self._prepared = True
-        return connection
-
-    def _give_back(self, connection: Connection, well: bool) -> None:
-        with self._lock:
-            keep = well and not self._closed and len(self._idle) < _IDLE
-            if keep:
-                self._idle.append(connection)
-        if not keep:
-            self._disconnect(connection)
-
-    def _check_process(self) -> None:
-        """In a forked child the parent's connections must be neither used nor closed: they are the parent's."""
-        if self._pid != os.getpid():
-            _PARENTS.append(self._idle)
-            self._reset()
+    # Work.
 
     @contextmanager
     def _work(self) -> Iterator[_Work[Connection]]:
         """One transaction on a connection of its own. What the database says is explained by the stage it was at."""
         try:
-            work = _Work(self._take_connection())
+            work = _Work(self._pool.take(self))
         except self._driver_error as error:
             raise self._explain(error, "open") from error
         well = False
@@ -300,7 +317,7 @@ class FencedSink(ABC, Generic[Connection]):
             well = True
             raise
         finally:
-            self._give_back(work.connection, well)
+            self._pool.give_back(self, work.connection, well)
 
     # What each database does in its own way.
 
@@ -360,10 +377,6 @@ class FencedSink(ABC, Generic[Connection]):
             "until then may be in the database without its offsets, and will come again: look at the rows. Leave "
             "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
         )
-
-
-#: Connections that belong to a parent process: held, since the garbage collector would close them under the parent.
-_PARENTS: list[Any] = []
 
 
 def _checked(group_id: object, claims: object) -> list[_Claim]:

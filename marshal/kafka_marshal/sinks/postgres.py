@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress
+from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Progress
+from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     import psycopg

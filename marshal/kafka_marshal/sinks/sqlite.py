@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kafka_marshal import arguments
-from kafka_marshal.sinks.base import COLUMNS, FencedSink, Key, Progress
+from kafka_marshal.sinks.base import COLUMNS, FencedSink, Progress
+from kafka_marshal.types import Key
 
 __all__ = ["SqliteSink"]
 

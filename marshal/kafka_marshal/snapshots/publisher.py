@@ -17,7 +17,7 @@ from random import Random
 from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster
-from kafka_marshal.snapshots.reader import Place, SnapshotReader
+from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError
 from rationalizer.snapshot import digest_of
@@ -73,22 +73,22 @@ class _Digests:
 class SnapshotKeeper:
     """Snapshots of one replica. `note` may be called by any thread, `work` by one at a time."""
 
-    def __init__(self, cluster: Cluster, reader: SnapshotReader, topic: str, chance: Random, now: float) -> None:
+    def __init__(self, cluster: Cluster, reader: SnapshotReader, topic: str, rng: Random, now: float) -> None:
         """topic: the log of snapshots, of which the reader has read the end. now: by our own clock (ms)."""
         self._cluster = cluster
         self._reader = reader
         self._topic = topic
-        self._chance = chance
+        self._rng = rng
         self._lock = cluster.runtime.lock()
         #: The latest state of each CP that was due, until it is written by somebody.
         self._pending: dict[int, list[_Pending]] = {}
-        self._ours = {cp: _Digests() for cp in reader.shelves}
-        self._theirs = {cp: _Digests() for cp in reader.shelves}
+        self._ours = {cp: _Digests() for cp in reader.partitions}
+        self._theirs = {cp: _Digests() for cp in reader.partitions}
         self._told: set[tuple[int, int, str]] = set()
         self._look_at = now + LOOK_MS
         self._warned = False
         # They stay with the reader until the first work(): a start may still have to go further back among them.
-        self._take(place for shelf in reader.shelves.values() for place in shelf.sorted())
+        self._take(place for stored in reader.partitions.values() for place in stored.sorted())
 
     def note(self, cp: int, next_offset: int, state: bytes, now: float) -> None:
         """Our replica stands at a place where a snapshot is due, with this state. Returns at once."""
@@ -97,7 +97,7 @@ class SnapshotKeeper:
             self._ours[cp].add(next_offset, digest)
             waiting = self._pending.setdefault(cp, [])
             # In the order of their places: whoever looks for the newest ones finds them at the end.
-            at = max([now + self._chance.uniform(0, JITTER_MS), *(one.at for one in waiting)])
+            at = max([now + self._rng.uniform(0, JITTER_MS), *(one.at for one in waiting)])
             waiting.append(_Pending(next_offset, state, at))
             # A start needs the newest two (S3). What is older is not worth its memory.
             del waiting[:-2]
@@ -149,7 +149,7 @@ class SnapshotKeeper:
 
     # Comparing.
 
-    def _take(self, places: Iterable[Place]) -> None:
+    def _take(self, places: Iterable[StoredAt]) -> None:
         for place in places:
             # One that does not hold is no statement about the state; it is told of, and stands for nothing.
             self._theirs[place.cp].add(place.next_offset, place.digest if place.holds else f"damaged {place.digest}")

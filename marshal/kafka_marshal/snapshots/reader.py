@@ -1,6 +1,6 @@
 """Reads the log of snapshots (S2): whole snapshots of each CP, from its end backwards or from its beginning.
 
-What it finds is what somebody wrote: `Place.holds` says that the digest is that of the bytes, and no more.
+What it finds is what somebody wrote: `StoredAt.holds` says that the digest is that of the bytes, and no more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kafka_marshal.ports import Cluster
 from rationalizer import World
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 
-__all__ = ["Place", "SnapshotReader"]
+__all__ = ["SnapshotReader", "StoredAt"]
 
 #: Records of each CP read at first, from its end: two snapshots of one part each, written by two who did not see each
 #: other. Each further step back reads four times as many.
@@ -22,7 +22,7 @@ STEPS_GROW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredAt:
     """One whole snapshot in the log of snapshots."""
 
     cp: int
@@ -42,13 +42,13 @@ class Place:
         return self.stored.restore(partitions)
 
 
-class Shelf:
+class StoredPartition:
     """Puts the snapshots of one CP together from its records, in any order."""
 
     def __init__(self, cp: int) -> None:
         self.cp = cp
         #: All whole ones so far, by what they say; one that was written twice counts once.
-        self.places: dict[tuple[int, str, bool], Place] = {}
+        self.places: dict[tuple[int, str, bool], StoredAt] = {}
         self._parts = SnapshotParts(cp)
         self._extents: dict[tuple[int, str], tuple[int, int]] = {}
 
@@ -57,7 +57,7 @@ class Shelf:
         """Records that are no parts of snapshots of this CP."""
         return self._parts.junk
 
-    def take(self, offset: int, value: bytes | None) -> Place | None:
+    def take(self, offset: int, value: bytes | None) -> StoredAt | None:
         """Take one record in; what it makes whole."""
         stored = self._parts.add(value)
         try:
@@ -74,11 +74,11 @@ class Shelf:
         known = self.places.get(key)
         if known is not None:
             first, last = min(first, known.first), max(last, known.last)
-        place = Place(self.cp, stored.next_offset, stored.digest, holds, first, last, stored)
+        place = StoredAt(self.cp, stored.next_offset, stored.digest, holds, first, last, stored)
         self.places[key] = place
         return place
 
-    def keep_bytes_of_lowest(self, new: Place, at_least: int) -> None:
+    def keep_bytes_of_lowest(self, new: StoredAt, at_least: int) -> None:
         """Free the bytes of all but those that hold at the lowest next offset, no less than at_least."""
         if not new.holds or new.next_offset < at_least:
             self._free(new)
@@ -91,10 +91,10 @@ class Shelf:
             if place.next_offset > new.next_offset:
                 self._free(place)
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: StoredAt) -> None:
         self.places[place.next_offset, place.digest, place.holds] = replace(place, stored=None)
 
-    def sorted(self) -> list[Place]:
+    def sorted(self) -> list[StoredAt]:
         """All whole ones, the largest next offset first; of equal ones the latest written."""
         return sorted(self.places.values(), key=lambda place: (-place.next_offset, -place.last))
 
@@ -109,22 +109,22 @@ class Shelf:
 
 
 class SnapshotReader:
-    """The log of snapshots beside one coordination topic. All methods but `shelves` block; one thread at a time."""
+    """The log of snapshots beside one coordination topic. All methods but `partitions` block; one thread at a time."""
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
         """topic: the log of snapshots, which has this many partitions. Finds where it ends now."""
         self._cluster = cluster
         self._topic = topic
         self._timeout_s = timeout_s
-        self.shelves = {cp: Shelf(cp) for cp in range(partitions)}
-        marks = cluster.watermarks([(topic, cp) for cp in self.shelves], timeout_s)
+        self.partitions = {cp: StoredPartition(cp) for cp in range(partitions)}
+        marks = cluster.watermarks([(topic, cp) for cp in self.partitions], timeout_s)
         #: CPs whose snapshots have no leader at the moment: as if there were none, for now.
-        self.leaderless = {cp for cp in self.shelves if (topic, cp) not in marks}
-        self.starts = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.shelves}
-        self.ends = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.shelves}
+        self.leaderless = {cp for cp in self.partitions if (topic, cp) not in marks}
+        self.starts = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.partitions}
+        self.ends = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.partitions}
         #: Read down to here.
         self._down_to = dict(self.ends)
-        self._step = dict.fromkeys(self.shelves, FIRST_STEP)
+        self._step = dict.fromkeys(self.partitions, FIRST_STEP)
 
     @classmethod
     def find(cls, cluster: Cluster, topic: str, timeout_s: float) -> SnapshotReader | None:
@@ -137,8 +137,8 @@ class SnapshotReader:
         while True:
             ranges = {
                 cp: self._further(cp)
-                for cp, shelf in self.shelves.items()
-                if shelf.distinct() < wanted and self._down_to[cp] > self.starts[cp]
+                for cp, stored in self.partitions.items()
+                if stored.distinct() < wanted and self._down_to[cp] > self.starts[cp]
             }
             if not ranges:
                 return
@@ -153,18 +153,18 @@ class SnapshotReader:
 
     def read_all(self, log_starts: Mapping[int, int]) -> None:
         """Read all of it. Bytes are kept only of what stands at the lowest next offset that the log still reaches."""
-        for cp, shelf in self.shelves.items():
+        for cp, stored in self.partitions.items():
             whole = {cp: (self.starts[cp], self._down_to[cp])}
             for _, entries in read_range(self._cluster, self._topic, whole, self._timeout_s):
                 for offset, _, value in entries:
-                    place = shelf.take(offset, value)
+                    place = stored.take(offset, value)
                     if place is not None:
-                        shelf.keep_bytes_of_lowest(place, log_starts[cp])
+                        stored.keep_bytes_of_lowest(place, log_starts[cp])
             self._down_to[cp] = self.starts[cp]
 
-    def read_news(self) -> list[Place]:
+    def read_news(self) -> list[StoredAt]:
         """What was completed since the last look, in any CP: for those who follow the log of snapshots."""
-        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.shelves], self._timeout_s)
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions], self._timeout_s)
         for (_, cp), (low, high) in marks.items():
             if high < self.ends[cp]:  # made anew meanwhile: all of it is news
                 self.ends[cp] = low
@@ -173,7 +173,7 @@ class SnapshotReader:
         if ranges:
             for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
                 for offset, _, value in entries:
-                    place = self.shelves[cp].take(offset, value)
+                    place = self.partitions[cp].take(offset, value)
                     if place is not None:
                         found.append(place)
         for cp, (_, end) in ranges.items():
@@ -182,8 +182,8 @@ class SnapshotReader:
 
     def forget(self) -> None:
         """Free what was read: only what comes from now on is of interest."""
-        for shelf in self.shelves.values():
-            shelf.clear()
+        for stored in self.partitions.values():
+            stored.clear()
 
     def _further(self, cp: int) -> tuple[int, int]:
         end = self._down_to[cp]
@@ -195,4 +195,4 @@ class SnapshotReader:
     def _take(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
             for offset, _, value in entries:
-                self.shelves[cp].take(offset, value)
+                self.partitions[cp].take(offset, value)

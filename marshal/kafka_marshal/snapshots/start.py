@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
-from kafka_marshal.snapshots.reader import Place
+from kafka_marshal.snapshots.reader import StoredAt
 from rationalizer import SnapshotError, World
 
 __all__ = ["CpStart", "Difference"]
@@ -58,8 +58,8 @@ class CpStart:
         #: Snapshots that a replay from an earlier place has reached and found the same, by next offset.
         self.agreed: dict[int, str] = {}
         #: Places to compare at, ascending; and others of the very place that the replay starts from.
-        self._ahead: list[Place] = []
-        self._beside: list[Place] = []
+        self._ahead: list[StoredAt] = []
+        self._beside: list[StoredAt] = []
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
         #: Next offset of where it starts; whether that needs no proof.
@@ -68,7 +68,7 @@ class CpStart:
         self.from_beginning = False
         self._agreed_since = False
 
-    def from_snapshot(self, places: Sequence[Place]) -> World | None:
+    def from_snapshot(self, places: Sequence[StoredAt]) -> World | None:
         """The world to start from: the newest of these not tried yet that is not of the newest place (S3).
 
         None: there is none (any more); look further back, then see `from_log_start`.
@@ -83,7 +83,7 @@ class CpStart:
                 return world
         return None
 
-    def from_oldest(self, places: Sequence[Place]) -> World:
+    def from_oldest(self, places: Sequence[StoredAt]) -> World:
         """The world to start from in order to see as much of the log as there is. Raises LogCutError."""
         usable = self._usable(places)
         if self.log_start == 0:
@@ -95,7 +95,7 @@ class CpStart:
                 return world
         raise self._cut("no snapshot bridges the gap")
 
-    def from_log_start(self, places: Sequence[Place]) -> World:
+    def from_log_start(self, places: Sequence[StoredAt]) -> World:
         """An empty world at the beginning of the log. Raises LogCutError where that is gone.
 
         SnapshotDifferenceError where it is gone and the snapshots that it still reaches contradict each other.
@@ -124,7 +124,7 @@ class CpStart:
             "init --topic NEW-NAME"
         )
 
-    def _usable(self, places: Sequence[Place]) -> list[Place]:
+    def _usable(self, places: Sequence[StoredAt]) -> list[StoredAt]:
         """Those that hold and lie within the log, the largest next offset first."""
         usable = []
         for place in places:
@@ -136,7 +136,7 @@ class CpStart:
                 usable.append(place)
         return usable
 
-    def _begun(self, place: Place, usable: Sequence[Place]) -> World | None:
+    def _begun(self, place: StoredAt, usable: Sequence[StoredAt]) -> World | None:
         """The world of this place, to go on from; None, and a difference noted, where it holds none."""
         try:
             world = place.restore(self._partitions)
@@ -146,7 +146,7 @@ class CpStart:
         self._begin(world, usable)
         return world
 
-    def _begin(self, world: World, usable: Sequence[Place]) -> None:
+    def _begin(self, world: World, usable: Sequence[StoredAt]) -> None:
         self.begun_at = world.next_offset
         self._agreed_since = False
         self._differing.clear()  # of a start that agreed with nothing, and proves nothing
@@ -197,10 +197,10 @@ class CpStart:
         """What is wrong with snapshots, as far as it is known."""
         return [*self._unfit.values(), *self._differing.values()]
 
-    def _refuse(self, place: Place, why: str) -> None:
+    def _refuse(self, place: StoredAt, why: str) -> None:
         key = (place.next_offset, place.digest)
         self._unfit.setdefault(key, Difference(self.cp, place.next_offset, place.digest, None, why))
 
-    def _differ(self, place: Place, ours: str | None, why: str) -> None:
+    def _differ(self, place: StoredAt, ours: str | None, why: str) -> None:
         key = (place.next_offset, place.digest)
         self._differing[key] = Difference(self.cp, place.next_offset, place.digest, ours, why)

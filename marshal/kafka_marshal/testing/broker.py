@@ -15,18 +15,14 @@ one, and end with the process that started them, also when that is killed with -
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import functools
-import json
 import os
 import shutil
 import signal
 import socket
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,7 +33,7 @@ from kafka_marshal.testing import layout
 from kafka_marshal.testing.errors import BrokerDiedError, LocalBrokerError, PortTakenError
 from kafka_marshal.testing.jars import broker_jars
 from kafka_marshal.testing.java import find_java
-from kafka_marshal.testing.ports import LOOPBACK, free_ports, is_free
+from kafka_marshal.testing.ports import LOOPBACK, is_free
 from kafka_marshal.testing.processes import Processes
 
 __all__ = ["LocalBroker", "LocalCluster"]
@@ -115,7 +111,7 @@ class LocalCluster:
         java, jars = find_java(), broker_jars()
         self._java = (str(java.path), *layout.JVM_OPTIONS, *layout.heap(len(self._ids)), *self._jvm_options)
         self._java += ("-cp", os.pathsep.join(map(str, jars)))
-        self._folder = self._make_folder()
+        self._folder = layout.make_folder(self._keep)
         self._owner = os.getpid()
         try:
             self._processes = Processes(self._folder, keep=self._keep is not None)
@@ -220,18 +216,6 @@ class LocalCluster:
 
     # -- within -------------------------------------------------------------------------------------------------
 
-    def _make_folder(self) -> Path:
-        if self._keep is None:
-            layout.sweep()
-            return Path(tempfile.mkdtemp(prefix=layout.FOLDER_PREFIX))
-        try:
-            self._keep.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LocalBrokerError(
-                f"Can't keep the data in {self._keep}: {error.strerror}. Nothing was started. Name another folder."
-            ) from error
-        return self._keep
-
     def _start_brokers(self, processes: Processes) -> None:
         fixed = [] if self._first_port is None else [self._first_port + i for i in range(len(self._ids))]
         for port in fixed:
@@ -240,11 +224,11 @@ class LocalCluster:
                     f"Port {port} of {LOOPBACK} is in use by another program. Nothing was started. End it (who it is: "
                     f"`ss -ltnp 'sport = :{port}'`), or name another port, or none to have a free one chosen."
                 )
-        cluster_id = self._cluster_id()
+        cluster_id = layout.cluster_id(self.folder, len(self._ids))
         for attempt in range(1, _ATTEMPTS + 1):
-            self._layouts = self._lay_out(fixed)
+            self._layouts = layout.lay_out(self.folder, self._ids, fixed, self._advertised, self._properties)
             if attempt == 1:
-                self._format(processes, cluster_id)
+                _format(processes, self._layouts.values(), self._java, cluster_id, self._start_timeout_s)
             for broker_id in self._ids:
                 self._launch(processes, broker_id)
             try:
@@ -256,57 +240,6 @@ class LocalCluster:
                     self.kill(broker_id)
             else:
                 return
-
-    def _lay_out(self, fixed: Sequence[int]) -> dict[int, layout.BrokerLayout]:
-        """Choose ports and write every broker's configuration."""
-        count = len(self._ids)
-        chosen = free_ports(3 * count)
-        ports = list(fixed) or chosen[:count]
-        layouts = {
-            broker_id: layout.BrokerLayout(
-                folder=self.folder / f"broker-{broker_id}",
-                broker_id=broker_id,
-                port=ports[i],
-                advertised_port=self._advertised.get(broker_id, ports[i]),
-                internal_port=chosen[count + i],
-                controller_port=chosen[2 * count + i],
-            )
-            for i, broker_id in enumerate(self._ids)
-        }
-        for each in layouts.values():
-            each.write(list(layouts.values()), self._properties)
-        return layouts
-
-    def _cluster_id(self) -> str:
-        """The id of the cluster in the folder, made up for a new one."""
-        note = self.folder / "cluster.json"
-        if note.exists():
-            known = json.loads(note.read_text())
-            if known["brokers"] != len(self._ids):
-                raise LocalBrokerError(
-                    f"{self.folder} holds the data of a cluster of {known['brokers']} broker(s), not {len(self._ids)}. "
-                    "Nothing was started or changed. Ask for that many, or name another folder."
-                )
-            return str(known["cluster_id"])
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # An id that begins with a dash would look like an option.
-        cluster_id = "a" + cluster_id[1:]
-        note.write_text(json.dumps({"brokers": len(self._ids), "cluster_id": cluster_id}))
-        return cluster_id
-
-    def _format(self, processes: Processes, cluster_id: str) -> None:
-        """Prepare data folders that are new."""
-        fresh = [each for each in self._layouts.values() if not each.formatted]
-        for each in fresh:
-            tool = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(each.properties_file))
-            processes.start(f"format-{each.broker_id}", [*self._java, *tool], each.console)
-        for each in fresh:
-            status = processes.exit_status(f"format-{each.broker_id}", self._start_timeout_s)
-            if status != 0:
-                raise BrokerDiedError(
-                    f"Kafka could not prepare its data folder (status {status}). Nothing was started. It said:\n"
-                    f"{each.log_tail(30)}"
-                )
 
     def _launch(self, processes: Processes, broker_id: int) -> None:
         each = self._layout(broker_id)
@@ -395,6 +328,27 @@ class LocalBroker(LocalCluster):
     def port(self) -> int:
         """The port that the broker itself listens on."""
         return self.port_of(1)
+
+
+def _format(
+    processes: Processes,
+    layouts: Iterable[layout.BrokerLayout],
+    java: Sequence[str],
+    cluster_id: str,
+    timeout_s: float,
+) -> None:
+    """Prepare data folders that are new."""
+    fresh = [each for each in layouts if not each.formatted]
+    for each in fresh:
+        tool = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(each.properties_file))
+        processes.start(f"format-{each.broker_id}", [*java, *tool], each.console)
+    for each in fresh:
+        status = processes.exit_status(f"format-{each.broker_id}", timeout_s)
+        if status != 0:
+            raise BrokerDiedError(
+                f"Kafka could not prepare its data folder (status {status}). Nothing was started. It said:\n"
+                f"{each.log_tail(30)}"
+            )
 
 
 def _listens(port: int) -> bool:

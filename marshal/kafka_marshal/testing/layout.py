@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_marshal.testing.ports import LOOPBACK
+from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.ports import LOOPBACK, free_ports
 from kafka_marshal.testing.supervisor import LOCK_FILE
 
-__all__ = ["FOLDER_PREFIX", "JVM_OPTIONS", "BrokerLayout", "common_settings", "heap", "sweep"]
+__all__ = [
+    "FOLDER_PREFIX",
+    "JVM_OPTIONS",
+    "BrokerLayout",
+    "cluster_id",
+    "common_settings",
+    "heap",
+    "lay_out",
+    "make_folder",
+    "sweep",
+]
 
 #: Names the folders in the system's temporary one that are ours.
 FOLDER_PREFIX = "kafka-marshal-broker-"
@@ -180,6 +194,64 @@ def sweep() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # in use, or somebody else was faster
+
+
+def make_folder(keep: Path | None) -> Path:
+    """The folder for a cluster: a new one in the system's temporary one, or keep. Raises LocalBrokerError."""
+    if keep is None:
+        sweep()
+        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalBrokerError(
+            f"Can't keep the data in {keep}: {error.strerror}. Nothing was started. Name another folder."
+        ) from error
+    return keep
+
+
+def cluster_id(folder: Path, brokers: int) -> str:
+    """The id of the cluster in the folder, made up for a new one. Raises LocalBrokerError."""
+    note = folder / "cluster.json"
+    if note.exists():
+        known = json.loads(note.read_text())
+        if known["brokers"] != brokers:
+            raise LocalBrokerError(
+                f"{folder} holds the data of a cluster of {known['brokers']} broker(s), not {brokers}. "
+                "Nothing was started or changed. Ask for that many, or name another folder."
+            )
+        return str(known["cluster_id"])
+    # An id that begins with a dash would look like an option.
+    new = "a" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+    note.write_text(json.dumps({"brokers": brokers, "cluster_id": new}))
+    return new
+
+
+def lay_out(
+    folder: Path,
+    ids: Sequence[int],
+    fixed: Sequence[int],
+    advertised: Mapping[int, int],
+    properties: Mapping[str, str],
+) -> dict[int, BrokerLayout]:
+    """Choose ports (fixed: those of clients, if not empty) and write every broker's configuration; by id."""
+    count = len(ids)
+    chosen = free_ports(3 * count)
+    ports = list(fixed) or chosen[:count]
+    layouts = {
+        broker_id: BrokerLayout(
+            folder=folder / f"broker-{broker_id}",
+            broker_id=broker_id,
+            port=ports[i],
+            advertised_port=advertised.get(broker_id, ports[i]),
+            internal_port=chosen[count + i],
+            controller_port=chosen[2 * count + i],
+        )
+        for i, broker_id in enumerate(ids)
+    }
+    for each in layouts.values():
+        each.write(list(layouts.values()), properties)
+    return layouts
 
 
 def _escaped(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The worker's side of its watchdog: starts the process, keeps its will up to date, replaces it when it dies.
+"""The worker's side of its watchdog: starts the process, keeps its last will up to date, replaces it when it dies.
 
-The will is told in the moment in which the own replica applies a grant, under the driver's lock: before any message of
-the partition is handed out. Nothing here ever waits for the watchdog: what it has no room for is put aside, by lease,
-and told by a thread of this module's own, which also sees the watchdog's end.
+The last will is told in the moment in which the own replica applies a grant, under the driver's lock: before any
+message of the partition is handed out. Nothing here ever waits for the watchdog: what it has no room for is put aside,
+by lease, and told by a thread of this module's own, which also sees the watchdog's end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import islice
 from math import inf
 from typing import Any
 
@@ -27,13 +26,12 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.watchdog import process
+from kafka_marshal.watchdog.last_will import LastWill
 from kafka_marshal.watchdog.pipe import NoRoomError, Pipe
 from kafka_marshal.watchdog.properties import environment
-from rationalizer import Outcome, ReleasingPartition, World, encode
+from rationalizer import Outcome
 
 __all__ = ["Watchdog", "is_supported"]
-
-Key = tuple[str, int]
 
 #: Between a watchdog's end and the next one's start: doubled from the first to the last, anew after a long life.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 60.0
@@ -110,7 +108,6 @@ class Watchdog:
                 "worker that dies is then replaced after 2 · HI"
             )
         self._name = name
-        self._ids = ids
         folder = client.submodule_search_locations[0]
         self._config = process.pack_config(
             {"name": name, "topic": topic, "properties": dict(properties), "folder": folder}
@@ -118,12 +115,7 @@ class Watchdog:
         self._deaf_s = DEAF_S + heartbeat_interval_ms / 1000
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self._worlds: Mapping[int, World] = {}
-        self._numbers: dict[Key, int] = {}
-        #: Leases that we hold: CP and packed entry.
-        self._will: dict[Key, tuple[int, bytes]] = {}
-        #: What the watchdog was not told yet, in order.
-        self._untold: dict[Key, None] = {}
+        self.last_will = LastWill(ids)
         self._pipe: Pipe | None = None
         #: The watchdog has no room for more.
         self._is_full = False
@@ -138,64 +130,29 @@ class Watchdog:
         """Start it, in the background."""
         self._thread.start()
 
-    # The will.
+    # The last will.
 
     def watch(self, driver: Driver) -> None:
         """Follow what this driver's replica applies from now on."""
         with driver.condition:
-            self._worlds = driver.replica.worlds
+            self.last_will.worlds = driver.replica.worlds
             driver.listeners.append(self._applied)
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         """A record was applied (a listener of the driver; its lock is held): what do we hold now?"""
-        message = outcome.message
-        if message is None or message[4] != self._ids[2]:
-            return
-        match outcome.type:
-            case "ClaimingPartition" | "ReleasingPartition":
-                keys = [(message[5], message[6])]
-            case "Heartbeat" if message[7] is None:  # a takeover (C7)
-                keys = [(message[5], message[6])]
-            case "ForgetGroup":
-                keys = [key for key, (its_cp, _) in self._will.items() if its_cp == cp]
-            case _:
-                return
-        with self._lock:
-            for key in keys:
-                self._look(cp, key)
-            self._tell()
-
-    def _look(self, cp: int, key: Key) -> None:
-        instance_id, client_id, group_id = self._ids
-        lease = self._worlds[cp].lease(group_id, *key)
-        if lease is None or not lease.is_held_by(instance_id, client_id, lease.epoch):
-            if self._will.pop(key, None) is not None:
-                self._untold[key] = None
-            return
-        release = encode(ReleasingPartition(*self._ids, *key, lease.epoch, None))
-        entry = process.pack_lease(self._number(key), cp, lease.heartbeat_interval_ms, release)
-        if self._will.get(key) != (cp, entry):
-            self._will[key] = (cp, entry)
-            self._untold[key] = None
-
-    def _number(self, key: Key) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+        if keys := self.last_will.touched(cp, outcome):
+            with self._lock:
+                for key in keys:
+                    self.last_will.look(cp, key)
+                self._tell()
 
     def _tell(self) -> None:
         """Tell what is untold, as far as there is room; the lock is held."""
-        while self._untold and self._pipe is not None:
-            parts, size = [process.WILL], 0
-            for key in self._untold:
-                _, entry = self._will.get(key) or (0, process.pack_lease(self._number(key), 0, 0, b""))
-                size += len(entry)
-                if len(parts) > 1 and size > process.MAX_PACKET_BYTES:
-                    break
-                parts.append(entry)
-            told = list(islice(self._untold, len(parts) - 1))
-            if not self._send(self._pipe, b"".join(parts)):
+        while self.last_will.untold and self._pipe is not None:
+            packet, told = self.last_will.packet()
+            if not self._send(self._pipe, packet):
                 return
-            for key in told:
-                del self._untold[key]
+            self.last_will.told(told)
 
     def _send(self, pipe: Pipe, packet: bytes) -> bool:
         """False: it was not sent; the thread will see why, or try again."""
@@ -250,7 +207,7 @@ class Watchdog:
                 pipe.send(self._config)
                 self._pipe = pipe
                 self._is_full = False
-                self._untold = dict.fromkeys(self._will)
+                self.last_will.begin()
                 self._tell()
             return self._look_after(pipe)
         finally:

@@ -2,9 +2,9 @@
 
 A program of its own, started by :mod:`kafka_marshal.watchdog.parent` as a file: importing the package, or all of
 confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration: the
-worker tells it over a pipe what to append, ready encoded, should it die (its will), and with which properties.
+worker tells it over a pipe what to append, ready encoded, should it die (its last will), and with which properties.
 
-    worker ──config, will, ask, goodbye──▶ watchdog     one packet each: never half written, whoever is killed when
+    worker ──config, last will, ask, goodbye──▶ watchdog     one packet each: never half written, whoever is killed when
     worker ◀──hello, ready, here, trouble── watchdog
 
 It speaks only when the pipe is at its end *and* the kernel says that the process is gone. The pipe is closed as well
@@ -25,15 +25,15 @@ import time
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ASK", "CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "WILL", "Watch", "pack_config", "pack_lease"]
+__all__ = ["ASK", "CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "LAST_WILL", "Watch", "pack_config", "pack_lease"]
 
 #: Of the packets. A worker that runs on while it is upgraded may start a newer program.
 FORMAT = 1
 
 #: A packet's first byte says what it is.
-CONFIG, WILL, ASK, GOODBYE = b"C", b"W", b"A", b"G"
+CONFIG, LAST_WILL, ASK, GOODBYE = b"C", b"W", b"A", b"G"
 
-#: Packets of a will are kept below this; a pipe takes more than a hundred of them before its reader must have read.
+#: Packets of a last will stay below this; a pipe takes more than a hundred of them before its reader must have read.
 MAX_PACKET_BYTES = 16_384
 
 #: Room for the largest packet there can be: a configuration, with certificates in it.
@@ -61,7 +61,7 @@ def pack_config(config: dict[str, object]) -> bytes:
 
 
 def pack_lease(number: int, cp: int, heartbeat_interval_ms: int, release: bytes) -> bytes:
-    """One lease of a will: what to append to which CP; b"": the lease of this number is over."""
+    """One lease of a last will: what to append to which CP; b"": the lease of this number is over."""
     return _LEASE.pack(number, cp, heartbeat_interval_ms, len(release)) + release
 
 
@@ -104,10 +104,10 @@ class Voice:
         except self._kafka_error:
             return False  # why, librdkafka tells by its callback
 
-    def append(self, will: list[tuple[int, bytes]]) -> int:
+    def append(self, last_will: list[tuple[int, bytes]]) -> int:
         """Append all, wait for the answers; how many were written. ``trouble`` says why not all."""
         until = time.monotonic() + self._timeout_s
-        for cp, value in will:
+        for cp, value in last_will:
             while not self._produce(cp, value) and time.monotonic() < until:
                 self._producer.poll(0.1)
         while len(self._producer) > 0 and time.monotonic() < until:
@@ -144,7 +144,7 @@ class Watch:
         self._poller.register(worker, select.POLLIN)
         self._config: dict[str, Any] = {}
         #: By number: CP, HI, release.
-        self._will: dict[int, tuple[int, int, bytes]] = {}
+        self._last_will: dict[int, tuple[int, int, bytes]] = {}
         self._at_end = False
         self._is_gone = False
         self._said_goodbye = False
@@ -165,7 +165,7 @@ class Watch:
                 return
             if self._at_end or self._is_gone:
                 now = time.monotonic()
-                longest_ms = max((hi for _, hi, _ in self._will.values()), default=0)
+                longest_ms = max((hi for _, hi, _ in self._last_will.values()), default=0)
                 self._until = min(self._until, now + 2 * longest_ms / 1000)
                 if now >= self._until:
                     return
@@ -223,7 +223,7 @@ class Watch:
                 self._poller.unregister(self._pipe)
             elif packet[:1] == CONFIG:
                 self._config = json.loads(packet[1:])
-            elif packet[:1] == WILL:
+            elif packet[:1] == LAST_WILL:
                 self._take(packet)
             elif packet[:1] == ASK:
                 self._tell({"here": True})
@@ -231,14 +231,14 @@ class Watch:
                 self._said_goodbye = True
 
     def _take(self, packet: bytes) -> None:
-        at = len(WILL)
+        at = len(LAST_WILL)
         while at < len(packet):
             number, cp, heartbeat_interval_ms, length = _LEASE.unpack_from(packet, at)
             at += _LEASE.size
             if length:
-                self._will[number] = (cp, heartbeat_interval_ms, packet[at : at + length])
+                self._last_will[number] = (cp, heartbeat_interval_ms, packet[at : at + length])
             else:
-                self._will.pop(number, None)
+                self._last_will.pop(number, None)
             at += length
 
     def _tell(self, message: dict[str, object]) -> None:
@@ -250,7 +250,7 @@ class Watch:
     # The end.
 
     def _speak(self) -> None:
-        if not self._will or not self._config:
+        if not self._last_will or not self._config:
             return
         if self._voice is None:
             self._open()
@@ -258,9 +258,9 @@ class Watch:
         if not self._is_ready:
             # A record handed over before the producer has met its cluster would wait for half a second more.
             self._voice.has_met_cluster()
-        released = self._voice.append([(cp, release) for cp, _, release in self._will.values()])
-        why = f" ({self._voice.trouble}); the others fall free by themselves" if released < len(self._will) else ""
-        say(f"{self._config['name']} died without a goodbye: {released} of {len(self._will)} leases released{why}")
+        released = self._voice.append([(cp, release) for cp, _, release in self._last_will.values()])
+        why = f" ({self._voice.trouble}); the others fall free by themselves" if released < len(self._last_will) else ""
+        say(f"{self._config['name']} died without a goodbye: {released} of {len(self._last_will)} leases released{why}")
 
 
 def say(text: str) -> None:

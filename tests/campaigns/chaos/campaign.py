@@ -145,7 +145,7 @@ class _Campaign:
         self.folder = folder
         self.look = look
         self.say = say
-        self.chance = Random(options.seed)
+        self.rng = Random(options.seed)
         self.hi_s = options.heartbeat_interval_ms / 1000
         self.database = str(folder / "sink.db")
 
@@ -154,10 +154,10 @@ class _Campaign:
         options = self.options
         self._prepare_sink()
         partitions = {topic: count for topic, (count, _, _) in TOPICS.items()}
-        with Ground(options.brokers, CPS, partitions, self.chance) as ground:
+        with Ground(options.brokers, CPS, partitions, self.rng) as ground:
             follower = Follower(ground.bootstrap, COORDINATION, CPS)
             writer = Writer(ground.bootstrap, partitions, options.messages_a_second)
-            fleet = Fleet(self._places(ground.bootstrap), self.folder, self.chance)
+            fleet = Fleet(self._places(ground.bootstrap), self.folder, self.rng)
             began = time.monotonic()
             try:
                 self._faults(ground, fleet, began)
@@ -209,22 +209,22 @@ class _Campaign:
 
     def _faults(self, ground: Ground, fleet: Fleet, began: float) -> None:
         """Until the minutes are over."""
-        options, chance = self.options, self.chance
+        options, rng = self.options, self.rng
         every = {
             "stop": options.stop_every_s,
             "network": options.network_every_s,
             "broker": options.broker_every_s,
         }
-        due = {name: began + mean * chance.uniform(0.5, 1.5) for name, mean in every.items() if mean}
+        due = {name: began + mean * rng.uniform(0.5, 1.5) for name, mean in every.items() if mean}
         told = began
         while (now := time.monotonic()) < began + options.minutes * 60:
             fleet.turn()
             for name in [name for name, at in due.items() if now >= at]:
                 if name == "stop":
-                    fleet.stop_one(self.hi_s * chance.uniform(2.2, 4.0))
+                    fleet.stop_one(self.hi_s * rng.uniform(2.2, 4.0))
                 elif not ground.fault(self.hi_s, brokers=name == "broker"):
                     continue  # another is under way; this one's turn comes right after it
-                due[name] = now + every[name] * chance.uniform(0.5, 1.5)
+                due[name] = now + every[name] * rng.uniform(0.5, 1.5)
             if self.look is not None:
                 self.look(fleet, now - began)
             if now > told + 10:

@@ -453,10 +453,10 @@ def _check_digests(story: Story, found: Findings) -> None:
             found.counts["digests"] += 1
 
 
-def _cuts(entries: list[LogEntry], chance: Random) -> Iterator[list[LogEntry]]:
+def _cuts(entries: list[LogEntry], rng: Random) -> Iterator[list[LogEntry]]:
     place = 0
     while place < len(entries):
-        size = chance.choice((1, 2, 7, 100, 5_000))
+        size = rng.choice((1, 2, 7, 100, 5_000))
         yield entries[place : place + size]
         place += size
 
@@ -464,12 +464,12 @@ def _cuts(entries: list[LogEntry], chance: Random) -> Iterator[list[LogEntry]]:
 def replay_in_cuts(log: Mapping[int, list[LogEntry]], reference: LogHistory, seed: int) -> list[Violation]:
     """Replay once more, by the fast path, in batches of any size, with a restart from its own snapshot in between."""
     found = []
-    chance = Random(seed)
+    rng = Random(seed)
     for cp, entries in log.items():
         world = World(cp, len(log))
-        for part in _cuts(entries, chance):
+        for part in _cuts(entries, rng):
             world.apply_many(part)
-            if chance.random() < 0.01:
+            if rng.random() < 0.01:
                 world = World.restore(world.snapshot(), len(log))
         if world.digest() != reference.worlds[cp].digest():
             found.append(Violation("replicas", f"two replays of CP {cp} differ after {len(entries)} records"))

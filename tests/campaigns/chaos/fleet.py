@@ -94,7 +94,7 @@ class Counts:
 class Fleet:
     """All places, and the fork server that fills them. ``turn`` is to be called often, by one thread."""
 
-    def __init__(self, places: list[Place], folder: Path, chance: Random) -> None:
+    def __init__(self, places: list[Place], folder: Path, rng: Random) -> None:
         self.places = places
         self.counts = Counts()
         self.stops: list[Stop] = []
@@ -108,8 +108,8 @@ class Fleet:
         self.calm = False
         self._ending = False
         self._folder = folder
-        self._chance = chance
-        self._dooms = {x: _Dooms(x, chance) for x in sorted(set(KINDS.values()))}
+        self._rng = rng
+        self._dooms = {x: _Dooms(x, rng) for x in sorted(set(KINDS.values()))}
         self._lock = threading.Lock()
         self._ended: dict[int, int] = {}
         self._pids: dict[str, int] = {}
@@ -184,48 +184,48 @@ class Fleet:
 
     def _plan(self, place: Place, now: float, leaves_fresh: bool) -> None:
         """Who comes next, and when. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
-        chance = self._chance
+        rng = self._rng
         place.doom = ""
-        place.fate = chance.randrange(DOOMED + KILLED + ASKED)
+        place.fate = rng.randrange(DOOMED + KILLED + ASKED)
         if place.steady or self.calm:
             place.due = now
             return
         if place.fate < DOOMED:
             place.doom = self._dooms[KINDS[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
         # Some are back at once, and take over what is fresh yet (C7); some leave it to others.
-        delay = 0.0 if "takeover" in place.doom else chance.choice((0.0, 0.5, 2.5)) * chance.random()
+        delay = 0.0 if "takeover" in place.doom else rng.choice((0.0, 0.5, 2.5)) * rng.random()
         place.due = now + delay * place.template.heartbeat_interval_ms / 1000
         # Half keep their name; a new name is nobody's predecessor.
-        if "takeover" not in place.doom and chance.random() < 0.5:
+        if "takeover" not in place.doom and rng.random() < 0.5:
             place.client_id = f"{place.name}.{place.generation + 1}"
 
     def _fill(self, place: Place, now: float) -> None:
         place.generation += 1
-        chance = self._chance
+        rng = self._rng
         job = replace(
             place.template,
             client_id=place.client_id or place.name,
             out=str(self._folder / f"{place.name}-{place.generation:04}.jsonl"),
-            seed=chance.getrandbits(32),
-            handling_s=chance.choice((0.001, 0.003, 0.02)),
+            seed=rng.getrandbits(32),
+            handling_s=rng.choice((0.001, 0.003, 0.02)),
         )
         place.kill_at = place.ask_at = float("inf")
         if not self.calm and not place.steady:
             if place.doom:
-                stop_after_s = chance.uniform(0.5, 2.0) if "release" in place.doom else 0.0
+                stop_after_s = rng.uniform(0.5, 2.0) if "release" in place.doom else 0.0
                 # Of some steps a worker takes few.
                 times = (
                     1
                     if any(x in place.doom for x in ("takeover", "release", "assigned"))
-                    else chance.randint(1, MOST_TIMES)
+                    else rng.randint(1, MOST_TIMES)
                 )
-                linger_s = chance.choice((0.0, chance.random())) * job.heartbeat_interval_ms / 1000
+                linger_s = rng.choice((0.0, rng.random())) * job.heartbeat_interval_ms / 1000
                 job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s, linger_s=linger_s)
                 place.kill_at = now + PATIENCE_S
             elif place.fate < DOOMED + KILLED:
-                place.kill_at = now + chance.uniform(0.1, 4.0)
+                place.kill_at = now + rng.uniform(0.1, 4.0)
             else:
-                place.ask_at = now + chance.uniform(0.5, 5.0)
+                place.ask_at = now + rng.uniform(0.5, 5.0)
         place.job = job
         self.counts.started += 1
         self._ask(spawn=asdict(job))
@@ -239,7 +239,7 @@ class Fleet:
         candidates = self.alive()
         if not candidates:
             return
-        place = self._chance.choice(candidates)
+        place = self._rng.choice(candidates)
         self.signal(place, signal.SIGSTOP)
         place.stopped_since = time.time() * 1000
         place.stopped_until = time.monotonic() + seconds
@@ -284,15 +284,15 @@ class Fleet:
 class _Dooms:
     """Says which fail point is next for workers of one kind: that which fewest have died at so far."""
 
-    def __init__(self, delivery: str, chance: Random) -> None:
+    def __init__(self, delivery: str, rng: Random) -> None:
         self._points = points_of(delivery)
-        self._chance = chance
+        self._rng = rng
         self._tried: Counter[str] = Counter()
 
     def next(self, died: Mapping[str, int], *, takeovers: bool) -> str:
         """died: at which point, how often; takeovers: whether there may be something to take over."""
         points = [name for name in self._points if takeovers or "takeover" not in name]
-        self._chance.shuffle(points)  # among equals the seed decides
+        self._rng.shuffle(points)  # among equals the seed decides
         name = min(points, key=lambda x: died.get(x, 0) + self._tried[x] / TRIES)
         self._tried[name] += 1
         return name

@@ -35,14 +35,14 @@ BURST_EVERY = 3
 class Ground:
     """One broker or three, each behind a proxy. ``fault`` breaks something for a while; any thread."""
 
-    def __init__(self, brokers: int, coordination_partitions: int, topics: Mapping[str, int], chance: Random) -> None:
+    def __init__(self, brokers: int, coordination_partitions: int, topics: Mapping[str, int], rng: Random) -> None:
         self.counts: Counter[str] = Counter()
         #: Wall clock (ms) from … to of everything that went wrong here.
         self.outages: list[tuple[str, float, float]] = []
         self._count = brokers
         self._coordination_partitions = coordination_partitions
         self._topics = dict(topics)
-        self._chance = chance
+        self._rng = rng
         self._stack = ExitStack()
         self._proxies: list[TcpProxy] = []
         self._cluster: LocalCluster | None = None
@@ -88,9 +88,9 @@ class Ground:
         if self._fault is not None and self._fault.is_alive():
             return False
         self.check()
-        kind = "broker" if brokers else self._chance.choice(("cut", "delay", "lost acks", "lost requests", "split"))
-        proxy = self._chance.randrange(self._count)
-        lasts = heartbeat_interval_s * self._chance.uniform(0.2, 3.0)
+        kind = "broker" if brokers else self._rng.choice(("cut", "delay", "lost acks", "lost requests", "split"))
+        proxy = self._rng.randrange(self._count)
+        lasts = heartbeat_interval_s * self._rng.uniform(0.2, 3.0)
         self._fault = threading.Thread(target=self._run, args=(kind, proxy, lasts), daemon=True)
         self._fault.start()
         return True

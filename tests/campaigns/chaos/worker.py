@@ -78,7 +78,7 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.pen = Pen(Path(job.out))
-        self.chance = Random(job.seed)
+        self.rng = Random(job.seed)
         step, moment = POINTS[job.doom] if job.doom else ("never", None)
         self.doom = Doom(step, moment, job.times, lambda: self.pen.write("die", job.doom), job.linger_s)
         self.epochs: dict[tuple[str, int], int] = {}
@@ -124,9 +124,9 @@ class _Worker:
         """Handle one message: the line that says "end" is the work."""
         self.doom.at("handed out")
         self.pen.write("begin", topic, partition, offset, epoch, number)
-        took = self.chance.random() * self.job.handling_s
-        if self.chance.random() < LONG_SHARE:
-            took = self.chance.random() * self.job.heartbeat_interval_ms / 1000
+        took = self.rng.random() * self.job.handling_s
+        if self.rng.random() < LONG_SHARE:
+            took = self.rng.random() * self.job.heartbeat_interval_ms / 1000
         time.sleep(took / 2)
         self.doom.at("handling")
         time.sleep(took / 2)
@@ -212,7 +212,7 @@ class _Worker:
                             "INSERT INTO handled VALUES (NULL, ?, ?, ?, ?, ?)", [x for x in rows if x[2] > last]
                         )
                         self.doom.at("handling")
-                        time.sleep(self.chance.random() * self.job.handling_s)
+                        time.sleep(self.rng.random() * self.job.handling_s)
                 except StaleEpochError:
                     self.pen.write("fenced", batch.topic, batch.partition, batch.epoch)
                     continue  # somebody else's from here on
@@ -246,10 +246,10 @@ class _Worker:
     def by_hand(self, marshal: Marshal) -> None:
         """Leases by hand: work that is no topic's, numbered by the offsets; half of the partitions at most once."""
         while not marshal.stopping:
-            partition = self.chance.randrange(self.job.partitions)
+            partition = self.rng.randrange(self.job.partitions)
             try:
                 with marshal.claim(self.job.topic, partition, timeout=0.1) as lease:
-                    for _ in range(self.chance.randrange(1, 20)):
+                    for _ in range(self.rng.randrange(1, 20)):
                         self._some_by_hand(lease)
             except (HeldError, LeaseLostError, ClaimTimeoutError):
                 continue
@@ -257,7 +257,7 @@ class _Worker:
     def _some_by_hand(self, lease: Lease) -> None:
         done = lease.last_offset
         first = 0 if done is None else done + 1
-        last = first + self.chance.randrange(3)
+        last = first + self.rng.randrange(3)
         at_most_once = bool(lease.partition % 2)
         if at_most_once:
             try:

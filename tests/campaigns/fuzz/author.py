@@ -154,14 +154,14 @@ class Author:
 
     def stamp(self) -> int:
         """The next record's timestamp: mostly a little later; back, far ahead or absent now and then."""
-        chance = self._next()
-        if chance < 0.97:
+        rng = self._next()
+        if rng < 0.97:
             self.log_time += self._below(40)
             return self.log_time
-        if chance < 0.98:
+        if rng < 0.98:
             self.log_time = min(LARGEST, self.log_time + self._one_of((99, 100, 200, 201, 2_001, 1_200_001)))
             return self.log_time
-        if chance < 0.9999:
+        if rng < 0.9999:
             return self._one_of((-1, 0, self.log_time - self._below(100_000), -5))
         return self._one_of((LARGEST, self.log_time + 2**40, -(2**63)))
 
@@ -171,15 +171,15 @@ class Author:
 
     def next(self) -> bytes | None:
         """The next value."""
-        chance = self._next()
-        if self._large_every and chance < 1 / self._large_every:
+        rng = self._next()
+        if self._large_every and rng < 1 / self._large_every:
             key = self._one_of(list(self._held)) if self._held else self._key()
             instance, client, epoch = self._who(key)
             value = large_value(self.random, (instance, client, *key, epoch))
             return self._mutated(value) if self._next() < 0.2 else value
-        if chance > 0.999:
+        if rng > 0.999:
             return self._one_of((None, b"", b"\x90", b"\xc0", b"\x99\x01\x01"))
-        if chance < 0.30 and len(self._corpus) > 3:
+        if rng < 0.30 and len(self._corpus) > 3:
             return self._mutated(self._one_of(self._corpus))
         value = self._record()
         self._corpus.append(value)
@@ -232,8 +232,8 @@ class Author:
     def _beat(self) -> tuple[str, str, str, list[Any]]:
         key = self._key()
         instance, client, epoch = self._who(key)
-        chance = self._next()
-        done = self._offset(key) if chance < 0.8 else None if chance < 0.97 else -1
+        rng = self._next()
+        done = self._offset(key) if rng < 0.8 else None if rng < 0.97 else -1
         return instance, client, key[0], [*key[1:], None if self._next() < 0.05 else epoch, done]
 
     def _claim(self) -> tuple[str, str, str, list[Any]]:

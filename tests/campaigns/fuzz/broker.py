@@ -170,7 +170,7 @@ class _Flood:
         self.wanted = records
         self.folder = folder
         self.progress = progress
-        self.chance = random.Random(~seed)
+        self.rng = random.Random(~seed)
         self.report = FloodReport()
         name = f"{os.getpid()}-{time.time_ns():x}"
         self.group = f"workers-{name}"
@@ -231,9 +231,9 @@ class _Flood:
     def burst(self, log: KafkaDataWriter, writers: tuple[KafkaDataWriter, ...]) -> None:
         """Some hostile records in all CPs, some messages, and what the log made of it all so far."""
         for _ in range(BURST):
-            cp = self.chance.randrange(CPS)
+            cp = self.rng.randrange(CPS)
             payload: bytes | None
-            if self.chance.random() < 1 / INTRUDE_EVERY:
+            if self.rng.random() < 1 / INTRUDE_EVERY:
                 cp, payload = self.intrusion()
             else:
                 payload = self.authors[cp].next()
@@ -267,17 +267,17 @@ class _Flood:
 
     def intrusion(self) -> tuple[int, bytes]:
         """Something about a lease of the workers, by somebody who has no business with it; and its CP."""
-        topic, partition = self.chance.choice((self.alo, self.amo)), self.chance.randrange(PARTITIONS)
+        topic, partition = self.rng.choice((self.alo, self.amo)), self.rng.randrange(PARTITIONS)
         cp = route_lease(topic, partition, CPS)
         lease = self.replica.worlds[cp].lease(self.group, topic, partition)
-        intruder = (f"intruder-{self.chance.randrange(2)}", "intruder", self.group)
+        intruder = (f"intruder-{self.rng.randrange(2)}", "intruder", self.group)
         claim = ClaimingPartition(*intruder, topic, partition, 100)
         if lease is None or lease.client_id == "intruder":
             return cp, encode(claim)
         epoch = lease.epoch
-        far = lease.progress.stable + self.chance.randrange(1, 1_000)
+        far = lease.progress.stable + self.rng.randrange(1, 1_000)
         # One of them has the holder's own instance id, under another client id.
-        who = self.chance.choice((intruder, (lease.instance_id or "intruder-0", "intruder", self.group)))
+        who = self.rng.choice((intruder, (lease.instance_id or "intruder-0", "intruder", self.group)))
         records: list[Record] = [
             claim,
             Heartbeat(*who, topic, partition, epoch, far),
@@ -287,7 +287,7 @@ class _Flood:
             CommitRanges(*who, topic, partition, epoch, ((far, far + 5),)),
             HeartbeatBatch(*who, (BeatEntry(topic, partition, epoch, far),)),
         ]
-        return cp, encode(self.chance.choice(records))
+        return cp, encode(self.rng.choice(records))
 
     # -- workers -----------------------------------------------------------------------------------------------
 

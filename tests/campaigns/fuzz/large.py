@@ -37,9 +37,9 @@ def _of(thing: bytes, number: int = 99) -> Shape:
     return lambda _, size, aim: _array(number, thing, size)
 
 
-def _mixed(chance: random.Random, size: int, aim: Aim) -> bytes:
+def _mixed(rng: random.Random, size: int, aim: Aim) -> bytes:
     things = (b"\x91\x01", b"\x81\xa1a\x01", b"\xa1a", b"\x01", b"\xc0", b"\x90", b"\x80", b"\x92\x90\x91\xc3")
-    pattern = b"".join(chance.choice(things) for _ in range(64))
+    pattern = b"".join(rng.choice(things) for _ in range(64))
     count = max(1, (size - 20) // len(pattern))
     return _head(99) + b"\xdd" + struct.pack(">I", 64 * count) + pattern * count
 
@@ -66,34 +66,34 @@ def _claims_more(_: random.Random, size: int, aim: Aim) -> bytes:
 
 
 def _commit(ranges: Callable[[random.Random, int], list[tuple[int, int]]]) -> Shape:
-    def make(chance: random.Random, size: int, aim: Aim) -> bytes:
-        count = max(1, min(MAX_COMMIT_RANGES + (chance.random() < 0.1), size // 11))
+    def make(rng: random.Random, size: int, aim: Aim) -> bytes:
+        count = max(1, min(MAX_COMMIT_RANGES + (rng.random() < 0.1), size // 11))
         instance, client, group, topic, partition, epoch = aim
-        value: bytes = packb((1, 7, instance, client, group, topic, partition, epoch, ranges(chance, count)))
+        value: bytes = packb((1, 7, instance, client, group, topic, partition, epoch, ranges(rng, count)))
         return value
 
     return make
 
 
-def _scattered(chance: random.Random, count: int) -> list[tuple[int, int]]:
-    found = [(at, at + chance.randrange(3)) for at in chance.sample(range(40 * count), count)]
-    return found if chance.random() < 0.5 else sorted(found)
+def _scattered(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    found = [(at, at + rng.randrange(3)) for at in rng.sample(range(40 * count), count)]
+    return found if rng.random() < 0.5 else sorted(found)
 
 
-def _far_apart(chance: random.Random, count: int) -> list[tuple[int, int]]:
+def _far_apart(rng: random.Random, count: int) -> list[tuple[int, int]]:
     found = [(at, at) for at in range(2**40, 2**40 + 2 * count, 2)]
-    chance.shuffle(found)
+    rng.shuffle(found)
     return found
 
 
-def _beats(chance: random.Random, size: int, aim: Aim) -> bytes:
+def _beats(rng: random.Random, size: int, aim: Aim) -> bytes:
     instance, client, group, topic, partition, epoch = aim
-    entries = [(topic, partition, epoch, chance.randrange(2**20)) for _ in range(max(1, size // (10 + len(topic))))]
+    entries = [(topic, partition, epoch, rng.randrange(2**20)) for _ in range(max(1, size // (10 + len(topic))))]
     value: bytes = packb((1, 6, instance, client, group, entries))
     return value
 
 
-def _beats_of_many(chance: random.Random, size: int, aim: Aim) -> bytes:
+def _beats_of_many(rng: random.Random, size: int, aim: Aim) -> bytes:
     """Each entry names a lease of its own, of whichever CP."""
     count = max(1, size // 10)
     entries = [("t", number, 0, None) for number in range(count)]
@@ -134,7 +134,7 @@ SHAPES: Final[dict[str, Shape]] = {
 NAMES: Final = (*SHAPES, *("ranges", "ranges far apart", "beats") * 3)
 
 
-def large_value(chance: random.Random, aim: Aim) -> bytes:
+def large_value(rng: random.Random, aim: Aim) -> bytes:
     """A value of one of SHAPES, of about 1 kB … 1 MB, small ones more often; some are about that lease."""
-    size = int(SMALLEST * (LARGEST / SMALLEST) ** chance.random())
-    return SHAPES[chance.choice(NAMES)](chance, size, aim)
+    size = int(SMALLEST * (LARGEST / SMALLEST) ** rng.random())
+    return SHAPES[rng.choice(NAMES)](rng, size, aim)

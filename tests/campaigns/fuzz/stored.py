@@ -33,25 +33,25 @@ ODD_JSON: Final = (
 )
 
 
-def _mutated(value: bytes, chance: random.Random) -> bytes:
+def _mutated(value: bytes, rng: random.Random) -> bytes:
     changed = bytearray(value)
-    for _ in range(chance.randrange(1, 4)):
-        at = chance.randrange(len(changed) + 1)
-        match chance.randrange(5):
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(5):
             case 0:
-                changed[at : at + 1] = bytes((chance.randrange(256),))
+                changed[at : at + 1] = bytes((rng.randrange(256),))
             case 1:
-                changed[at : at + 1] = bytes((chance.choice(TELLING),))
+                changed[at : at + 1] = bytes((rng.choice(TELLING),))
             case 2:
-                del changed[at : at + chance.randrange(1, 9)]
+                del changed[at : at + rng.randrange(1, 9)]
             case 3:
                 del changed[at:]
             case _:
-                changed[at:at] = chance.choice(RAW)
+                changed[at:at] = rng.choice(RAW)
     return bytes(changed)
 
 
-def attack_snapshots(world: World, partitions: int, chance: random.Random) -> int:
+def attack_snapshots(world: World, partitions: int, rng: random.Random) -> int:
     """Parts and states that were tampered with; returns how many. AssertionError where one is taken that is none.
 
     Each is a part, or is passed over (S2); each state with a digest that holds is one that a replay could have led to
@@ -60,10 +60,10 @@ def attack_snapshots(world: World, partitions: int, chance: random.Random) -> in
     values = encode_snapshot(world)
     shelf = SnapshotParts(world.partition)
     for _ in range(PARTS):
-        value: bytes | None = _mutated(chance.choice(values), chance)
-        if chance.random() < 0.3:
+        value: bytes | None = _mutated(rng.choice(values), rng)
+        if rng.random() < 0.3:
             fields: list[Any] = list(unpackb(values[0]))
-            fields[chance.randrange(len(fields))] = chance.choice(WILD)
+            fields[rng.randrange(len(fields))] = rng.choice(WILD)
             value = packb(fields, unicode_errors="surrogatepass")
         with contextlib.suppress(MalformedPartError):
             decode_part(value)
@@ -72,7 +72,7 @@ def attack_snapshots(world: World, partitions: int, chance: random.Random) -> in
             _restore(whole.data, partitions)
     state = world.snapshot()
     for _ in range(STATES):
-        forged = _forged(state, chance) if chance.random() < 0.6 else _mutated(state, chance)
+        forged = _forged(state, rng) if rng.random() < 0.6 else _mutated(state, rng)
         _restore(forged, partitions)
         if forged:
             (part, *_) = encode_state(world.partition, world.next_offset, forged)
@@ -80,23 +80,23 @@ def attack_snapshots(world: World, partitions: int, chance: random.Random) -> in
     return PARTS + STATES
 
 
-def _forged(state: bytes, chance: random.Random) -> bytes:
+def _forged(state: bytes, rng: random.Random) -> bytes:
     """The same state with one thing in it, however deep, put in another's place."""
     top = unpackb(state, strict_map_key=False)
-    place, within = top, chance.randrange(len(top))
-    while isinstance(place[within], list) and place[within] and chance.random() < 0.9:
+    place, within = top, rng.randrange(len(top))
+    while isinstance(place[within], list) and place[within] and rng.random() < 0.9:
         place = place[within]
-        within = chance.randrange(len(place))
-    match chance.randrange(4):
+        within = rng.randrange(len(place))
+    match rng.randrange(4):
         case 0:
-            place[within] = chance.choice(WILD)
+            place[within] = rng.choice(WILD)
         case 1:
-            place.insert(within, place[chance.randrange(len(place))])
+            place.insert(within, place[rng.randrange(len(place))])
         case 2:
             del place[within]
         case _:
             number = place[within]
-            place[within] = number + chance.choice((-1, 1)) if type(number) is int else chance.choice(WILD)
+            place[within] = number + rng.choice((-1, 1)) if type(number) is int else rng.choice(WILD)
     forged: bytes = packb(top, unicode_errors="surrogatepass")
     return forged
 
@@ -109,13 +109,11 @@ def _restore(state: bytes, partitions: int) -> None:
     assert found.snapshot() == state, f"a state that is written otherwise was taken: {state[:200].hex()}"
 
 
-def attack_dumps(
-    records: Sequence[tuple[int, int, bytes | None]], cp: int, partitions: int, chance: random.Random
-) -> int:
+def attack_dumps(records: Sequence[tuple[int, int, bytes | None]], cp: int, partitions: int, rng: random.Random) -> int:
     """Dumps of this log with lines that were tampered with; returns how many lines. Each replays, or DumpError."""
     lines = 0
     for _ in range(DUMPS):
-        begin = chance.randrange(len(records))
+        begin = rng.randrange(len(records))
         dump = [json.dumps({"topic": "__marshal", "partitions": partitions, "format": 1}).encode()]
         for offset, stamp, value in records[begin : begin + LINES]:
             if value is not None and len(value) > 4_096:
@@ -126,9 +124,9 @@ def attack_dumps(
                     {"partition": cp, "offset": offset, "timestamp": max(-(2**63), stamp), "value": text}
                 ).encode()
             )
-        tampered = chance.randrange(len(dump)) if chance.random() < 0.8 else -1
+        tampered = rng.randrange(len(dump)) if rng.random() < 0.8 else -1
         if tampered >= 0:
-            dump[tampered] = _odd_line(dump[tampered], chance)
+            dump[tampered] = _odd_line(dump[tampered], rng)
         lines += len(dump)
         for way in ("outcomes", "state"):
             try:
@@ -144,12 +142,12 @@ def attack_dumps(
     return lines
 
 
-def _odd_line(line: bytes, chance: random.Random) -> bytes:
-    if chance.random() < 0.5:
-        return _mutated(line, chance)
+def _odd_line(line: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return _mutated(line, rng)
     text = line.decode()
     found: dict[str, Any] = json.loads(text)
-    name = chance.choice(list(found))
-    odd = chance.choice(ODD_JSON)
+    name = rng.choice(list(found))
+    odd = rng.choice(ODD_JSON)
     pairs = [f"{json.dumps(key)}: {odd if key == name else json.dumps(value)}" for key, value in found.items()]
     return ("{" + ", ".join(pairs) + "}").encode("utf-8", "surrogatepass")

@@ -110,9 +110,9 @@ class _Run:
     def __init__(self, seed: int, inputs: int, large_every: int) -> None:
         self.seed = seed
         self.inputs = inputs
-        self.chance = random.Random(~seed)
-        self.partitions = self.chance.choice((1, 1, 3, 8))
-        self.cp = self.chance.randrange(self.partitions)
+        self.rng = random.Random(~seed)
+        self.partitions = self.rng.choice((1, 1, 3, 8))
+        self.cp = self.rng.randrange(self.partitions)
         self.author = Author(seed, self.cp, self.partitions, large_every=large_every)
         self.records: list[Entry] = []
         self.slow: list[int] = []
@@ -129,8 +129,8 @@ class _Run:
             if not self.story.findings:
                 self.otherwise(world)
                 self.again()
-                made = attack_snapshots(world, self.partitions, self.chance)
-                lines = attack_dumps(self.records, self.cp, self.partitions, self.chance)
+                made = attack_snapshots(world, self.partitions, self.rng)
+                lines = attack_dumps(self.records, self.cp, self.partitions, self.rng)
                 self.story.stored, self.story.lines = made, lines
         except Exception as error:  # noqa: BLE001
             # Whatever it is: nothing in a record, a snapshot or a dump may raise anything but its own errors.
@@ -202,7 +202,7 @@ class _Run:
         cut, restarted = World(self.cp, self.partitions), World(self.cp, self.partitions)
         at = 0
         while at < len(self.records):
-            end = min(len(self.records), at + 1 + self.chance.randrange(LONGEST_CUT))
+            end = min(len(self.records), at + 1 + self.rng.randrange(LONGEST_CUT))
             cut.apply_many(self.records[at:end])
             restarted.apply_many(iter(self.records[at:end]))
             at = end

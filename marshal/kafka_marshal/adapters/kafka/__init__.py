@@ -10,6 +10,7 @@
 ``data_reader``     :class:`~kafka_marshal.adapters.kafka.data_reader.KafkaDataReader`: the user's messages
 ``range_reader``    one range of offsets, once: what Spark's executors do for the stream source
 ``admin_client``    an AdminClient that several threads share, destroyed at a known place
+``questions``       what is asked of the brokers, again while the answer passes by itself
 ``cluster``         :class:`KafkaCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================
 """

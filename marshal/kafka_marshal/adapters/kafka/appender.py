@@ -72,7 +72,7 @@ class KafkaAppender:
         self._is_warm = False
 
     def _warm_up(self) -> None:
-        """Let librdkafka meet the cluster before it is given a record (a thread of its own: a start goes on meanwhile).
+        """Connect before the first record (a thread of its own: a start goes on meanwhile).
 
         A record that comes earlier makes it look up the topic before it has its producer id; it then asks for that
         only 500 ms later. With this wait of some milliseconds the first record is acknowledged after 15 ms.

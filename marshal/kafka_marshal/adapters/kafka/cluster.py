@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Node, TopicCollection, TopicPartitionInfo
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -21,18 +19,16 @@ from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
-    RETRY_CODES,
-    UNKNOWN_CODES,
     Troubles,
     configuration_error,
-    is_refusal,
     kafka_error,
     marshal_error,
 )
 from kafka_marshal.adapters.kafka.metadata_cache import looks_with
+from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
-from kafka_marshal.errors import ClosedError, ConfigurationError, CoordinationTopicError
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
 from kafka_marshal.ports import TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
@@ -43,37 +39,6 @@ K = TypeVar("K")
 
 #: Kafka's own topics; a listing of all topics does not mark them.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-
-#: Wait between two tries of what passes by itself.
-RETRY_S = 0.05
-
-#: What a leader answers where no message is as late as was asked for.
-_NO_SUCH_OFFSET: Final = -1
-
-#: The broker is not the leader (any more), or was made leader anew since the metadata was fetched.
-_LEADER_CODES = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-    }
-)
-
-#: How long one look at the metadata may take in between.
-METADATA_S = 2.0
-
-#: A future that librdkafka should have ended by its own timeout gets this much grace.
-GRACE_S = 1.0
-
-#: A wait for an answer looks up this often: for what librdkafka says of its connections.
-LOOK_S = 0.1
-
-#: Who was refused (wrong password, wrong certificate) waits this long for another broker to let him in, no longer.
-REFUSED_S = 2.0
-
-
-class _NoLeadersError(Exception):
-    """librdkafka found no leader for any partition: unknown, new, forbidden or unreachable. It does not say which."""
 
 
 class KafkaCluster:
@@ -117,6 +82,7 @@ class KafkaCluster:
             self._admin = SharedAdmin(admin)
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
+        self._questions = Questions(self._admin, bootstrap_servers, self._troubles)
 
     def _properties(self, role: Role, more: Mapping[str, object] | None = None) -> dict[str, object]:
         return settings.properties(role, self._bootstrap, {**self._config, **(more or {})})
@@ -158,8 +124,8 @@ class KafkaCluster:
                 if topic.error is None and topic.partitions
             }
 
-        found = self._ask("listing the topics", timeout_s, ask)
-        self._looks.told_topics(found, asked_at)
+        found = self._questions.ask("listing the topics", timeout_s, ask)
+        self._looks.record_topics(found, asked_at)
         return found
 
     def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
@@ -176,20 +142,10 @@ class KafkaCluster:
                 topic.is_internal,
                 frozenset(partition.id for partition in topic.partitions if _has_no_leader(partition)),
             )
-            for name, topic in self._describe(wanted, timeout_s).items()
+            for name, topic in self._questions.describe(wanted, timeout_s).items()
         }
-        self._looks.told_topic_info(wanted, found, asked_at)
+        self._looks.record_topic_info(wanted, found, asked_at)
         return found
-
-    def _describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
-        """The topics among names that exist."""
-        if not names:
-            return {}
-
-        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return self._known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
-
-        return self._ask(f"looking up {_some(names)}", timeout_s, ask)
 
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
@@ -198,10 +154,10 @@ class KafkaCluster:
             # Both questions are out before either answer is awaited.
             described = admin.describe_topics(TopicCollection([name]), request_timeout=left_s)
             configured = admin.describe_configs([resource], request_timeout=left_s)
-            topics = self._known(described, left_s)
-            return topics, self._known(configured, left_s) if topics else {}
+            topics = self._questions.known(described, left_s)
+            return topics, self._questions.known(configured, left_s) if topics else {}
 
-        topics, found = self._ask(f"looking up {name} and its settings", timeout_s, ask)
+        topics, found = self._questions.ask(f"looking up {name} and its settings", timeout_s, ask)
         if not found:  # not there, or deleted in between
             return None
         topic = topics[name]
@@ -212,7 +168,9 @@ class KafkaCluster:
         return TopicConfig(info, replicas, values)
 
     def broker_count(self, timeout_s: float) -> int:
-        return self._ask("counting the brokers", timeout_s, lambda admin, s: len(admin.list_topics(timeout=s).brokers))
+        return self._questions.ask(
+            "counting the brokers", timeout_s, lambda admin, s: len(admin.list_topics(timeout=s).brokers)
+        )
 
     def create_topic(
         self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str], timeout_s: float
@@ -223,7 +181,7 @@ class KafkaCluster:
         try:
             with self._admin.use() as admin:
                 answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
-                self._result(answer, timeout_s)
+                self._questions.result(answer, timeout_s)
         except (KafkaException, ValueError, TypeError) as error:
             raise self._not_created(error, name, doing) from error
         # The controller has decided; wait until the brokers know and every partition has a leader.
@@ -238,7 +196,7 @@ class KafkaCluster:
     def _not_created(self, error: Exception, name: str, doing: str) -> Exception:
         if not isinstance(error, KafkaException):
             return CoordinationTopicError(f"Topic {name!r} can't be created: {error}. Nothing was changed.")
-        self._serve()
+        self._questions.serve()
         ours = marshal_error(error, doing, self._bootstrap, self._troubles, changing=True)
         cause = kafka_error(error)
         if type(ours).__name__ != "MarshalError":  # a refusal, or nobody there
@@ -253,7 +211,7 @@ class KafkaCluster:
         )
 
     def _ready(self, name: str, partitions: int, deadline: float) -> bool:
-        topic = self._describe([name], max(RETRY_S, deadline - time.monotonic())).get(name)
+        topic = self._questions.describe([name], max(RETRY_S, deadline - time.monotonic())).get(name)
         return (
             topic is not None
             and len(topic.partitions) >= partitions
@@ -277,153 +235,36 @@ class KafkaCluster:
             # Both questions are out before either answer is awaited.
             starts = _offsets(admin, keys, OffsetSpec.earliest(), left_s)
             ends = _offsets(admin, keys, OffsetSpec.latest(), left_s, isolation)
-            low, high = self._known_offsets(starts, left_s), self._known_offsets(ends, left_s)
+            low, high = self._questions.known_offsets(starts, left_s), self._questions.known_offsets(ends, left_s)
             return {_key(at): (low[at], high[at]) for at in high if at in low}
 
-        return self._ask_leaders("asking for the log ends of", partitions, timeout_s, ask)
+        return self._questions.ask_leaders("asking for the log ends of", partitions, timeout_s, ask)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
     ) -> dict[TopicPartition, int]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             # The end is asked for first: a record appended in between is at or after it, so none is skipped.
-            ends = self._known_offsets(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
+            ends = self._questions.known_offsets(_offsets(admin, keys, OffsetSpec.latest(), left_s), left_s)
             times = _offsets(admin, keys, OffsetSpec.for_timestamp(max(0, timestamp_ms)), left_s)
-            found = self._known_offsets(times, left_s, or_none=True)
+            found = self._questions.known_offsets(times, left_s, or_none=True)
             return {_key(at): found[at] if found[at] >= 0 else ends[at] for at in found if at in ends}
 
-        return self._ask_leaders("asking for offsets by time of", partitions, timeout_s, ask)
+        return self._questions.ask_leaders("asking for offsets by time of", partitions, timeout_s, ask)
 
     def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             wanted = [KafkaPartition(*key, before[key]) for key in keys]
             answers = admin.delete_records(wanted, request_timeout=left_s, operation_timeout=left_s)
-            return {_key(at): found.low_watermark for at, found in self._known(answers, left_s).items()}
+            return {_key(at): found.low_watermark for at, found in self._questions.known(answers, left_s).items()}
 
         # What is there already would be out of range for the broker.
         starts = {key: low for key, (low, _) in self.watermarks(before, timeout_s).items()}
         found = {key: start for key, start in starts.items() if start >= before[key]}
         wanted = [key for key in starts if key not in found]
         if wanted:
-            found |= self._ask_leaders("deleting records of", wanted, timeout_s, ask, changing=True)
+            found |= self._questions.ask_leaders("deleting records of", wanted, timeout_s, ask, changing=True)
         return found
-
-    def _ask_leaders(
-        self,
-        doing: str,
-        partitions: Iterable[TopicPartition],
-        timeout_s: float,
-        ask: Callable[[AdminClient, list[TopicPartition], float], dict[TopicPartition, T]],
-        *,
-        changing: bool = False,
-    ) -> dict[TopicPartition, T]:
-        """Ask the partitions' leaders; look again for those that librdkafka does not know, for they may be new."""
-        keys = sorted(set(partitions))
-        doing = f"{doing} {_some(keys)}"
-        deadline = time.monotonic() + timeout_s
-
-        def ask_for(wanted: list[TopicPartition]) -> dict[TopicPartition, T]:
-            if not wanted:
-                return {}
-            try:
-                left_s = deadline - time.monotonic()
-                return self._ask(doing, left_s, lambda admin, left_s: ask(admin, wanted, left_s), changing=changing)
-            except _NoLeadersError:
-                return {}
-
-        def refresh(admin: AdminClient, left_s: float) -> list[TopicPartition]:
-            """Have the metadata fetched, which librdkafka otherwise keeps for minutes; what of the missing is there."""
-            listing = admin.list_topics(timeout=left_s).topics
-            return [
-                (name, number) for name, number in missing if name in listing and number in listing[name].partitions
-            ]
-
-        found = ask_for(keys)
-        missing = [key for key in keys if key not in found]
-        if missing:
-            there = self._ask(doing, deadline - time.monotonic(), refresh)
-            # A listing leaves out what we may not see; asked by name, the broker says that it is forbidden.
-            absent = {name for name, _ in missing} - {name for name, _ in there}
-            self._describe(sorted(absent), deadline - time.monotonic())
-            found |= ask_for(there)
-        return found
-
-    def _ask(
-        self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T], *, changing: bool = False
-    ) -> T:
-        """Ask, again and again while the answer is one that passes by itself, until the time is up."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._admin.use() as admin:
-                left_s = max(0.001, deadline - time.monotonic())
-                try:
-                    return ask(admin, left_s)
-                except KafkaException as error:
-                    self._serve()
-                    code = kafka_error(error).code()
-                    if code == KafkaError._NOENT:
-                        raise _NoLeadersError from error
-                    if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
-                        raise marshal_error(error, doing, self._bootstrap, self._troubles, changing=changing) from error
-                    if code in _LEADER_CODES:
-                        self._fetch_metadata(admin, deadline - time.monotonic())
-                finally:
-                    self._serve()
-            time.sleep(RETRY_S)
-
-    @staticmethod
-    def _fetch_metadata(admin: AdminClient, left_s: float) -> None:
-        """librdkafka asks by the leader epoch that it knows, and keeps that for minutes: all tries would end alike."""
-        with suppress(KafkaException):  # the next try says what is wrong
-            admin.list_topics(timeout=min(left_s, METADATA_S))
-
-    def _known(self, answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
-        """The answers, without those for what does not exist; raises the first other error."""
-        found = {}
-        for key, answer in answers.items():
-            try:
-                found[key] = self._result(answer, timeout_s)
-            except KafkaException as error:
-                if kafka_error(error).code() not in UNKNOWN_CODES:
-                    raise
-        return found
-
-    def _known_offsets(
-        self, answers: Mapping[KafkaPartition, Future[Any]], timeout_s: float, *, or_none: bool = False
-    ) -> dict[KafkaPartition, int]:
-        """The offsets of these answers; or_none: -1 where there is none, as a leader says of times after the end.
-
-        Where a connection breaks at the wrong moment, librdkafka gives an answer without an offset (-1001) and without
-        an error. That is no answer: it is asked again.
-        """
-        offsets: dict[KafkaPartition, int] = {}
-        for at, found in self._known(answers, timeout_s).items():
-            offset: int = found.offset
-            if offset < (_NO_SUCH_OFFSET if or_none else 0):
-                lacks = f"no offset of {at.topic} [{at.partition}] in the answer: {offset}"
-                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, lacks))
-            offsets[at] = offset
-        return offsets
-
-    def _result(self, answer: Future[T], timeout_s: float) -> T:
-        """Wait for an answer; where we were refused, no longer than it takes to see that nobody else lets us in."""
-        began = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - began
-            try:
-                return answer.result(max(0.001, min(LOOK_S, timeout_s + GRACE_S - waited_s)))
-            except FutureTimeoutError as error:
-                if waited_s >= timeout_s + GRACE_S:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time")) from error
-            self._serve()
-            reason = self._troubles.recent(began)
-            if reason is not None and is_refusal(reason) and waited_s >= REFUSED_S:
-                raise KafkaException(reason)
-
-    def _serve(self) -> None:
-        """Let librdkafka say what it has to say: log lines, and why connections failed."""
-        with suppress(ClosedError), self._admin.use() as admin:
-            admin.poll(0)
 
     def _list_topics(self, *args: Any, **options: Any) -> ClusterMetadata:
         with self._admin.use() as admin:
@@ -437,7 +278,7 @@ class KafkaCluster:
             self._expected_appenders[topic, delivery_timeout_ms] = self._new_appender(topic, delivery_timeout_ms)
         if topic not in self._expected_tails:
             tail = self._expected_tails[topic] = self._new_tail(topic)
-            tail.meet()
+            tail.warm_up()
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> KafkaTail:
         tail = self._expected_tails.pop(topic, None) or self._new_tail(topic)
@@ -492,12 +333,6 @@ def _offsets(
 
 def _key(partition: KafkaPartition) -> TopicPartition:
     return (partition.topic, partition.partition)
-
-
-def _some(names: list[Any]) -> str:
-    """A few of the names, for an error message."""
-    texts = [name if isinstance(name, str) else f"{name[0]} [{name[1]}]" for name in names[:3]]
-    return ", ".join(texts) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _has_no_leader(partition: TopicPartitionInfo) -> bool:

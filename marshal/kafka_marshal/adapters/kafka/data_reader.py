@@ -66,16 +66,16 @@ class KafkaDataReader:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         if positions:
-            self._reading.steer(partial(self._reassign, dict(positions)))
+            self._reading.enqueue_command(partial(self._reassign, dict(positions)))
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reading.steer(partial(self._remove, list(dict.fromkeys(partitions))))
+        self._reading.enqueue_command(partial(self._remove, list(dict.fromkeys(partitions))))
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reading.steer(partial(self._set_paused, list(dict.fromkeys(partitions)), True))
+        self._reading.enqueue_command(partial(self._set_paused, list(dict.fromkeys(partitions)), True))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reading.steer(partial(self._set_paused, list(dict.fromkeys(partitions)), False))
+        self._reading.enqueue_command(partial(self._set_paused, list(dict.fromkeys(partitions)), False))
 
     # Commands, carried out with the consumer free.
 
@@ -110,7 +110,7 @@ class KafkaDataReader:
         if self._strange:
             names, self._strange = self._strange, set()
             self._met.update(dict.fromkeys(names, time.monotonic()))  # where no broker answers, not over and over again
-            self._meet(names)
+            self._warm_up(names)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
         known = [key for key in partitions if key in self._assigned]
@@ -138,7 +138,7 @@ class KafkaDataReader:
         if messages:
             self._look_owed = True
         if self._look_owed and time.monotonic() >= self._next_look:
-            self._reading.steer(self._look_at_log_ends)
+            self._reading.enqueue_command(self._look_at_log_ends)
         return cast("list[Message]", messages), faults
 
     def take_ends(self) -> dict[TopicPartition, int]:
@@ -164,10 +164,10 @@ class KafkaDataReader:
             self._met.update(dict.fromkeys(found, time.monotonic()))
             return found
         # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
-        self._reading.meet(partial(self._meet, names))
+        self._reading.warm_up(partial(self._warm_up, names))
         return _counted(self._list_topics, names, timeout_s)
 
-    def _meet(self, names: Iterable[str]) -> None:
+    def _warm_up(self, names: Iterable[str]) -> None:
         """Connect, and learn the leaders of these topics.
 
         By a question about one partition, whose leader is looked up with those of all. (list_topics would do, too, but
@@ -186,7 +186,7 @@ class KafkaDataReader:
         if key not in self._log_ends and key in self._assigned and key not in self._asked_for:
             # At this one alone: who asks for one unknown end asks for those of a thousand new partitions in a row.
             self._asked_for.add(key)
-            self._reading.steer(partial(self._look_at_log_end, key))
+            self._reading.enqueue_command(partial(self._look_at_log_end, key))
         return self._log_ends.get(key)
 
     def _look_at_log_ends(self) -> None:

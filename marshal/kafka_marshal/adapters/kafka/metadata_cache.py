@@ -32,7 +32,7 @@ class Looks:
         asked_at, found = self._listed
         return dict(found) if asked_at > time.monotonic() - max_age_s else None
 
-    def told_topics(self, found: Mapping[str, TopicInfo], asked_at: float) -> None:
+    def record_topics(self, found: Mapping[str, TopicInfo], asked_at: float) -> None:
         """Somebody listed the topics (monotonic seconds: from when on that was so)."""
         if asked_at > self._listed[0]:
             self._listed = (asked_at, dict(found))
@@ -49,7 +49,7 @@ class Looks:
                 found[name] = info
         return found
 
-    def told_topic_info(self, names: Iterable[str], found: Mapping[str, TopicInfo], asked_at: float) -> None:
+    def record_topic_info(self, names: Iterable[str], found: Mapping[str, TopicInfo], asked_at: float) -> None:
         """Another client described these topics; those it did not find do not exist."""
         # Replaced, never changed: others may be reading it.
         described = {name: known for name, known in self._described.items() if known[0] > asked_at - KEPT_S}

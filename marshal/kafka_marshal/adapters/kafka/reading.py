@@ -5,7 +5,7 @@ the first one; asking it for one at a time is slow. Hence :meth:`Reading.read`: 
 nothing is there wait for one message and take what came with it.
 
 confluent-kafka lets only one thread at a time into a consumer, and a thread that waits in ``poll`` keeps the others out
-for as long. So nobody but the reading thread calls it while it reads: who wants to steer leaves a command, which the
+for as long. So nobody but the reading thread calls it while it reads: another thread leaves a command, which the
 reading thread carries out within a slice; where nobody reads, it is carried out at once.
 """
 
@@ -63,7 +63,7 @@ Settle = Callable[[list[KafkaMessage], Callable[[], None]], list[KafkaMessage]]
 
 
 class Reading:
-    """A librdkafka consumer with one reading thread, and any number of others that steer it by commands."""
+    """A librdkafka consumer with one reading thread, and any number of others that enqueue commands."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class Reading:
         if self._closing:
             raise ClosedError(f"The {self.name} was closed; nothing more is read from it. Open a new one.")
 
-    def steer(self, command: Callable[[], None]) -> None:
+    def enqueue_command(self, command: Callable[[], None]) -> None:
         """Have command called with the consumer free: now, or by the reading thread within a slice. Never waits."""
         self.check_open()
         self._commands.append(command)
         self._bell.set()
         self._serve_if_free()
 
-    def meet(self, look: Callable[[], object]) -> None:
+    def warm_up(self, look: Callable[[], object]) -> None:
         """Have look() make the consumer connect and learn leaders, in a thread of its own.
 
         Nobody else gets at the consumer before it is done: reads, commands and a close wait for it.
         """
         self._turn.acquire()
-        threading.Thread(target=self._meet, args=(look,), daemon=True).start()
+        threading.Thread(target=self._warm_up, args=(look,), daemon=True).start()
 
-    def _meet(self, look: Callable[[], object]) -> None:
+    def _warm_up(self, look: Callable[[], object]) -> None:
         try:
             look()
         finally:

@@ -28,7 +28,7 @@ class KafkaTail:
     """A tail over a librdkafka consumer that is assigned once and never joins a group (L4)."""
 
     def __init__(self, topic: str, settings: dict[str, object], troubles: Troubles) -> None:
-        """Nothing is sent before ``meet`` or ``begin``."""
+        """Nothing is sent before ``warm_up`` or ``begin``."""
         # librdkafka wants a group.id even though no group takes part.
         settings = {**settings, "logger": troubles, "group.id": "kafka-marshal-tail", "error_cb": troubles}
         self._reading = Reading(f"tail of {topic!r}", settings, troubles, PACE)
@@ -36,15 +36,15 @@ class KafkaTail:
         self._positions: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def meet(self) -> None:
+    def warm_up(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
 
         A consumer that is connected, and then assigned a topic that it does not know, asks for its leaders only a
         second later.
         """
-        self._reading.meet(self._meet)
+        self._reading.warm_up(self._warm_up)
 
-    def _meet(self) -> None:
+    def _warm_up(self) -> None:
         with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
             self._reading.consumer.list_topics(self._topic, timeout=MEET_TIMEOUT_S)
 

@@ -139,11 +139,12 @@ class ClaimsClient:
     def is_claim_over(self, own: Ownership, now: float) -> bool:
         lease = _lease(own)
         return lease.state is LeaseState.WANTED and (
-            self._peers.is_stopped(lease.cp) or now >= (lease.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
+            self._peers.is_stopped(lease.cp)
+            or now >= (lease.pending.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
         )
 
     def claim_due(self, own: Ownership, now: float) -> float:
-        return (_lease(own).claim_sent_at or now) + own.heartbeat_interval_ms
+        return (_lease(own).pending.claim_sent_at or now) + own.heartbeat_interval_ms
 
     def step(self, now: float) -> None:
         wishes = self.placement.wishes(now)

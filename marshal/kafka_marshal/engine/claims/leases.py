@@ -16,6 +16,7 @@ The life of a lease, as its client sees it::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from random import Random
@@ -41,12 +42,33 @@ class LeaseState(StrEnum):
     LOST = "lost"
 
 
+@dataclass(slots=True)
+class LastProof:
+    """What last showed that a lease is ours (T4)."""
+
+    #: By our own clock (ms).
+    sent_at: float = 0.0
+    log_time: int = 0
+    #: Until when a grant may wait for its first one.
+    due: float = 0.0
+
+
+@dataclass(slots=True)
+class Pending:
+    """What of a lease the log does not show yet."""
+
+    #: When the claim that is under way was sent; None: none is.
+    claim_sent_at: float | None = None
+    release_sent_at: float = 0.0
+    #: What the release says to be done.
+    last_offset: int | None = None
+
+
 class HeldLease:
     """One lease that we hold, want or are letting go."""
 
     __slots__ = (
         "_beaten",
-        "claim_sent_at",
         "cp",
         "epoch",
         "hand_out_until",
@@ -54,13 +76,10 @@ class HeldLease:
         "heartbeat_interval_ms",
         "in_doubt_since",
         "key",
-        "last_release",
         "owner",
-        "proof_due",
-        "proof_log_time",
-        "proof_sent_at",
+        "pending",
+        "proof",
         "proven_until",
-        "release_sent_at",
         "state",
         "stopped",
         "valid_until",
@@ -85,14 +104,8 @@ class HeldLease:
         self.stopped = False
         #: Since when log time runs ahead of our clock (T5).
         self.in_doubt_since: float | None = None
-        self.proof_sent_at = 0.0
-        self.proof_log_time = 0
-        #: Until when a grant may wait for its first proof.
-        self.proof_due = 0.0
-        #: When the claim that is under way was sent; None: none is.
-        self.claim_sent_at: float | None = None
-        self.release_sent_at = 0.0
-        self.last_release: int | None = None
+        self.proof = LastProof()
+        self.pending = Pending()
         self._beaten: BeatEntry | None = None
 
     @property
@@ -103,7 +116,14 @@ class HeldLease:
     @property
     def ends_at(self) -> float:
         """Our own clock's time at which a held lease is over unless another proof comes (T4)."""
-        return self.valid_until or self.proof_due
+        return self.valid_until or self.proof.due
+
+    @property
+    def release_due(self) -> float:
+        """When a release that the log does not show by then is sent again (C17); inf: none is under way."""
+        if self.state is not LeaseState.RELEASING:
+            return inf
+        return self.pending.release_sent_at + self.heartbeat_interval_ms
 
     def is_ending(self, now: float) -> bool:
         """Whether nothing more is handed out: it is over, being let go, or in doubt."""
@@ -162,7 +182,7 @@ class LeaseBook:
         )
         token = self._outbox.append(lease.cp, record)
         self._proofs.sent(token, lease.cp, now)
-        lease.claim_sent_at = now
+        lease.pending.claim_sent_at = now
 
     def is_releasing(self, key: Key) -> bool:
         """Whether a release of ours is under way."""
@@ -185,14 +205,14 @@ class LeaseBook:
         claim given up may be granted late, a stopped process sees its grant late), or once a beat is proven (T4).
         """
         hi = heartbeat_interval_ms
-        lease.claim_sent_at = None
+        lease.pending.claim_sent_at = None
         lease.heartbeat_interval_ms = hi
         lease.state = LeaseState.HELD
         lease.epoch = epoch
         self._outbox.add(Note("claimed", lease.key))
-        lease.proof_sent_at = -inf
-        lease.proof_log_time = log_time
-        lease.proof_due = now + hi
+        lease.proof.sent_at = -inf
+        lease.proof.log_time = log_time
+        lease.proof.due = now + hi
         self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
         due = self._beat_time(hi, now)
         if self._next_beat.get(lease.cp, inf) > now + hi / BEATS_PER_INTERVAL:  # of leases with a longer interval (C7)
@@ -215,8 +235,8 @@ class LeaseBook:
         if lease.held:
             self._outbox.add(Note("released", lease.key))
         lease.state = LeaseState.RELEASING
-        lease.last_release = last_offset
-        lease.release_sent_at = now
+        lease.pending.last_offset = last_offset
+        lease.pending.release_sent_at = now
         self._due = 0.0
         lease.refresh()
         self.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
@@ -252,16 +272,16 @@ class LeaseBook:
         credited: list[HeldLease] = []
         for key, epoch in proof.leases:
             lease = self.leases.get(key)
-            if lease is None or not lease.held or lease.epoch != epoch or proof.sent_at < lease.proof_sent_at:
+            if lease is None or not lease.held or lease.epoch != epoch or proof.sent_at < lease.proof.sent_at:
                 continue
-            if lease.in_doubt_since is None or proof.log_time >= lease.proof_log_time:
+            if lease.in_doubt_since is None or proof.log_time >= lease.proof.log_time:
                 self._prove(lease, proof.sent_at, proof.log_time)
                 credited.append(lease)
         return credited
 
     def _prove(self, lease: HeldLease, sent_at: float, log_time: int) -> None:
-        lease.proof_sent_at = sent_at
-        lease.proof_log_time = log_time
+        lease.proof.sent_at = sent_at
+        lease.proof.log_time = log_time
         lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)
         self._due = min(self._due, lease.valid_until)
         if lease.in_doubt_since is not None and sent_at >= lease.in_doubt_since:
@@ -276,13 +296,13 @@ class LeaseBook:
 
     def compare_clocks(self, lease: HeldLease, log_time: int, now: float) -> None:
         """The same of one lease that we hold."""
-        ahead = (log_time - lease.proof_log_time) - (now - lease.proof_sent_at)
+        ahead = (log_time - lease.proof.log_time) - (now - lease.proof.sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
             if lease.in_doubt_since is None:
                 self.beat_soon(lease.cp, now)
             lease.in_doubt_since = now
-            lease.proof_log_time = log_time
-            lease.proof_sent_at = now
+            lease.proof.log_time = log_time
+            lease.proof.sent_at = now
             lease.refresh()
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> bool:
@@ -299,8 +319,8 @@ class LeaseBook:
         for lease in self.leases.values():
             if lease.held:
                 beating.setdefault(lease.cp, []).append(lease)
-            elif lease.state is LeaseState.RELEASING and now >= lease.release_sent_at + lease.heartbeat_interval_ms:
-                self.release(lease, lease.last_release, now)
+            elif now >= lease.release_due:
+                self.release(lease, lease.pending.last_offset, now)
         for cp in [cp for cp in self._next_beat if cp not in beating]:
             del self._next_beat[cp]
         beaten = self._beat_due(beating, now, silent_cps)
@@ -355,6 +375,6 @@ class LeaseBook:
         for lease in self.leases.values():
             if lease.held:
                 times.append(lease.ends_at)
-            elif lease.state is LeaseState.RELEASING:
-                times.append(lease.release_sent_at + lease.heartbeat_interval_ms)
+            else:
+                times.append(lease.release_due)
         return min(times, default=float("inf"))

@@ -101,7 +101,7 @@ class ManualLease:
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return
-        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
+        if lease.pending.claim_sent_at is not None and now < lease.pending.claim_sent_at + lease.heartbeat_interval_ms:
             return
         if self._peers.is_stopped(lease.cp):
             self.refusal = codes.UPGRADE_REQUIRED
@@ -124,8 +124,8 @@ class ManualLease:
             return float("inf")
         if self._peers.is_stopped(lease.cp):
             return float("inf")
-        if lease.claim_sent_at is not None and now < lease.claim_sent_at + lease.heartbeat_interval_ms:
-            return lease.claim_sent_at + lease.heartbeat_interval_ms
+        if lease.pending.claim_sent_at is not None and now < lease.pending.claim_sent_at + lease.heartbeat_interval_ms:
+            return lease.pending.claim_sent_at + lease.heartbeat_interval_ms
         pause_ends = self._peers.paused_until(lease.cp, now)
         if pause_ends is not None:
             return pause_ends

@@ -14,11 +14,10 @@ from math import inf
 import xxhash
 
 from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, proof_margin_ms
+from kafka_marshal.types import Key
 from rationalizer import Lease, World, route_lease
 
 __all__ = ["Peers"]
-
-Key = tuple[str, int]
 
 
 class Peers:

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.types import Key
 
 __all__ = ["Prior"]
-
-Key = tuple[str, int]
 
 
 class Prior:

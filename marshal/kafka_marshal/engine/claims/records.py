@@ -188,7 +188,7 @@ class LeaseRecords:
             if outcome.code == codes.HELD:
                 self.peers.refused(key, now)
             if lease is not None and wanted:
-                lease.claim_sent_at = None
+                lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
         epoch = outcome.epoch if outcome.epoch is not None else offset
@@ -198,7 +198,7 @@ class LeaseRecords:
             # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
             self.book.release_epoch(key, cp, epoch, None)
             if lease is not None and wanted:
-                lease.claim_sent_at = None
+                lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
 
     def _takeover_applied(
@@ -218,7 +218,7 @@ class LeaseRecords:
             if outcome.code == codes.NOT_FRESH:
                 self.peers.refused(key, now)
             if lease is not None and lease.state is LeaseState.WANTED:
-                lease.claim_sent_at = None
+                lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
         self.peers.granted(record.client_id, record.instance_id, key, now)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from kafka_marshal.engine.effects import Callback, Key, LookUp, Start, StartFetch
+from kafka_marshal.engine.effects import Callback, Key, LookUp, StartFetch
 from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.topic_mark import TopicMarks, split
+from kafka_marshal.types import Start
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Positions"]

@@ -3,22 +3,27 @@
 :func:`simulate` runs seeds, and what broke a promise is made small and printed as a script. Your own worker can take
 part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``kafka-marshal[simulation]``.
 
-================  ====================================================================================================
-``scheduler``     virtual time, and threads (greenlets) that run one at a time
-``runtime``       the clock and threads of one process, as :mod:`kafka_marshal.runtime` wants them
-``network``       latency, loss, repetition; each client sees the log at a time of its own
-``process``       processes, and what a worker in one is given (:class:`Job`)
-``interrupting``  exceptions out of nowhere, in workers' calls and in reads
-``logs``          what must not be logged
-``workers``       the built-in workers: every way in which messages can be had
-``scenario``      who takes part and what goes wrong, from a seed or written down
-``checks``        what must hold with every record and every message
-``states``        what a world is like, to be compared
-``manners``       what members owe each other beyond what the log shows
-``story``         runs a scenario
-``shrink``        makes a failing one small
-``campaign``      runs many
-================  ====================================================================================================
+======================  ==============================================================================================
+``scheduler``           virtual time, and threads (greenlets) that run one at a time
+``runtime``             the clock and threads of one process, as :mod:`kafka_marshal.runtime` wants them
+``network``             latency, loss, repetition; each client sees the log at a time of its own
+``process``             processes, and what a worker in one is given (:class:`Job`)
+``interrupting``        exceptions out of nowhere, in workers' calls and in reads
+``logs``                what must not be logged
+``workers``             the built-in workers: every way in which messages can be had
+``scenario``            who takes part and what goes wrong, from a seed or written down
+``checks``              what must hold with every record and every message
+``recorded``            the log as it truly is, and a judge's second opinion
+``ledger``              what was done with messages, granted, and known by holders
+``states``              what a world is like, to be compared
+``member_invariants``   what members owe each other beyond what the log shows
+``data``                the topics whose messages are handled
+``clients``             the processes, started and started again
+``faults``              what goes wrong
+``story``               runs a scenario
+``shrink``              makes a failing one small
+``campaign``            runs many
+======================  ==============================================================================================
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import get_args
 
 from kafka_marshal import arguments
-from kafka_marshal.client.options import Delivery
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.process import Worker
@@ -24,6 +23,7 @@ from kafka_marshal.testing.simulation.shrink import shrink
 from kafka_marshal.testing.simulation.stall_detector import HANGS
 from kafka_marshal.testing.simulation.story import Result, simulate_one
 from kafka_marshal.testing.simulation.worker_loader import lasting, load_worker, name_of
+from kafka_marshal.types import Delivery
 
 __all__ = ["Report", "simulate"]
 

@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.plane import Loss
@@ -37,9 +37,11 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import LeftOut
-from kafka_marshal.testing.simulation.ledger import NOBODY, Ledger, Seen
+from kafka_marshal.testing.simulation.ledger import NOBODY, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
+from kafka_marshal.testing.simulation.recorded import Judge, Recorded
 from kafka_marshal.testing.simulation.states import state_of
+from kafka_marshal.types import Key
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Judge", "Violation"]
 
-Key = tuple[str, int]
 
 #: How much of an HI a process may go on with what it has, once it knows that a lease is lost.
 GRACE_INTERVALS = 1.0
@@ -88,23 +89,28 @@ class Violation:
         return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
 
 
-class Judge(Protocol):
-    """A second opinion on the log: an implementation of the rules that shares nothing with the one under test.
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What can be promised in a story."""
 
-    The replicas of a story all run the same rationalizer: they agree even where a rule is broken. One judge is made
-    for each story, and is told each record once, in the log's order.
-    """
+    are_clocks_trusted: bool
+    #: Nothing goes wrong but that processes are asked to end.
+    is_orderly: bool
+    #: Whatever a member says is heard, as long as it lives.
+    is_heard: bool
 
-    def judge(self, cp: int, offset: int, timestamp_ms: int, value: bytes, outcome: Outcome, world: World) -> str:
-        """What is wrong with the outcome, or with the world after this record; "" where nothing is."""
+    @classmethod
+    def of(cls, scenario: Scenario) -> _Terms:
+        """Those of this one."""
+        kinds = {fault.kind for fault in scenario.faults}
+        return cls(scenario.clocks_are_trusted, kinds <= {"term"}, kinds <= HEARD)
 
 
 class Checks:
     """Keeps account, and stops the simulation where a promise is broken."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, judge: Judge | None = None) -> None:
-        cps = scenario.coordination_partitions
-        self.worlds = {cp: World(cp, cps) for cp in range(cps)}
+        self.log = Recorded(scenario.coordination_partitions, scenario.snapshots, judge)
         self.broken: Violation | None = None
         #: What happened, in order: the history of this run.
         self.events: list[tuple[object, ...]] = []
@@ -116,59 +122,25 @@ class Checks:
             ),
             0,
         )
-        #: Record types and outcomes that were seen.
-        self.outcomes: dict[tuple[str, str], int] = {}
         #: (process, consumer's engine) of every consumer there ever was.
         self.consumers: dict[int, tuple[Living, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
-        self._is_trusting = scenario.clocks_are_trusted
-        #: Nothing goes wrong but that processes are asked to end.
-        self._is_orderly = all(fault.kind == "term" for fault in scenario.faults)
-        #: Whatever a member says is heard, as long as it lives.
-        self._is_heard = all(fault.kind in HEARD for fault in scenario.faults)
-        self._at_most_once = scenario.at_most_once
-        self._second = judge
+        self._terms = _Terms.of(scenario)
         self.manners = MemberInvariants(scenario, scheduler, self.fail)
         self.left_out = LeftOut(scenario, self.fail)
         #: Where a partition's log ends.
         self.end_of: Callable[[Key], int | None] = lambda _: 0
-        #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
-        self._states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
-        self._digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
-        self._outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
-        self._ledgers: dict[Key, Ledger] = {}
-        self._seen: dict[Key, Seen] = {}
         self._watched: list[tuple[Living, Driver]] = []
-        #: (process, partition) → virtual time at which it knew that its lease was lost.
-        self._lost: dict[tuple[str, Key], float] = {}
-        #: (process, partition, epoch) → when its last accepted beat was sent.
-        self._beaten: dict[tuple[Living, Key, int], float] = {}
-        #: The epoch under which a process got the message that it handles now.
-        self._epochs: dict[tuple[Living, Key], int] = {}
-        #: At most once: what the log granted: (instance, partition, first, last offset, when).
-        self.grants: list[tuple[str, Key, int, int, float]] = []
-        #: The same by process and partition: (first, last offset).
-        self._granted: dict[tuple[str, Key], list[tuple[int, int]]] = {}
-        #: Where an admin has set the position.
-        self._moved: set[Key] = set()
-        #: At most once: how often a process began a message.
-        self._begun: dict[tuple[str, Key, int], int] = {}
-        #: What the fenced sink has.
-        self._written: dict[Key, set[int]] = {}
+        self._holders = Holders()
+        self.accounts = Accounts()
+        self._granted = Granted()
 
     def fail(self, promise: str, message: str) -> None:
         """A promise is broken; the first one counts."""
         if self.broken is None:
             self.broken = Violation(promise, message, self._scheduler.now)
             self._scheduler.halt()
-
-    def ledger(self, key: Key) -> Ledger:
-        """What was done with a partition's messages."""
-        found = self._ledgers.get(key)
-        if found is None:
-            found = self._ledgers[key] = Ledger()
-        return found
 
     # Members.
 
@@ -179,7 +151,7 @@ class Checks:
             asked = f"a story has one group, whose promises are looked at: job.group_id, {self._scenario.group_id!r}"
             self.fail("worker", f"{process.name} has a Marshal of the group {group!r}; {asked}")
         self._watched.append((process, driver))
-        replica, outcomes = driver.replica, self._outcomes
+        replica, outcomes = driver.replica, self.log.outcomes
         apply, lose = replica.apply, driver.engine.book.lose
 
         def applied(cp: int, offset: int, outcome: Outcome) -> None:
@@ -203,13 +175,13 @@ class Checks:
             for cp in batch.records:
                 world = replica.worlds[cp]
                 self.counts["states"] += 1
-                if state_of(world) != self._states[cp][world.next_offset - 1]:
+                if state_of(world) != self.log.states[cp][world.next_offset - 1]:
                     self.fail("replicas differ", f"{process.name} after partition {cp}, offset {world.next_offset - 1}")
 
         def note_lost(lease: HeldLease, reason: str, now: float) -> None:
-            self._lost[process.name, lease.key] = self._scheduler.now
+            self._holders.lost[process.name, lease.key] = self._scheduler.now
             self.manners.lost(process, lease.key, reason)
-            if self._is_orderly and reason == Loss.UNPROVEN and process.asked_at == inf:
+            if self._terms.is_orderly and reason == Loss.UNPROVEN and process.end.asked_at == inf:
                 self.fail(
                     "beats", f"{process.name} lost {_name(lease.key)} by its own clock, and nothing was wrong (T4)"
                 )
@@ -222,7 +194,7 @@ class Checks:
     def _check_delivery(self, process: Living, consumer: ConsumerEngine) -> None:
         """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
         self.left_out.may_begin_late |= consumer.settings.start != "earliest"
-        if consumer.at_most_once != self._at_most_once:
+        if consumer.at_most_once != self._scenario.at_most_once:
             asked = "at-most-once" if consumer.at_most_once else "at-least-once"
             self.fail(
                 "worker",
@@ -248,13 +220,13 @@ class Checks:
     def _check_owners(self) -> None:
         if self.manners.looks_closer:
             self.manners.check_trust(self._watched)
-        if self._is_trusting:
+        if self._terms.are_clocks_trusted:
             seen: dict[Key, Living] = {}
             for process, driver in self._watched:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
                 leases = driver.engine.book.leases
-                if not leases or not process.is_running or process.replaced:
+                if not leases or not process.is_running or process.end.replaced:
                     continue
                 now = driver.now_ms()
                 for key, lease in leases.items():
@@ -269,18 +241,11 @@ class Checks:
 
     def record(self, cp: int, offset: int, stamp: int, value: bytes, sender: Living, sent_at: float) -> None:
         """A record is in the log."""
-        world = self.worlds[cp]
-        outcome = world.apply(offset, stamp, value)
-        self._states[cp].append(state_of(world))
-        if self._scenario.snapshots and world.next_offset % self._scenario.snapshots == 0:
-            self._digests[cp][world.next_offset] = world.digest()
-        self._outcomes[cp].append(outcome)
+        outcome, world = self.log.take(cp, offset, stamp, value), self.log.worlds[cp]
         self.counts["records"] += 1
         self.manners.sent(cp, offset, sent_at, outcome)
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
-        kind = (outcome.type or "-", outcome.code)
-        self.outcomes[kind] = self.outcomes.get(kind, 0) + 1
-        if self._second is not None and (wrong := self._second.judge(cp, offset, stamp, value, outcome, world)):
+        if wrong := self.log.wrong(cp, offset, stamp, value, outcome):
             self.fail("rules", f"partition {cp}, offset {offset}: {wrong}")
         if outcome.accepted:
             record = outcome.record
@@ -301,19 +266,19 @@ class Checks:
     def snapshot(self, cp: int, value: bytes) -> None:
         """A snapshot, or a part of one, was written."""
         self.counts["snapshots"] += 1
-        self.manners.snapshot(cp, value, self._digests[cp])
+        self.manners.snapshot(cp, value, self.log.digests[cp])
 
     def _judge(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
         if lease is None:
             self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
             return
-        before = self._seen.get(key) or Seen(-1, -1, ())
+        before = self.accounts.seen.get(key) or Seen(-1, -1, ())
         progress = lease.progress
         if (end := self.end_of(key)) is not None:
             self.left_out.granted(key, lease.epoch, end)
         now = Seen(lease.epoch, progress.stable, tuple(split(progress.ranges).ranges))
-        self._seen[key] = now
+        self.accounts.seen[key] = now
         if now.epoch != before.epoch:
             now.granted_stable, now.granted_ranges = before.stable, before.ranges
         else:
@@ -330,24 +295,26 @@ class Checks:
         is_bare = (
             isinstance(record, ReleasingPartition)
             and record.last_offset is None
-            and (sender.is_admin or (sender.name, key) in self._lost)
+            and (sender.host.is_admin or (sender.name, key) in self._holders.lost)
         )
         if not is_bare and not isinstance(record, ClaimingPartition):
-            self._beaten[sender, key, now.epoch] = max(sent_at, self._beaten.get((sender, key, now.epoch), 0.0))
+            self._holders.beaten[sender, key, now.epoch] = max(
+                sent_at, self._holders.beaten.get((sender, key, now.epoch), 0.0)
+            )
         if isinstance(record, ClaimingMessages):
             first, last = before.stable + 1, record.proposed_last_offset
-            self.grants.append((record.instance_id, key, first, last, self._scheduler.now))
-            self._granted.setdefault((sender.name, key), []).append((first, last))
-        elif not self._at_most_once and end is not None:
+            self._granted.all.append((record.instance_id, key, first, last, self._scheduler.now))
+            self._granted.spans.setdefault((sender.name, key), []).append((first, last))
+        elif not self._scenario.at_most_once and end is not None:
             self._check_done(key, before, now, lease, sender)
 
     def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Living) -> None:
         """At least once: what is done from this record on was handled."""
         if now.stable == before.stable and now.ranges == before.ranges:
             return
-        ledger = self.ledger(key)
+        ledger = self.accounts.ledger(key)
         # A sink that has a last offset leaves out what lies below, whoever handled it, and wherever an admin moved to.
-        again = sender.is_admin or key in self._written
+        again = sender.host.is_admin or key in self.accounts.written
         handled = ledger.ever if again else ledger.handled
         spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
         for first, last in spans:
@@ -356,15 +323,9 @@ class Checks:
                     self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
                     return
 
-    def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
-        """Nobody is given these; they are done with what lies around them (P6)."""
-        for offset in offsets:
-            self.ledger(key).handled[offset] = NOBODY
-            self.ledger(key).ever.add(offset)
-
     def _repositioned(self, key: Key, before: int, now: int) -> None:
         """From here on what lies at or above the position is handled anew, what lies below never."""
-        ledger = self.ledger(key)
+        ledger = self.accounts.ledger(key)
         for offset in [x for x in ledger.handled if x > now]:
             del ledger.handled[offset]
         for offset in [x for x in ledger.begun if x > now]:
@@ -374,15 +335,15 @@ class Checks:
                 ledger.handled[offset] = NOBODY
                 ledger.passed_over.add(offset)
             ledger.ever.add(offset)
-        self._moved.add(key)
-        self._beaten = {at: sent for at, sent in self._beaten.items() if at[1] != key}
+        self.accounts.moved.add(key)
+        self._holders.beaten = {at: sent for at, sent in self._holders.beaten.items() if at[1] != key}
 
     def _forgotten(self, cp: int) -> None:
         """The group begins anew with what has its leases here (C16)."""
-        for key, seen in self._seen.items():
+        for key, seen in self.accounts.seen.items():
             if route_lease(*key, self._scenario.coordination_partitions) == cp:
                 self._repositioned(key, seen.stable, -1)
-                self._seen[key] = Seen(seen.epoch, -1, ())
+                self.accounts.seen[key] = Seen(seen.epoch, -1, ())
                 self.left_out.forgotten(key)
 
     # Work.
@@ -398,12 +359,12 @@ class Checks:
         self.counts["messages"] += 1
         self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
         assignment = _in_hand(process, key, message)
-        self._epochs[process, key] = -1 if assignment is None else assignment.epoch
+        self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.manners.begins(process, key, offset)
         if assignment is not None:
             self.left_out.begins(key, assignment.epoch, offset)
-        if assignment is None and not self._at_most_once:  # what was granted is one's own for ever (C12)
-            lost_at = self._lost.get((process.name, key))
+        if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
+            lost_at = self._holders.lost.get((process.name, key))
             if not self.manners.was_granted(process, key):
                 self.fail(
                     "work without lease", f"{process.name} begins {_name(key)} offset {offset}, and never had its lease"
@@ -416,50 +377,52 @@ class Checks:
                         f"{process.name} begins {_name(key)} offset {offset}, {late_ms:.0f} ms after it was told that "
                         "the lease under which it got it is lost (on_lost, T4); somebody else may be at work on it",
                     )
-        if self._at_most_once:
+        if self._scenario.at_most_once:
             self._begins_once(process, key, offset, assignment)
         else:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
 
     def _begins_once(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
-        begun = self.ledger(key).begun
-        granted = self._granted.get((process.name, key), ())
+        begun = self.accounts.ledger(key).begun
+        granted = self._granted.spans.get((process.name, key), ())
         if not any(first <= offset <= last for first, last in reversed(granted)):
             self.fail("not granted", f"{process.name} begins {_name(key)} offset {offset}, which it was not granted")
-        if assignment is None and key in self._moved:
+        if assignment is None and key in self.accounts.moved:
             return  # handed out before an admin moved the position, maybe: then others may get it again
-        times = self._begun[process.name, key, offset] = self._begun.get((process.name, key, offset), 0) + 1
+        times = self._granted.begun[process.name, key, offset] = (
+            self._granted.begun.get((process.name, key, offset), 0) + 1
+        )
         # Granted again after an admin moved the position back: it may still go on with what it had been granted before.
         again = begun.get(offset) is process and times <= sum(first <= offset <= last for first, last in granted)
         if offset in begun and not again:
             self.fail("repeated", f"{_name(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
         begun[offset] = process
-        self.ledger(key).ever.add(offset)
+        self.accounts.ledger(key).ever.add(offset)
 
     def _begins_again(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
-        before = self.ledger(key).handled.get(offset)
+        before = self.accounts.ledger(key).handled.get(offset)
         if before is None:
             return
         self.counts["repeats"] += 1
-        seen = self._seen.get(key)
+        seen = self.accounts.seen.get(key)
         if assignment is None or seen is None or seen.epoch != assignment.epoch:
             return  # work that was under way when the lease ended
         if seen.was_done(offset):
             self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
         former, handled_at, epoch = before
-        if former is not process and former.defers and self._is_heard:
-            beaten = self._beaten.get((former, key, epoch), 0.0)
+        if former is not process and former.host.defers and self._terms.is_heard:
+            beaten = self._holders.beaten.get((former, key, epoch), 0.0)
             if beaten > handled_at + RANGES_INTERVALS * former.heartbeat_interval_ms:
                 self.fail(
                     "repeated",
                     f"{_name(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
                     f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
                 )
-        if former is not process and former.is_iterating and not former.is_interrupted:
-            beaten = self._beaten.get((former, key, epoch), 0.0)
-            if self._is_orderly and former.asked_at < inf:
-                beaten = max(beaten, former.asked_at)  # whoever ends tells the log first what is done
+        if former is not process and former.host.is_iterating and not former.host.is_interrupted:
+            beaten = self._holders.beaten.get((former, key, epoch), 0.0)
+            if self._terms.is_orderly and former.end.asked_at < inf:
+                beaten = max(beaten, former.end.asked_at)  # whoever ends tells the log first what is done
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
@@ -480,8 +443,8 @@ class Checks:
         self._is_handled(process, key, offset)
 
     def _is_handled(self, process: Living, key: Key, offset: int) -> None:
-        ledger = self.ledger(key)
-        ledger.handled[offset] = (process, self._scheduler.now, self._epochs.get((process, key), -1))
+        ledger = self.accounts.ledger(key)
+        ledger.handled[offset] = (process, self._scheduler.now, self._holders.epochs.get((process, key), -1))
         ledger.ever.add(offset)
 
     def committed(self, process: Living, rows: Iterable[Message]) -> None:
@@ -489,7 +452,7 @@ class Checks:
         self.counts["transactions"] += 1
         for message in rows:
             key, offset = _place(message)
-            written = self._written.setdefault(key, set())
+            written = self.accounts.written.setdefault(key, set())
             if offset in written:
                 self.fail("fenced sink", f"{_name(key)} offset {offset} was written twice, now by {process.name}")
             written.add(offset)
@@ -506,15 +469,15 @@ class Checks:
         for process, consumer in self.consumers.values():
             for topic, partition, first, last in consumer.delivery.grants.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
-            if process.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
+            if process.end.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
                 for key, _, first, last in consumer.delivery.grants._given_up:
                     reported.setdefault((process.name, key), []).append((first, last))
         fresh = self._scheduler.now - 5 * self._scenario.longest_interval_ms - 1_000
-        for instance, key, first, last, granted_at in self.grants:
+        for instance, key, first, last, granted_at in self._granted.all:
             name = instance.rpartition(".")[0]
             if name not in lived or granted_at > fresh:
                 continue
-            ledger, spans = self.ledger(key), reported.get((name, key), [])
+            ledger, spans = self.accounts.ledger(key), reported.get((name, key), [])
             for offset in range(first, min(last + 1, data.get(key, 0))):
                 if (
                     offset not in ledger.ever
@@ -533,12 +496,12 @@ class Checks:
             for key, first, last in consumer.positions.gaps:
                 told.setdefault(key, []).append((first, last))
         for key in keys:
-            self.left_out.check_told(key, told.get(key, ()), self.ledger(key).ever, self.stable(key))
+            self.left_out.check_told(key, told.get(key, ()), self.accounts.ledger(key).ever, self.stable(key))
 
     def check_sink(self, data: Mapping[Key, int]) -> None:
         """The fenced sink has each message that no admin passed over."""
         for key, end in data.items():
-            written, passed_over = self._written.get(key, set()), self.ledger(key).passed_over
+            written, passed_over = self.accounts.written.get(key, set()), self.accounts.ledger(key).passed_over
             for offset in range(end):
                 if offset not in written and offset not in passed_over and not self.left_out.is_gone(key, offset):
                     self.fail("fenced sink", f"{_name(key)} offset {offset} was never written")
@@ -546,7 +509,7 @@ class Checks:
 
     def stable(self, key: Key) -> int:
         """Up to where the log says that everything is done."""
-        seen = self._seen.get(key)
+        seen = self.accounts.seen.get(key)
         return -1 if seen is None else seen.stable
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from kafka_marshal.testing.simulation.scenario import Scenario
+from kafka_marshal.types import Key
 
 __all__ = ["LeftOut"]
-
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)

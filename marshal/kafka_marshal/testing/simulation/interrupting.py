@@ -40,7 +40,7 @@ class TornReadError(Interrupted):
 
 
 class Interrupting:
-    """What raises in one process, and where: its chance decides, and how bad its trouble is at the moment."""
+    """What raises in one process, and where: its random source decides, and how bad its trouble is at the moment."""
 
     def __init__(self, scheduler: Scheduler, trouble: Trouble, rng: Random) -> None:
         self._scheduler = scheduler

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.living import Living
+from kafka_marshal.testing.simulation.living import Host, Living
+from kafka_marshal.types import Key
 
-__all__ = ["NOBODY", "Ledger", "Seen"]
+__all__ = ["NOBODY", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
 
 
 @dataclass(slots=True)
@@ -44,8 +44,57 @@ class Ledger:
 
 class _Nobody:
     name = "an admin"
-    is_iterating = defers = False
+    host = Host("an admin")
 
 
 #: Who handled what nobody had to, when, and under which epoch.
 NOBODY: tuple[Living, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]
+
+
+@dataclass(slots=True)
+class Accounts:
+    """What was done with all partitions' messages."""
+
+    _ledgers: dict[Key, Ledger] = field(default_factory=dict)
+    seen: dict[Key, Seen] = field(default_factory=dict)
+    #: Where an admin has set the position.
+    moved: set[Key] = field(default_factory=set)
+    #: What the fenced sink has.
+    written: dict[Key, set[int]] = field(default_factory=dict)
+
+    def ledger(self, key: Key) -> Ledger:
+        """What was done with a partition's messages."""
+        found = self._ledgers.get(key)
+        if found is None:
+            found = self._ledgers[key] = Ledger()
+        return found
+
+    def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
+        """Nobody is given these; they are done with what lies around them (P6)."""
+        for offset in offsets:
+            self.ledger(key).handled[offset] = NOBODY
+            self.ledger(key).ever.add(offset)
+
+
+@dataclass(slots=True)
+class Granted:
+    """At most once: what the log granted, and what became of it."""
+
+    #: (instance, partition, first, last offset, when)
+    all: list[tuple[str, Key, int, int, float]] = field(default_factory=list)
+    #: The same by process and partition: (first, last offset).
+    spans: dict[tuple[str, Key], list[tuple[int, int]]] = field(default_factory=dict)
+    #: How often a process began a message.
+    begun: dict[tuple[str, Key, int], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Holders:
+    """What is known of those who hold, or held, a lease."""
+
+    #: (process, partition) → virtual time at which it knew that its lease was lost.
+    lost: dict[tuple[str, Key], float] = field(default_factory=dict)
+    #: (process, partition, epoch) → when its last accepted beat was sent.
+    beaten: dict[tuple[Living, Key, int], float] = field(default_factory=dict)
+    #: The epoch under which a process got the message that it handles now.
+    epochs: dict[tuple[Living, Key], int] = field(default_factory=dict)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, Protocol
 
 from kafka_marshal.node.driver import Driver
 
-__all__ = ["Living", "Trouble"]
+__all__ = ["End", "Host", "Living", "Trouble"]
 
 
 @dataclass(slots=True)
@@ -32,31 +33,54 @@ class Trouble:
     torn_reads: float = 0.0
 
 
+@dataclass(slots=True)
+class Host:
+    """Where a client's processes run, one after the other."""
+
+    name: str
+    rate: float = 1.0
+    is_admin: bool = False
+    #: Its worker handles message after message, as `for message in consumer` does.
+    is_iterating: bool = False
+    #: Its worker sets messages aside, and says that others are done as soon as they are handled.
+    defers: bool = False
+    #: What a broker sends reaches it every so many ms; 0: at once.
+    fetch_ms: float = 0.0
+    #: Its worker's calls, or its reads, raise now and then, and it goes on: what it has handled may come again.
+    is_interrupted: bool = False
+    trouble: Trouble = field(default_factory=Trouble)
+
+
+@dataclass(slots=True)
+class End:
+    """How a process ends."""
+
+    #: When (virtual ms) it was first asked to, by SIGTERM.
+    asked_at: float = inf
+    #: Its function has returned, or raised.
+    ended: bool = False
+    error: BaseException | None = None
+    #: Another process of the same client was started while this one was stopped.
+    replaced: bool = False
+
+
 class Living(Protocol):
     """A process of its own; see :class:`~kafka_marshal.testing.simulation.process.Process`."""
 
     #: Unique for ever.
     name: str
     client_id: str
-    is_admin: bool
-    is_iterating: bool
-    is_interrupted: bool
-    defers: bool
+    host: Host
     heartbeat_interval_ms: int
     dead: bool
-    #: Its function has returned, or raised.
-    ended: bool
-    replaced: bool
     stopped_until: float
-    asked_at: float
-    trouble: Trouble
+    end: End
     rng: Random
     drivers: list[Driver]
     #: The parts that the network and the runtime make for it.
     runtime: Any
     interrupting: Any
-    appenders: list[Any]
-    tails: list[Any]
+    links: Any
 
     @property
     def is_running(self) -> bool: ...

@@ -30,6 +30,7 @@ from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.types import Key
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.snapshot_log import MalformedPartError, decode_part
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MemberInvariants"]
 
-Key = tuple[str, int]
 
 #: How much of an HI a member may go on once its replica shows a pause.
 PAUSE_GRACE_INTERVALS = 1.0
@@ -58,6 +58,25 @@ SLACK_MS = 2.0
 _NEVER = (-inf, 0)
 #: (when seen, epoch) of a grant that never was.
 _NO_GRANT = (-inf, -1)
+
+
+class _Takeovers:
+    """Who holds what, by the log, and whom each takeover replaced (C7)."""
+
+    def __init__(self) -> None:
+        #: Partition → (instance, epoch).
+        self._holders: dict[Key, tuple[str, int]] = {}
+        #: By CP and offset of a takeover.
+        self.replaced: dict[tuple[int, int], tuple[str, int]] = {}
+
+    def sent(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """A record is in the log."""
+        record = outcome.record
+        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
+            key = (record.topic, record.partition)
+            if isinstance(record, Heartbeat):
+                self.replaced[cp, offset] = self._holders.get(key, ("", -1))
+            self._holders[key] = record.instance_id, offset
 
 
 class MemberInvariants:
@@ -86,9 +105,7 @@ class MemberInvariants:
         self._doubts: dict[tuple[str, Key], float] = {}
         #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
-        #: Partition → (instance that holds it, epoch); and by CP and offset of a takeover, whom it replaced (C7).
-        self._holders: dict[Key, tuple[str, int]] = {}
-        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
+        self._takeovers = _Takeovers()
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -97,12 +114,7 @@ class MemberInvariants:
     def sent(self, cp: int, offset: int, sent_at: float, outcome: Outcome) -> None:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
-        record = outcome.record
-        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
-            key = (record.topic, record.partition)
-            if isinstance(record, Heartbeat):
-                self._replaced[cp, offset] = self._holders.get(key, ("", -1))
-            self._holders[key] = record.instance_id, offset
+        self._takeovers.sent(cp, offset, outcome)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -113,7 +125,7 @@ class MemberInvariants:
             return
         settings = engine.settings
         self._check_repeated(process, driver)
-        replaced, over = self._replaced.get((cp, offset), ("", -1))
+        replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
@@ -183,7 +195,7 @@ class MemberInvariants:
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
                 hi = lease.heartbeat_interval_ms
-                late = driver.now_ms() - lease.release_sent_at
+                late = driver.now_ms() - lease.pending.release_sent_at
                 if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
                     self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
 
@@ -205,7 +217,7 @@ class MemberInvariants:
     def released(self, process: Living, key: Key, sent_at: float) -> None:
         """A release was accepted; nothing of it may have been in hand when it was sent."""
         lost_at = self._lost.get((process.name, key), -1.0)
-        if process.is_admin or self._scenario.at_most_once or _closes(process):
+        if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
         for offset, since in self._in_hand.get((process.name, key), {}).items():
             if lost_at < since < sent_at:
@@ -255,9 +267,9 @@ class MemberInvariants:
         for driver in process.drivers:
             if (lease := driver.engine.book.leases.get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
-                if process.is_iterating:
+                if process.host.is_iterating:
                     self._check_late(process, key, f"offset {offset}", lease.heartbeat_interval_ms)
-        if not process.is_iterating or self._scenario.at_most_once:
+        if not process.host.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.longest_interval_ms
         for driver in process.drivers:
@@ -300,7 +312,7 @@ class MemberInvariants:
 
     def _check_ahead(self, process: Living, now: float, lease: HeldLease, log_time: int) -> None:
         """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
-        ahead = log_time - lease.proof_log_time - (now - lease.proof_sent_at)
+        ahead = log_time - lease.proof.log_time - (now - lease.proof.sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
@@ -375,7 +387,7 @@ def _closes(process: Living) -> bool:
     """Whether one of its consumers closes: what is in hand and not done stays not done then."""
     engines = [driver.engine for driver in process.drivers]
     return (
-        process.ended
+        process.end.ended
         or not any(consumer for engine in engines for consumer in engine.consumers.values())
         or any(consumer.closing for engine in engines for consumer in engine.consumers.values())
     )

@@ -127,10 +127,10 @@ class SimulatedCluster(MemoryCluster):
         self._check_open()
         until = scheduler.now + timeout_s * 1000
         scheduler.park(scheduler.now + process.travel_ms() + process.travel_ms())
-        while process.trouble.is_cut_off and scheduler.now < until:
+        while process.host.trouble.is_cut_off and scheduler.now < until:
             scheduler.park(min(until, scheduler.now + 50.0))
         self._check_open()
-        if process.trouble.is_cut_off:
+        if process.host.trouble.is_cut_off:
             raise unanswered(doing)
         yield self.broker
 
@@ -179,7 +179,7 @@ class SimulatedAppender:
         self._open = 0
         self._last_arrival: dict[int, float] = {}
         self._closed = False
-        process.appenders.append(self)
+        process.links.appenders.append(self)
 
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
         if self._closed:
@@ -193,11 +193,11 @@ class SimulatedAppender:
         now = self._network.scheduler.now
         while self._waiting and self._waiting[0].deadline <= now:
             self._answer(now, self._waiting.popleft().on_ack, Ack(None, "no broker could be reached in time"))
-        while self._waiting and not self._process.trouble.is_cut_off:
+        while self._waiting and not self._process.host.trouble.is_cut_off:
             self._dispatch(self._waiting.popleft(), now)
 
     def _dispatch(self, record: _Waiting, now: float) -> None:
-        process, trouble, chance = self._process, self._process.trouble, self._process.rng.random
+        process, trouble, chance = self._process, self._process.host.trouble, self._process.rng.random
         lost = Ack(None, "the broker did not acknowledge in time")
         problem = self._network.broker.refusal(self._topic, record.partition, record.value)
         if problem is not None:
@@ -232,7 +232,7 @@ class SimulatedAppender:
 
     def _answer(self, at: float, on_ack: Callable[[Ack], None] | None, ack: Ack) -> None:
         self._due.append((at, on_ack, ack))
-        for tail in self._process.tails:
+        for tail in self._process.links.tails:
             tail.answered(at)
 
     def next_due(self) -> float:
@@ -279,7 +279,7 @@ class SimulatedAppender:
             self._waiting.clear()
             self._due = [(now, on_ack, ack) for _, on_ack, ack in self._due]
             self._call()
-            self._process.appenders.remove(self)
+            self._process.links.appenders.remove(self)
 
 
 class SimulatedTail:
@@ -309,7 +309,7 @@ class SimulatedTail:
         for cp in positions:
             self._here[cp] = made.partitions[cp].end if made is not None else 0
         network.tails.append(self)
-        process.tails.append(self)
+        process.links.tails.append(self)
 
     def answered(self, at: float) -> None:
         """An acknowledgement will be here then."""
@@ -323,8 +323,8 @@ class SimulatedTail:
             return
         process = self._process
         at = process.reaches_at()
-        if process.trouble.deaf_until:
-            at = max(at, process.trouble.deaf_until.get(partition, 0.0))
+        if process.host.trouble.deaf_until:
+            at = max(at, process.host.trouble.deaf_until.get(partition, 0.0))
         at = self._last[partition] = max(at, self._last.get(partition, 0.0))
         self._coming[partition].append((at, end))
         if self._parked is not None and at < self._wakes_at:
@@ -360,7 +360,7 @@ class SimulatedTail:
         self._is_watching = timeout_s <= ACK_WATCH_S
         if self._is_watching:
             until = max(until, min(self._process.next_ack(), self._process.next_due(self)))
-        if not self._process.trouble.is_cut_off:
+        if not self._process.host.trouble.is_cut_off:
             for coming in self._coming.values():
                 if coming and coming[0][0] < until:
                     until = coming[0][0]
@@ -369,7 +369,7 @@ class SimulatedTail:
         self._parked, self._is_watching = None, False
 
     def _look(self) -> TailBatch | None:
-        if self._process.trouble.is_cut_off:
+        if self._process.host.trouble.is_cut_off:
             told, self._told_cut_off = self._told_cut_off, True
             return None if told else TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, "no broker"),))
         self._told_cut_off = False
@@ -414,7 +414,7 @@ class SimulatedTail:
         if not self._closed:
             self._closed = True
             self._network.tails.remove(self)
-            self._process.tails.remove(self)
+            self._process.links.tails.remove(self)
             if self._parked is not None:
                 self._network.scheduler.wake(self._parked, self._network.scheduler.now)
 
@@ -456,7 +456,7 @@ class SimulatedReader(MemoryDataReader):
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         scheduler, process = self._network.scheduler, self._process
         scheduler.park(scheduler.now + min(process.travel_ms() + process.travel_ms(), timeout_s * 1000))
-        return {} if process.trouble.is_cut_off else super().partition_counts(topics, timeout_s)
+        return {} if process.host.trouble.is_cut_off else super().partition_counts(topics, timeout_s)
 
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         scheduler = self._network.scheduler
@@ -473,7 +473,7 @@ class SimulatedReader(MemoryDataReader):
         return self._fetched(max_messages) or ([], [])
 
     def _fetched(self, max_messages: int) -> tuple[list[Message], list[DataFault]] | None:
-        if self._process.trouble.is_cut_off:
+        if self._process.host.trouble.is_cut_off:
             told, self._told_cut_off = self._told_cut_off, True
             return None if told else ([], [DataFault(FaultKind.UNREACHABLE, None, None, "no broker")])
         self._told_cut_off = False

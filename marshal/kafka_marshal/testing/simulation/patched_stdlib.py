@@ -91,8 +91,8 @@ def _signal(process: Callable[[], Process | None]) -> Callable[[int, Any], Any]:
         mine = process()
         if mine is None:
             return real(number, handler)
-        before = mine.handlers.get(number, signal.SIG_DFL)
-        mine.handlers[number] = handler
+        before = mine.work.handlers.get(number, signal.SIG_DFL)
+        mine.work.handlers[number] = handler
         return before
 
     return simulated

@@ -17,7 +17,7 @@ from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
-from kafka_marshal.testing.simulation.living import Trouble
+from kafka_marshal.testing.simulation.living import End, Host
 from kafka_marshal.testing.simulation.network import (
     Network,
     SimulatedAppender,
@@ -25,36 +25,39 @@ from kafka_marshal.testing.simulation.network import (
     SimulatedTail,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
+from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.checks import Checks
     from kafka_marshal.testing.simulation.scenario import Scenario
-    from kafka_marshal.testing.simulation.scheduler import Task
+    from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
 __all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transaction", "Worker", "is_expected"]
 
 T = TypeVar("T")
 
-Key = tuple[str, int]
 
 #: The hosts that Marshal("…") and Admin("…") are given in a simulation.
 BOOTSTRAP = "simulation://kafka"
 
 
 @dataclass(slots=True)
-class Host:
-    """Where a client's processes run, one after the other."""
+class Links:
+    """What a process has open to the brokers."""
 
-    name: str
-    rate: float = 1.0
-    is_admin: bool = False
-    is_iterating: bool = False
-    defers: bool = False
-    #: What a broker sends reaches it every so many ms; 0: at once.
-    fetch_ms: float = 0.0
-    #: Its worker's calls, or its reads, raise now and then, and it goes on.
-    is_interrupted: bool = False
-    trouble: Trouble = field(default_factory=Trouble)
+    appenders: list[SimulatedAppender] = field(default_factory=list)
+    tails: list[SimulatedTail] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Work:
+    """What runs in a process."""
+
+    job: Job | None = None
+    main: Task | None = None
+    marshals: list[Marshal] = field(default_factory=list)
+    #: By number of the signal: what its worker wants called.
+    handlers: dict[int, Any] = field(default_factory=dict)
 
 
 class Process:
@@ -67,54 +70,39 @@ class Process:
         #: Unique for ever.
         self.name = name
         self.client_id = host.name
-        self.is_admin = host.is_admin
-        #: Its worker handles message after message, as `for message in consumer` does.
-        self.is_iterating = host.is_iterating
-        #: Its worker sets messages aside, and says that others are done as soon as they are handled.
-        self.defers = host.defers
-        self.fetch_ms = host.fetch_ms
-        #: Its worker's calls, or its reads, raise now and then: what it has handled may come again.
-        self.is_interrupted = host.is_interrupted
+        self.host = host
         #: 0: the story's.
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.dead = False
         self.stopped_until = 0.0
-        self.trouble = host.trouble
-        self.job: Job | None = None
+        self.end = End()
         self.rng = Random(f"{seed}/{name}")
         self.interrupting = Interrupting(scheduler, host.trouble, Random(f"{seed}/{name}/interrupts"))
         self.interrupting.on_raised = lambda what: checks.raised(self, what)
         self.runtime = SimulatedRuntime(scheduler, self, Random(f"{seed}/{name}/runtime"), host.rate)
-        self.scheduler = scheduler
         self.network = network
         self.checks = checks
-        self.appenders: list[SimulatedAppender] = []
-        self.tails: list[SimulatedTail] = []
+        self.links = Links()
         self.drivers: list[Driver] = []
-        self.marshals: list[Marshal] = []
-        #: By number of the signal: what its worker wants called.
-        self.handlers: dict[int, Any] = {}
-        self._main: Task | None = None
-        #: Its function has returned, or raised.
-        self.ended = False
-        #: Another process of the same client was started while this one was stopped.
-        self.replaced = False
-        self.error: BaseException | None = None
-        #: When (virtual ms) it was first asked to end, by SIGTERM.
-        self.asked_at = inf
+        self.work = Work()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Whose time it lives in."""
+        return self.network.scheduler
 
     def travel_ms(self) -> float:
         """How long one message takes between this process and a broker."""
-        return self.trouble.latency_ms * (0.3 + 1.4 * self.rng.random())
+        return self.host.trouble.latency_ms * (0.3 + 1.4 * self.rng.random())
 
     def reaches_at(self) -> float:
         """When what a broker sends now is here."""
         at = self.scheduler.now + self.travel_ms()
-        return self.fetch_ms * ceil(at / self.fetch_ms) if self.fetch_ms > 0 else at
+        return self.host.fetch_ms * ceil(at / self.host.fetch_ms) if self.host.fetch_ms > 0 else at
 
     def next_ack(self) -> float:
         """Virtual time at which the next acknowledgement is here."""
-        return min([appender.next_due() for appender in self.appenders], default=inf)
+        return min([appender.next_due() for appender in self.links.appenders], default=inf)
 
     def next_due(self, tail: SimulatedTail) -> float:
         """Virtual time at which whoever waits at this tail for an acknowledgement has something else to do."""
@@ -149,11 +137,11 @@ class Process:
             except SystemExit:
                 pass  # as good a way to end as any
             except Exception as error:  # noqa: BLE001 - whatever it is, the story judges it
-                self.error = error
-            self.ended = True
+                self.end.error = error
+            self.end.ended = True
             ended()
 
-        self._main = self.scheduler.spawn(self, "main", main)
+        self.work.main = self.scheduler.spawn(self, "main", main)
 
     def kill(self) -> None:
         """kill -9: nothing of it gets another turn. What it sent travels on."""
@@ -161,27 +149,27 @@ class Process:
 
     def send_sigterm(self) -> bool:
         """To the worker's handler, or else stop() of its Marshals. False: it has neither, and would die of it."""
-        self.asked_at = min(self.asked_at, self.scheduler.now)
-        handler = self.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+        self.end.asked_at = min(self.end.asked_at, self.scheduler.now)
+        handler = self.work.handlers.get(signal.SIGTERM, signal.SIG_DFL)
         if callable(handler):
             self.scheduler.spawn(self, "SIGTERM", lambda: self._handle(handler))
         elif handler is not signal.SIG_IGN:
-            for marshal in self.marshals:
+            for marshal in self.work.marshals:
                 marshal.stop()
-            return bool(self.marshals)
+            return bool(self.work.marshals)
         return True
 
     def _handle(self, handler: Callable[[int, None], object]) -> None:
         try:
             handler(signal.SIGTERM, None)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the main thread gets it
-            if self._main is not None:
-                self.scheduler.raise_in(self._main, error)
+            if self.work.main is not None:
+                self.scheduler.raise_in(self.work.main, error)
 
     @property
     def is_running(self) -> bool:
         """It has not died, nor ended, and it is not stopped at the moment."""
-        return not self.dead and not self.ended and self.scheduler.now >= self.stopped_until
+        return not self.dead and not self.end.ended and self.scheduler.now >= self.stopped_until
 
 
 class Job:
@@ -225,7 +213,7 @@ class Job:
             **options,
         }
         marshal = self.again(partial(Marshal, self.bootstrap_servers, **options))
-        self._process.marshals.append(marshal)
+        self._process.work.marshals.append(marshal)
         return marshal
 
     def admin(self, **options: Any) -> Admin:
@@ -251,7 +239,7 @@ class Job:
     @property
     def is_interrupted(self) -> bool:
         """Whether ``call`` raises Interrupted now and then."""
-        return self._process.is_interrupted
+        return self._process.host.is_interrupted
 
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call the library, as a thread does that signals interrupt: raises Interrupted now and then."""

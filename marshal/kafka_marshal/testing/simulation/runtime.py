@@ -1,4 +1,4 @@
-"""The clock, the threads and the chance of one simulated process."""
+"""The clock, the threads and the random source of one simulated process."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class SimulatedRuntime:
         self._interrupting = process.interrupting
         self._offset = rng.uniform(0, 1e6)
         self._instances = 0
-        if process.is_interrupted:
+        if process.host.is_interrupted:
             self._have_looks_interrupted()
 
     def _have_looks_interrupted(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from kafka_marshal.client.options import Delivery
+from kafka_marshal.types import Delivery
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]

@@ -31,6 +31,7 @@ from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.ports import Message, TopicInfo
+from kafka_marshal.types import Start
 from rationalizer import Heartbeat, Outcome, World, encode
 
 __all__ = [
@@ -79,7 +80,7 @@ class Shape:
 
     at_most_once: bool = False
     #: Where the group begins (P9).
-    start: str = "earliest"
+    start: Start = "earliest"
     #: Whether the user gave callbacks, which return when it pleases them.
     callbacks: bool = False
 

@@ -1,0 +1,114 @@
+"""Claims by hand: one lease, waited for, or why there is none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kafka_marshal.client.lease import Lease
+from kafka_marshal.client.view import lease_info
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
+
+__all__ = ["serve_claim"]
+
+
+def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+    """Carry out ``Marshal.claim``, on a thread of our own; is_gone: the caller has left. Raises as it does."""
+    key = (topic, partition)
+    deadline = driver.monotonic() + timeout
+    _check_partition(driver, topic, partition)
+    with driver.condition:
+        # While our own release of before is under way, the lease is neither ours nor free.
+        is_going = driver.engine.book.is_releasing
+        driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
+    with driver.locked() as engine:
+        driver.check()
+        _check_lease_name(driver, topic, partition)
+        driver.upkeep.levels.check(route_lease(topic, partition, len(driver.replica.worlds)))
+        if is_going(key):
+            raise ClaimTimeoutError(
+                f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
+                "Nothing was claimed; claim it again"
+            )
+        if engine.is_taken(key):
+            raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
+        manual = engine.leases.claim(key)
+    with driver.condition:
+        # One answer of the log is waited for in any case, so that timeout=0 means: one try.
+        answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
+        driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
+        driver.wait_for(
+            lambda: is_gone() or manual.is_proven or bool(manual.loss),
+            max(0.0, deadline - driver.monotonic()),
+        )
+        driver.check()
+    with driver.locked():
+        if manual.is_proven:
+            return Lease(driver, manual)
+        manual.release(None, driver.now_ms())
+        driver.upkeep.levels.check(manual.lease.cp)
+        raise _refusal(driver, manual)
+
+
+def _check_partition(driver: Driver, topic: str, partition: int) -> None:
+    """Refuse a partition that its topic does not have: nobody would ever get a message under that lease."""
+    try:
+        info = driver.cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
+    except MarshalError as error:
+        log(
+            logging.DEBUG,
+            "not_looked_up",
+            "claim of %s [%s]: the topic was not looked up: %s",
+            topic,
+            partition,
+            error,
+        )
+        return
+    if info is not None and partition >= info.partitions:
+        raise ConfigurationError(
+            f"{topic} [{partition}] does not exist: {topic!r} has {info.partitions} partition(s), 0 to "
+            f"{info.partitions - 1}. Nothing was claimed"
+        )
+
+
+def _check_lease_name(driver: Driver, topic: str, partition: int) -> None:
+    try:
+        settings = driver.engine.settings
+        ClaimingPartition(*settings.ids, topic, partition, settings.heartbeat_interval_ms)
+    except InvalidRecordError as error:
+        raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
+
+
+def _refusal(driver: Driver, manual: ManualLease) -> Exception:
+    topic, partition = manual.key
+    where = f"{topic} [{partition}]"
+    group_id = driver.engine.settings.group_id
+    world = driver.replica.worlds[manual.lease.cp]
+    pause = world.pause(group_id)
+    if manual.refusal == codes.PAUSED and pause is not None:
+        return GroupPausedError(
+            f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
+            "claimed; "
+            f"a dead admin's pause ends with kafka-marshal release-group {group_id} --resume",
+            client_id=pause.client_id,
+            expires=pause.expires,
+        )
+    held = world.lease(group_id, topic, partition)
+    if held is not None and held.held:
+        info = lease_info(held, world)
+        return HeldError(
+            f"{where}: held by {info.client_id!r} (epoch {info.epoch}, {info.freshness}, last beat at log time "
+            f"{info.last_beat}). Nothing was claimed. It falls free when its holder releases it or is silent for "
+            f"{2 * info.heartbeat_interval_ms} ms",
+            holder=info.client_id or "",
+            since=info.last_beat,
+            freshness=info.freshness,
+        )
+    return ClaimTimeoutError(
+        f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once"
+    )

@@ -1,0 +1,90 @@
+"""How a Marshal ends: once, with a release of everything or without, and within its limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka_marshal.client.base import Membership
+from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, Limit, calling, carry_out, cut_off, end_all, late_text
+from kafka_marshal.logs import Event
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.runtime import Runtime
+from kafka_marshal.watchdog import Watchdog
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """The end of one Marshal, whoever asks for it, and how often."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._limit = Limit(runtime)
+        self._lock = runtime.lock()
+        self._has_ended = False
+        #: All that there ever were.
+        self.consumers: list[Membership[Any]] = []
+
+    def run(self, driver: Driver, watchdog: Watchdog | None, release: bool, timeout: float | None) -> None:
+        """End everything (*blocking*), on a thread of ours; a warning tells of what takes longer than timeout."""
+        self._limit.lower(timeout)
+        in_callback = calling.get() is not None
+        carry_out(
+            driver,
+            lambda: self._carry_out(driver, watchdog, release, in_callback),
+            timeout,
+            lambda: _cut_off(driver, timeout),
+        )
+
+    def _carry_out(self, driver: Driver, watchdog: Watchdog | None, release: bool, in_callback: bool) -> None:
+        with driver.condition:
+            driver.condition.notify_all()  # whoever waits may have to be less patient
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            try:
+                if release:
+                    self._release_all(driver, in_callback)
+                else:
+                    _call_off(watchdog)  # what it would release is to be kept
+                    for consumer in self.consumers:
+                        consumer._leaving.abandon()
+                    with driver.locked() as engine:
+                        engine.last_words(driver.now_ms())
+                driver.flush(CLOSE_TIMEOUT_S)
+                for consumer in self.consumers:
+                    consumer._leaving.await_answers()
+            finally:
+                for consumer in self.consumers:
+                    consumer._free()
+                how = "left" if release else "left without releasing; a restart takes its partitions over"
+                driver.say(Event.LEFT, how)
+                driver.shut_down()
+                _call_off(watchdog)
+
+    def _release_all(self, driver: Driver, in_callback: bool) -> None:
+        consumers = [consumer for consumer in self.consumers if not consumer._closed]
+        for consumer in consumers:
+            consumer._leaving.identify()
+        with driver.locked() as engine:
+            for consumer in consumers:
+                consumer._leaving.begin()
+            manual = list(engine.manual.values())
+            for lease in manual:
+                lease.release(None, driver.now_ms())
+        end_all(driver, consumers, self._limit, in_callback, manual, for_good=True)
+
+
+def _cut_off(driver: Driver, timeout: float | None) -> str:
+    """The end is held up: beats end now, all waiting calls end, and the rest in the background; what that means."""
+    text = late_text(driver, "close() of a Marshal", timeout)
+    cut_off(driver)
+    return (
+        f"{text} It goes on in the background, and no heartbeat is sent any more: leases that are not released end "
+        "after two heartbeat intervals, and what was not reported as done is repeated by others"
+    )
+
+
+def _call_off(watchdog: Watchdog | None) -> None:
+    if watchdog is not None:
+        watchdog.close()

@@ -1,0 +1,40 @@
+"""The same steps with worker processes in plain Python: no Spark, no dead letters, no audit; one worker joins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka_marshal.demo.job import Job
+from kafka_marshal.demo.options import ProcessSettings, WorkerSettings
+from kafka_marshal.demo.process import WORKERS
+from kafka_marshal.demo.publish import Scene
+
+__all__ = ["PlainJob"]
+
+
+class PlainJob(Job):
+    """One run, with plain workers."""
+
+    STEPS = 5
+    MANNER = WORKERS
+    BAD_RECORDS = False
+    CHECK = "Check: the file is added up by itself and compared; the coordination log is replayed"
+    COMMANDS = (
+        ("kafka-marshal replay coordination.jsonl", "every record, with its outcome"),
+        ("kafka-marshal replay --state coordination.jsonl", "the state at the end, with a digest"),
+        ("sqlite3 delays.sqlite 'SELECT * FROM batches'", "every transaction: offsets, epoch, worker"),
+    )
+
+    def _check_setup(self) -> None:
+        """Plain Python needs nothing more."""
+
+    def _crew_text(self) -> str:
+        size, pace = self.options.crew_size, self.options.pace
+        text = f"{size} worker{'s' if size > 1 else ''}{f', {pace:,} rows a second each' if pace else ''}"
+        return f"{text}; one will be killed, one added"
+
+    def _settings(self, scene: Scene, common: dict[str, Any]) -> ProcessSettings:
+        return WorkerSettings(**common, pace=self.options.pace)
+
+    def _audit(self, scene: Scene) -> None:
+        """Needs Spark."""

@@ -1,0 +1,86 @@
+"""The topics whose messages are to be handled: made, filled in bursts, and how far they go."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+from kafka_marshal.adapters.memory import MemoryBroker
+from kafka_marshal.testing.simulation.network import Network
+from kafka_marshal.testing.simulation.scenario import Scenario
+from kafka_marshal.testing.simulation.scheduler import Scheduler
+from kafka_marshal.types import Key
+
+__all__ = ["Data"]
+
+#: Messages that come together, on the average.
+BURST = 12
+#: How many HI's messages are there at the start.
+AT_START = 7
+
+
+class Data:
+    """The data topics of one story."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, broker: MemoryBroker, network: Network) -> None:
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._broker = broker
+        self._network = network
+        #: Messages that come in all.
+        self.published = 0
+
+    def plan(self) -> None:
+        """Make the topics, and have their messages come in time."""
+        scenario, hi = self._scenario, float(self._scenario.heartbeat_interval_ms)
+        for topic, partitions in scenario.data_topics.items():
+            self._broker.create_topic(topic, partitions)
+        rng = Random(f"{scenario.seed}/messages")
+        # In the order of time, so that a story that ends sooner has the same beginning.
+        at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages
+        while at < last:
+            burst = int(rng.expovariate(1 / BURST)) + 1
+            self._scheduler.call_at(min(at, last) * hi, partial(self._publish, rng.random(), burst))
+            if self.published > AT_START * rate:
+                at += rng.expovariate(rate / burst)
+            self.published += burst
+        if (missing := int(0.95 * rate * scenario.intervals) - self.published) > 0:
+            self._scheduler.call_at(last * hi, partial(self._publish, rng.random(), missing))
+            self.published += missing
+
+    def _publish(self, drawn: float, burst: int) -> None:
+        keys = self.all_partitions()
+        for _ in range(burst):
+            self._network.publish(*keys[int(drawn * len(keys))], b"")
+
+    def fill_up_to(self, key: Key, end: int) -> None:
+        """Have messages come until a partition goes as far as this."""
+        for _ in range(self.end(key), end):
+            self._network.publish(*key, b"")
+            self.published += 1
+
+    def count(self, topic: str) -> int:
+        """How many partitions a topic has now."""
+        return self._broker.existing[topic].info.partitions
+
+    def all_partitions(self) -> list[Key]:
+        """All partitions of all data topics."""
+        return [(topic, part) for topic in self._scenario.data_topics for part in range(self.count(topic))]
+
+    def start(self, key: Key) -> int:
+        """The offset of the first message that is kept."""
+        return self._broker.existing[key[0]].partitions[key[1]].start
+
+    def end(self, key: Key) -> int:
+        """The offset after the last message."""
+        return self._broker.existing[key[0]].partitions[key[1]].end
+
+    def end_if_any(self, key: Key) -> int | None:
+        """None: it is a name that somebody claimed, and no topic has it."""
+        topic = self._broker.existing.get(key[0])
+        return topic.partitions[key[1]].end if topic is not None and key[1] < len(topic.partitions) else None
+
+    def grow(self, topic: str, most: int) -> None:
+        """One partition more, unless it has so many."""
+        if self.count(topic) < most:
+            self._broker.grow_topic(topic, self.count(topic) + 1)

@@ -1,0 +1,226 @@
+"""What goes wrong in a story: each fault befalls its client, its host, the log or the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from random import Random
+
+from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
+from kafka_marshal.testing.simulation.checks import Checks
+from kafka_marshal.testing.simulation.clients import RESTART_INTERVALS, Clients
+from kafka_marshal.testing.simulation.data import Data
+from kafka_marshal.testing.simulation.living import Host, Trouble
+from kafka_marshal.testing.simulation.network import Network
+from kafka_marshal.testing.simulation.process import Job, Process, is_expected
+from kafka_marshal.testing.simulation.scenario import Fault, Scenario
+from kafka_marshal.types import Key
+
+__all__ = ["PAUSE_INTERVALS", "Faults"]
+
+#: How long an admin's pause lasts where nobody ends it, at most (HI).
+PAUSE_INTERVALS = 10
+#: Offsets without a message, one after the other.
+MARKERS = 3
+#: How long Kafka may be silent for somebody who prunes.
+PRUNE_TIMEOUT_S = 2.0
+
+
+class Faults:
+    """The faults of one story, as they come and go."""
+
+    def __init__(self, scenario: Scenario, network: Network, checks: Checks, clients: Clients, data: Data) -> None:
+        self._scenario = scenario
+        self._hi = float(scenario.heartbeat_interval_ms)
+        self._scheduler = network.scheduler
+        self._network = network
+        self._checks = checks
+        self._clients = clients
+        self._data = data
+        self.admin_host = Host("admin", is_admin=True)
+        #: Faults that last, by client.
+        self._active: dict[str, list[Fault]] = {client.name: [] for client in scenario.clients}
+        self._are_over = False
+        clients.slowness = self._slowness
+
+    def befall(self, fault: Fault) -> None:
+        """It happens now, unless faults are over."""
+        if self._are_over:
+            return
+        self._clients.note("fault", fault.kind, fault.client, fault.intervals, fault.size, fault.partition)
+        process = self._clients.running(fault.client) if fault.client else None
+        match fault.kind:
+            case "crash" | "term" | "stop" | "zombie":
+                if process is not None:
+                    self._strike(process, fault)
+            case "grow":
+                topics = list(self._scenario.data_topics.items())
+                topic, before = topics[fault.partition % len(topics)]
+                self._data.grow(topic, before + 4)
+            case "pause" | "forget":
+                self._pause(fault)
+            case "prune":
+                self._prune(fault)
+            case "retention":
+                self._cut(fault)
+            case "markers":
+                key = self._data.all_partitions()[fault.partition % len(self._data.all_partitions())]
+                self._checks.accounts.no_messages(key, range(self._data.end(key), self._data.end(key) + MARKERS))
+                self._network.skip(*key, MARKERS)
+            case "clock":
+                cp = fault.partition % self._scenario.coordination_partitions
+                shift = self._network.clock_shift
+                shift[cp] = shift.get(cp, 0.0) + fault.size * self._hi
+            case _:
+                for name in [fault.client] if fault.client else list(self._active):
+                    if name in self._active:
+                        self._active[name].append(fault)
+                        self._refresh(name)
+                        self._clients.later(fault.intervals, partial(self._heal, name, fault))
+
+    def _cut(self, fault: Fault) -> None:
+        """Old messages go, handled or not (P9)."""
+        keys, turn = self._data.all_partitions(), int(fault.at) if self._scenario.other_partitions else 0
+        key = keys[(fault.partition + turn) % len(keys)]
+        start, end = self._data.start(key), self._data.end(key)
+        before = start + round(fault.size * (end - start))
+        self._network.cut_below(*key, before)
+        self._checks.left_out.cut(key, before)
+
+    def _strike(self, process: Process, fault: Fault) -> None:
+        name, back = process.client_id, partial(self._clients.start, process.client_id)
+        if fault.kind == "crash":
+            self._clients.kill(process)
+            self._clients.later(fault.intervals, back)
+        elif fault.kind == "term":
+            if not process.send_sigterm():
+                self._clients.kill(process)
+            self._clients.away[name] = self._scheduler.now + fault.intervals * self._hi
+            self._clients.later(fault.intervals, back)
+        else:
+            process.stopped_until = max(process.stopped_until, self._scheduler.now + fault.intervals * self._hi)
+            if fault.kind == "zombie":
+                process.end.replaced = True
+                self._clients.later(0.1, lambda: self._clients.start(name))
+
+    def _heal(self, name: str, fault: Fault) -> None:
+        if fault in self._active[name]:
+            self._active[name].remove(fault)
+            self._refresh(name)
+
+    def _refresh(self, name: str) -> None:
+        """A host's trouble is what its faults make of it."""
+        trouble, fresh = self._clients.hosts[name].trouble, Trouble()
+        for fault in self._active[name]:
+            match fault.kind:
+                case "lost":
+                    fresh.loss = max(fresh.loss, fault.size)
+                case "unacknowledged":
+                    fresh.ack_loss = max(fresh.ack_loss, fault.size)
+                case "duplicated":
+                    fresh.duplicates = max(fresh.duplicates, fault.size)
+                case "late":
+                    fresh.late = max(fresh.late, fault.size / 2)
+                case "slow network":
+                    fresh.latency_ms = max(fresh.latency_ms, fault.size * self._hi)
+                case "deaf":
+                    cp = fault.partition % self._scenario.coordination_partitions
+                    fresh.deaf_until[cp] = self._scheduler.now + fault.intervals * self._hi
+                case "interrupts":
+                    fresh.interrupts = max(fresh.interrupts, fault.size / 4)
+                case "torn reads":
+                    fresh.torn_reads = max(fresh.torn_reads, fault.size / 2)
+                case "cut off" | "outage":
+                    fresh.is_cut_off = True
+        for part in fields(Trouble):
+            setattr(trouble, part.name, getattr(fresh, part.name))
+        for process in self._clients.processes:
+            if process.client_id == name and process.work.job is not None:
+                process.work.job.slowness = self._slowness(name)
+
+    def _slowness(self, name: str) -> float:
+        slow = [fault.size for fault in self._active[name] if fault.kind == "slow handler"]
+        return 1.0 + 2 * self._hi / self._scenario.handling_ms * max(slow, default=0.0) / 10
+
+    def _pause(self, fault: Fault) -> None:
+        """An admin pauses the group for a while; it may die of it, and the pause ends by itself then.
+
+        It moves positions (C11), or has the group forgotten (C16).
+        """
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+        rng = Random(f"{self._scenario.seed}/{process.name}")
+
+        def work() -> None:
+            admin = job.admin(client_id=process.name.replace("#", "-"))
+            expires_s = PAUSE_INTERVALS * self._hi / 1000
+            with admin.pause(job.group_id, expires_in=expires_s) as pause:
+                job.sleep(fault.intervals * self._hi / 1000 / 2)
+                pause.wait_released(timeout=expires_s / 2)
+                if fault.kind == "forget":
+                    self._checks.counts["forgotten"] += pause.forget()
+                elif fault.size > 0.5:
+                    parts = self._scenario.data_topics.items()
+                    keys = [(topic, p) for topic, count in parts for p in range(count) if rng.random() < 0.3]
+                    targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
+                    wanted = {key: rng.choice(targets) for key in keys}
+                    pause.reposition(wanted, force=True)
+                    self._clients.note("moved", process.name)
+                    self._check_moved(process, wanted)
+
+        self.administer(fault.kind, process, work, fault)
+
+    def _prune(self, fault: Fault) -> None:
+        """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+
+        def work() -> None:
+            plan = job.admin().prune(keep=LEAST_KEEP if fault.size < 0.5 else DEFAULT_KEEP, timeout=PRUNE_TIMEOUT_S)
+            self._checks.counts["pruned"] += plan.records_removed
+            self._clients.note("pruned", process.name, plan.records_removed, plan.snapshots_removed)
+            for found in plan.differences:
+                self._checks.fail("snapshots", f"a prune found a snapshot that the log does not bear out: {found}")
+
+        self.administer("prune", process, work, fault)
+
+    def administer(self, name: str, process: Process, work: Callable[[], None], fault: Fault) -> None:
+        """An admin does this; it may die of it."""
+
+        def ended() -> None:
+            self._clients.note("end", process.name, type(process.end.error).__name__)
+            if not is_expected(process.end.error):
+                self._checks.fail("admin", f"{process.name} raised {process.end.error!r}")
+            self._checks.forget(process)
+
+        self._clients.note(name, process.name)
+        process.run(work, ended)
+        if fault.size > 0.9 or fault.size < 0.1:
+            self._clients.later(fault.intervals, lambda: self._clients.kill(process))
+
+    def _check_moved(self, process: Process, wanted: dict[Key, int | str]) -> None:
+        """What an admin says that he moved is where he wants it (C11), as long as nobody works."""
+        for key, target in wanted.items():
+            position = self._data.start(key) if target == "earliest" else target
+            if isinstance(position, int) and self._checks.stable(key) != position - 1:
+                at = self._checks.stable(key) + 1
+                self._checks.fail("moved", f"{process.name} put {key} at {target}, and the group goes on at {at} (C11)")
+
+    def _middle(self, rng: Random) -> int:
+        return rng.randint(0, int(20 * self._scenario.messages / self._scenario.data_partitions) + 1)
+
+    def end(self) -> None:
+        """Faults are over; what was stopped goes on, what died is there again."""
+        self._are_over = True
+        self._clients.away.clear()
+        self._clients.note("mended")
+        for name in self._active:
+            self._active[name].clear()
+            self._refresh(name)
+        for process in self._clients.processes:
+            if process.stopped_until > self._scheduler.now:
+                process.stopped_until = self._scheduler.now
+                self._scheduler.go_on(process)
+        for name in self._active:
+            self._clients.later(RESTART_INTERVALS, partial(self._clients.start, name))

@@ -1,0 +1,52 @@
+"""The log of a story as it truly is: a replica of our own, what each record came to, and a judge's second opinion."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kafka_marshal.testing.simulation.states import state_of
+from rationalizer import Outcome, World
+
+__all__ = ["Judge", "Recorded"]
+
+
+class Judge(Protocol):
+    """A second opinion on the log: an implementation of the rules that shares nothing with the one under test.
+
+    The replicas of a story all run the same rationalizer: they agree even where a rule is broken. One judge is made
+    for each story, and is told each record once, in the log's order.
+    """
+
+    def judge(self, cp: int, offset: int, timestamp_ms: int, value: bytes, outcome: Outcome, world: World) -> str:
+        """What is wrong with the outcome, or with the world after this record; "" where nothing is."""
+
+
+class Recorded:
+    """All records of a story, by CP."""
+
+    def __init__(self, cps: int, snapshots_every: int, judge: Judge | None) -> None:
+        self.worlds = {cp: World(cp, cps) for cp in range(cps)}
+        self._snapshots_every = snapshots_every
+        self._judge = judge
+        #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
+        self.states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
+        self.digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
+        self.outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
+        #: Record types and outcomes that were seen.
+        self.kinds: dict[tuple[str, str], int] = {}
+
+    def take(self, cp: int, offset: int, stamp: int, value: bytes) -> Outcome:
+        """A record is in the log."""
+        world = self.worlds[cp]
+        outcome = world.apply(offset, stamp, value)
+        self.states[cp].append(state_of(world))
+        if self._snapshots_every and world.next_offset % self._snapshots_every == 0:
+            self.digests[cp][world.next_offset] = world.digest()
+        self.outcomes[cp].append(outcome)
+        kind = (outcome.type or "-", outcome.code)
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        return outcome
+
+    def wrong(self, cp: int, offset: int, stamp: int, value: bytes, outcome: Outcome) -> str:
+        """What the judge says against it; "": nothing."""
+        return self._judge.judge(cp, offset, stamp, value, outcome, self.worlds[cp]) if self._judge is not None else ""

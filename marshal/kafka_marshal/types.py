@@ -1,0 +1,67 @@
+"""Types that several layers share, and users import (from :mod:`kafka_marshal`, most of them).
+
+What only one layer has stands in that layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+__all__ = ["Delivery", "Key", "LeaseInfo", "Start", "Target", "TopicPartition", "WhenStuck"]
+
+#: (topic, partition)
+Key = tuple[str, int]
+
+#: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
+Delivery = Literal["at-least-once", "at-most-once"]
+
+#: Where a group begins on partitions that it never held.
+Start = Literal["earliest", "latest"] | datetime
+
+#: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
+WhenStuck = Literal["leave", "raise"]
+
+#: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
+#: read), or a moment (an aware datetime: the first message at or after it).
+Target = int | str | datetime
+
+
+class TopicPartition(NamedTuple):
+    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """One lease at one moment."""
+
+    topic: str
+    partition: int
+    #: client_id of the holder; None: free.
+    client_id: str | None
+    instance_id: str | None
+    #: The fencing token (C9): grows with every holder.
+    epoch: int
+    #: "free", "fresh", "unknown" or "stale", at log time (C1).
+    freshness: str
+    heartbeat_interval_ms: int
+    #: Log time (ms) of the last beat.
+    last_beat: int
+    #: Everything up to this offset is done; None: nothing is (P2).
+    stable: int | None
+    #: Done beyond stable, as inclusive intervals (P1).
+    ranges: tuple[tuple[int, int], ...]
+    #: At-most-once high-water mark; None: none (C12).
+    granted: int | None
+    group_id: str
+
+    @property
+    def holder(self) -> str | None:
+        """The holder's client_id, None while the lease is free."""
+        return self.client_id
