@@ -98,4 +98,4 @@ def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: 
         consumer.done(message)
     assert got == list(range(5, 40))
     assert lost
-    assert (errors, consumer.reread) == (1, 1)
+    assert (errors, consumer._fetcher.reread) == (1, 1)

@@ -115,7 +115,7 @@ def torn(loop: Callable[[Story, Consumer], None], name: str, **options: Any) -> 
     waiting = Interrupts(None, OddError)
     story.work(waiting, lambda story: loop(story, consumer))
     assert reader.times > 0, f"{name}() was never torn"
-    assert consumer.reread > 0, "a torn read was taken for a whole one"
+    assert consumer._fetcher.reread > 0, "a torn read was taken for a whole one"
     story.check(consumer)
 
 

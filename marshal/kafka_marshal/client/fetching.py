@@ -52,11 +52,6 @@ class FetchingConsumer(Membership[S]):
     def _delivery(self) -> Delivery:
         return self._engine.delivery
 
-    @property
-    def reread(self) -> int:
-        """How often messages were fetched again, as a read was not noted."""
-        return self._fetcher.reread
-
     def _may_leave(self, run: Run, now: float) -> bool:
         """Whether a message that was taken from a run may be handed out now (T4, T5)."""
         if self._closed or self._marshal.stop_signal:

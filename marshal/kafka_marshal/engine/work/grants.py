@@ -176,11 +176,6 @@ class Grants:
             self.granted, run.since = run, now
 
     @property
-    def granted_next(self) -> int:
-        """How many messages of the granted run were handed out."""
-        return 0 if self.granted is None else self.granted.handed_out
-
-    @property
     def is_handing_out(self) -> bool:
         """Whether a granted run is handed out now."""
         return self.granted is not None
