@@ -164,9 +164,8 @@ class TracedMember(Member):
             self.in_hand.setdefault((topic, partition), {}).update(got)
             self.net.say(f"{self.client_id} is handed {topic}:{partition} {spans(list(got))}")
 
-    def fetch(self, limit: int = 5) -> None:
-        if not self.net.is_away:
-            super().fetch(limit)
+    def fetch(self, limit: int = 5) -> int:
+        return 0 if self.net.is_away else super().fetch(limit)
 
 
 class Members:
@@ -260,7 +259,6 @@ class Members:
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
         member = TracedMember(self.net, name, f"{instance}", hi)
-        member.claims_ahead = "ahead" in flags
         member.deaf = member.drop_appends = self.net.is_away
         member.acks = options.pop("acks", "now")
         self.members[name] = member
@@ -268,6 +266,7 @@ class Members:
         member.consumer(
             *topics,
             at_most_once="at-most-once" in flags,
+            claim_ahead="ahead" in flags,
             start=options.pop("start", "earliest"),
             batch_size=int(options.pop("batch", "5")),
             raises=frozenset({Why.POSITION} if "raises" in flags else ()),

@@ -53,7 +53,7 @@ def join(
     net: Net, client_id: str, *topics: str, strategy: str = "sticky", session: int = SESSION, **options: object
 ) -> Member:
     member = net.member(client_id)
-    member.consumer(*(topics or ("t",)), group=GroupOptions(strategy, session), **options)
+    member.consumer(*(topics or ("t",)), group=GroupOptions(strategy, session), **options)  # type: ignore[arg-type]
     return member
 
 
