@@ -8,6 +8,7 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.group import GroupConsumer, Piece
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.marshal import Marshal
@@ -29,6 +30,7 @@ from kafka_marshal.errors import (
     ClosedError,
     ConfigurationError,
     CoordinationTopicError,
+    GroupError,
     GroupPausedError,
     HeldError,
     KafkaUnavailableError,
@@ -53,6 +55,8 @@ __all__ = [
     "CoordinationTopicError",
     "Delivery",
     "Greedy",
+    "GroupConsumer",
+    "GroupError",
     "GroupPausedError",
     "Health",
     "HeldError",
@@ -70,6 +74,7 @@ __all__ = [
     "PartitionStuckError",
     "Pause",
     "PausedPartition",
+    "Piece",
     "Policy",
     "PositionLostError",
     "RangeConsumer",

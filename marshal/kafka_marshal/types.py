@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-__all__ = ["Delivery", "Key", "LeaseInfo", "Start", "Target", "TopicPartition", "WhenStuck"]
+__all__ = ["Delivery", "Key", "LeaseInfo", "Start", "Strategy", "Target", "TopicPartition", "WhenStuck"]
 
 #: (topic, partition)
 Key = tuple[str, int]
@@ -19,6 +19,9 @@ Delivery = Literal["at-least-once", "at-most-once"]
 
 #: Where a group begins on partitions that it never held.
 Start = Literal["earliest", "latest"] | datetime
+
+#: How a coordinated group shares out partitions (G17).
+Strategy = Literal["sticky", "range", "roundrobin"]
 
 #: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
 WhenStuck = Literal["leave", "raise"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -105,6 +105,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+            if engine.groups or (settings.group is not None and engine.consumers):
+                raise ConfigurationError(
+                    "this Marshal has a consumer already; a member of a coordinated group has one, and no claims "
+                    "beside it. Nothing was changed. Make another Marshal, with a client_id of its own"
+                )
             self._engine = engine.add_consumer(subscription, settings)
             self._leaving = Leaving(driver, self._engine)
             self._engine.errors.extend(driver.upkeep.levels.told())
@@ -242,11 +247,14 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             calling.set(self)
             before = is_ours.set(False)
             try:
-                partitions = [TopicPartition(*x.key, x.position, x.token) for x in call.pieces]
-                arguments.a_result(str(call.callback), function(self, partitions))  # type: ignore[arg-type]
+                arguments.a_result(str(call.callback), function(self, self._named(call)))  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)
+
+    def _named(self, call: Call) -> list[Any]:
+        """What a callback gets."""
+        return [TopicPartition(*x.key, x.position, x.token) for x in call.pieces]
 
     # Ending.
 

@@ -85,7 +85,8 @@ class Leaving:
     @property
     def is_released(self) -> bool:
         """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
-        return all(x.callbacks_running for x in self._engine.assignments.values())
+        left = self._engine.assignments.values()
+        return all(x.callbacks_running for x in left) and (bool(left) or self._engine.source.has_left)
 
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""

@@ -42,7 +42,7 @@ class Health:
     closed: bool
     #: The error that has ended it; None: nothing has.
     failure: Exception | None
-    #: How many leases it holds.
+    #: How many leases, or pieces of a coordinated group, it holds.
     leases: int
     #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
     stuck: tuple[Stuck, ...] = ()
@@ -77,7 +77,8 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         turned_ago_ms=max(0.0, now - driver.pulse.turned_at),
         closed=closed,
         failure=failure,
-        leases=sum(lease.held for lease in list(driver.engine.book.leases.values())),
+        leases=sum(lease.held for lease in list(driver.engine.book.leases.values()))
+        + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
     )
 

@@ -20,6 +20,7 @@ from kafka_marshal.client.closing import (
 )
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.client.ending import Ending
+from kafka_marshal.client.group import GroupConsumer, PiecesCallback
 from kafka_marshal.client.health import Health, examine
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
@@ -31,6 +32,7 @@ from kafka_marshal.client.options import (
     WhenStuck,
     check_log_name,
     checked_callbacks,
+    checked_group,
     checked_topics,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
@@ -55,6 +57,7 @@ from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
+from kafka_marshal.types import Strategy
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 
@@ -63,6 +66,9 @@ __all__ = ["Marshal"]
 M = TypeVar("M", bound=Membership[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+
+#: As a lease's two intervals, and a little more patient: a death moves what one member has.
+DEFAULT_SESSION_TIMEOUT_MS = 10_000
 
 
 class _Opened(NamedTuple):
@@ -276,6 +282,55 @@ class Marshal(OneProcess, WithBlock):
         checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         return self._made(lambda: Consumer(self, self._driver, options, callbacks, settings))
+
+    def group_consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        strategy: Strategy = "sticky",
+        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
+        delivery: Delivery = "at-least-once",
+        allow_key_share: bool = False,
+        start: Start = "earliest",
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        handler_timeout: float | None = None,
+        auto_done: bool = True,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
+        on_assign: PiecesCallback | None = None,
+        on_revoke: PiecesCallback | None = None,
+        on_lost: PiecesCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> GroupConsumer:
+        """A member of a coordinated group: the group shares out partitions, and moves as few as can be (section 5).
+
+        ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
+        who is silent for longer is replaced. What stays with a member never stops; what is to go is finished, committed
+        and let go. With the same ``client_id``, a restart moves nothing. ``handler_timeout`` (seconds): a message in
+        hand for longer costs the membership, and it joins again when nothing is in hand. The other arguments are those
+        of ``consumer``; the callbacks get (consumer, pieces). One Marshal has one such consumer, and no other besides.
+        The group's coordination topic must be at level 2. What refuses this member (another strategy, a claimed group,
+        a session that is too long …) is raised from its next call, as a GroupError.
+        """
+        options = ConsumerOptions.checked(
+            checked_topics(topics, self.topic),
+            delivery,
+            Balanced(),
+            start,
+            batch_size,
+            handler_timeout,
+            auto_done,
+            False,
+            max_bytes_in_flight,
+            position_lost=position_lost,
+            partition_stuck=partition_stuck,
+            group=checked_group(strategy, session_timeout_ms, allow_key_share),
+        )
+        settings = arguments.a_mapping("config", config)
+        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        callbacks: dict[str, Any] = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        return self._made(lambda: GroupConsumer(self, self._driver, options, callbacks, settings))
 
     def ranges(
         self,

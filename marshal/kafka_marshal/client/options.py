@@ -12,12 +12,13 @@ from typing import get_args
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import ConsumerSettings, Why
+from kafka_marshal.engine.settings import ConsumerSettings, GroupOptions, Why
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
-from kafka_marshal.types import Delivery, Start, WhenStuck
+from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
+from rationalizer.limits import MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
 
 __all__ = [
     "DEFAULT_BYTES_IN_FLIGHT",
@@ -27,6 +28,7 @@ __all__ = [
     "WhenStuck",
     "check_log_name",
     "checked_callbacks",
+    "checked_group",
     "checked_topics",
     "is_topic_name",
 ]
@@ -56,6 +58,8 @@ class ConsumerOptions:
     max_bytes_in_flight: int
     #: Which partitions that stand still are raised.
     raises: frozenset[Why]
+    #: As a member of a coordinated group; None: partitions are claimed.
+    group: GroupOptions | None = None
 
     @classmethod
     def checked(
@@ -72,6 +76,7 @@ class ConsumerOptions:
         *,
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
+        group: GroupOptions | None = None,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         arguments.one_of("delivery", delivery, get_args(Delivery))
@@ -107,6 +112,7 @@ class ConsumerOptions:
             claim_ahead,
             max_bytes_in_flight,
             lost | UNREADABLE if partition_stuck == "raise" else lost,
+            group,
         )
 
     def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
@@ -123,7 +129,22 @@ class ConsumerOptions:
             policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
             claim_ahead=self.claim_ahead,
             max_bytes_in_flight=self.max_bytes_in_flight,
+            group=self.group,
         )
+
+
+def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool) -> GroupOptions:
+    """How a member joins its group; raises ConfigurationError for what can't work."""
+    arguments.one_of("strategy", strategy, get_args(Strategy))
+    session = arguments.a_whole(
+        "session_timeout_ms", session_timeout_ms, MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
+    )
+    if arguments.a_flag("allow_key_share", allow_key_share):
+        raise ConfigurationError(
+            "allow_key_share=True: this release's members can't share a partition by key yet, though the log knows "
+            "how. Nothing was changed. Leave it out; a partition has one owner then"
+        )
+    return GroupOptions(strategy, session)
 
 
 def checked_callbacks(**callbacks: object) -> None:

@@ -198,6 +198,10 @@ class PartitionSource(Protocol):
         """Reach for what is wanted, let go what is not."""
 
     @property
+    def has_left(self) -> bool:
+        """Whether nobody waits for us any more, once nothing is held."""
+
+    @property
     def deadline(self) -> float:
         """When ``step`` has something to do again."""
 

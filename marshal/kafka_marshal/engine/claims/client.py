@@ -159,5 +159,9 @@ class ClaimsClient:
                 self.claim(key, now)
 
     @property
+    def has_left(self) -> bool:
+        return True
+
+    @property
     def deadline(self) -> float:
         return self.placement.deadline

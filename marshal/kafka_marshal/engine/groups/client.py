@@ -276,8 +276,8 @@ class GroupClient:
         if group is None:
             self.fail(
                 GroupForgottenError(
-                    f"group {self._settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is gone "
-                    "from the log, and this member has ended. What it had in hand and had not committed counts as not "
+                    f"group {self._settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is "
+                    "gone from the log, and this member has ended. What it had in hand and had not committed counts as not "
                     "done. Start it anew to begin a new group"
                 )
             )
@@ -481,10 +481,22 @@ class GroupClient:
         self._send_commits(now)
         self.flush(now)
 
+    def commit_all(self, now: float) -> None:
+        """Commit what is done now, out of turn."""
+        if self.member.joined:
+            self._send_commits(now)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the log shows all that is done without a gap."""
+        return all(
+            piece.letting_go is not None or piece.owner.progress_to_report() is None for piece in self.pieces.values()
+        )
+
     @property
     def has_left(self) -> bool:
         """Whether the log shows us as no member."""
-        return not self.member.joined
+        return not self.member.joined or self.failure is not None
 
     @property
     def deadline(self) -> float:

@@ -65,7 +65,7 @@ def wrong_kind(settings: EngineSettings) -> WrongKindError:
 def below_level(settings: EngineSettings) -> UpgradeRequiredError:
     """The log does not know coordinated groups yet (G2)."""
     return UpgradeRequiredError(
-        f"group {settings.group_id!r}: the coordination topic is at level 1, and coordinated groups need level 2. Nothing "
-        "was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
+        f"group {settings.group_id!r}: the coordination topic is at level 1, and coordinated groups need level 2. "
+        "Nothing was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
         level=2,
     )

@@ -1,0 +1,112 @@
+"""GroupConsumer: messages of the pieces that a coordinated group gives this member (section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from kafka_marshal import arguments
+from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.engine.effects import Call, Callback
+from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.types import Key, TopicPartition
+from rationalizer.limits import MAX_KEY_HASH
+
+__all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
+
+#: How long ``commit`` waits for the log, unless told otherwise (s).
+COMMIT_TIMEOUT_S = 5.0
+
+
+class Piece(NamedTuple):
+    """Key hashes lo … hi of a partition (P7), all of them for a whole one; epoch is its fencing token (G5)."""
+
+    topic: str
+    partition: int
+    lo: int
+    hi: int
+    epoch: int
+    #: It is meant for another member: finished, and let go.
+    revoked: bool
+
+
+T = TypeVar("T")
+
+PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
+
+
+class GroupConsumer(Consumer):
+    """A member of a coordinated group. Made by :meth:`Marshal.group_consumer`; it has all that a Consumer has."""
+
+    @property
+    def _member(self) -> GroupClient:
+        return cast("GroupClient", self._engine.source)
+
+    @property
+    def generation(self) -> int:
+        """The group's generation: the offset of the record that began it; 0 before the first (G5)."""
+        return self._driver.call(self._look, lambda now: self._member.member.generation)
+
+    @property
+    def member_id(self) -> str:
+        """The id that the group gave this member (G6); "": it is none at present."""
+        return self._driver.call(self._look, lambda now: self._member.member.member_id)
+
+    @property
+    def state(self) -> str:
+        """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` (not proven at present) or ``"DOWN"`` (G7)."""
+        return self._driver.call(self._look, self._state)
+
+    def pieces(self) -> list[Piece]:
+        """What this member works on, sorted."""
+        return self._driver.call(self._look, self._pieces)
+
+    def committed(self, partitions: Sequence[Key | TopicPartition]) -> list[TopicPartition]:
+        """Of each, what the group reads next (−1: nobody has begun), and under which epoch this member has it (−1)."""
+        keys = arguments.partitions("partitions", partitions)
+        return self._driver.call(self._look, lambda now: [self._committed(key) for key in keys])
+
+    def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
+        """What is done is in the log when this returns.
+
+        Without it that happens by itself, three times a session. Raises KafkaUnavailableError where the log does not
+        show it within timeout seconds: it is committed later, or the messages come again.
+        """
+        timeout = arguments.seconds("timeout", timeout)
+        self._begin(None)
+        self._driver.call(self._carry_out_commit, timeout)
+
+    def _look(self, found: Callable[[float], T]) -> T:
+        with self._driver.locked(step=False):
+            return found(self._driver.now_ms())
+
+    def _state(self, now: float) -> str:
+        if self._closed or self._driver.is_over or self._member.failure is not None:
+            return "DOWN"
+        return str(self._member.member.state(now))
+
+    def _pieces(self, now: float) -> list[Piece]:
+        held = self._member.pieces.values()
+        return sorted(Piece(*piece.key, 0, MAX_KEY_HASH, piece.epoch, piece.stopped) for piece in held)
+
+    def _committed(self, key: Key) -> TopicPartition:
+        progress, piece = self._member.progress(key), self._member.pieces.get(key)
+        return TopicPartition(
+            *key, -1 if progress is None else progress.stable + 1, -1 if piece is None else piece.epoch
+        )
+
+    def _carry_out_commit(self, timeout: float) -> None:
+        with self._driver.locked():
+            self._drain()
+            self._member.commit_all(self._driver.now_ms())
+            self._driver.engine.commits.soon(self._driver.now_ms())
+        with self._driver.condition:
+            if not self._driver.wait_for(lambda: self._member.is_committed, timeout):
+                raise KafkaUnavailableError(
+                    f"commit(): the log has not shown within {timeout:g} s what is done. Nothing is lost: it is "
+                    "committed with the next heartbeat that gets through, or the messages come again"
+                )
+
+    def _named(self, call: Call) -> list[Any]:
+        return [Piece(*each.key, 0, MAX_KEY_HASH, each.token, call.callback is Callback.REVOKE) for each in call.pieces]
