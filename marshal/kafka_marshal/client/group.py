@@ -46,26 +46,26 @@ class GroupConsumer(Consumer):
     @property
     def generation(self) -> int:
         """The group's generation: the offset of the record that began it; 0 before the first (G5)."""
-        return self._driver.call(self._look, lambda now: self._member.member.generation)
+        return self._look(lambda now: self._member.member.generation)
 
     @property
     def member_id(self) -> str:
         """The id that the group gave this member (G6); "": it is none at present."""
-        return self._driver.call(self._look, lambda now: self._member.member.member_id)
+        return self._look(lambda now: self._member.member.member_id)
 
     @property
     def state(self) -> str:
         """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` (not proven at present) or ``"DOWN"`` (G7)."""
-        return self._driver.call(self._look, self._state)
+        return self._look(self._state)
 
     def pieces(self) -> list[Piece]:
         """What this member works on, sorted."""
-        return self._driver.call(self._look, self._pieces)
+        return self._look(self._pieces)
 
     def committed(self, partitions: Sequence[Key | TopicPartition]) -> list[TopicPartition]:
         """Of each, what the group reads next (−1: nobody has begun), and under which epoch this member has it (−1)."""
         keys = arguments.partitions("partitions", partitions)
-        return self._driver.call(self._look, lambda now: [self._committed(key) for key in keys])
+        return self._look(lambda now: [self._committed(key) for key in keys])
 
     def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
         """What is done is in the log when this returns.
@@ -78,8 +78,11 @@ class GroupConsumer(Consumer):
         self._driver.call(self._carry_out_commit, timeout)
 
     def _look(self, found: Callable[[float], T]) -> T:
-        with self._driver.locked(step=False):
-            return found(self._driver.now_ms())
+        def look() -> T:
+            with self._driver.locked(step=False):
+                return found(self._driver.now_ms())
+
+        return self._driver.call(look)
 
     def _state(self, now: float) -> str:
         if self._closed or self._driver.is_over or self._member.failure is not None:

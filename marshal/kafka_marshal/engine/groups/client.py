@@ -246,8 +246,6 @@ class GroupClient:
 
     def _join_applied(self, outcome: Outcome, now: float) -> None:
         if outcome.accepted and outcome.member is not None:
-            if not self.member.joined:
-                self._outbox.add(Note("joined", ("", 0)))
             self.member.has_joined(outcome.member, now)
             self._seen = -1
         elif outcome.code == codes.UNKNOWN_CONSUMER:
@@ -266,7 +264,6 @@ class GroupClient:
             return
         group = self.member.group
         if self.member.leaving:
-            self._outbox.add(Note("left", ("", 0)))
             self._expelled(Loss.FENCED, now)
             return
         if own and outcome.type == LeaveGroup.__name__ and outcome.accepted:  # ours was not sent
@@ -277,8 +274,8 @@ class GroupClient:
             self.fail(
                 GroupForgottenError(
                     f"group {self._settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is "
-                    "gone from the log, and this member has ended. What it had in hand and had not committed counts as not "
-                    "done. Start it anew to begin a new group"
+                    "gone from the log, and this member has ended. What it had in hand and had not committed counts as "
+                    "not done. Start it anew to begin a new group"
                 )
             )
         elif self._settings.client_id in group.clients:
