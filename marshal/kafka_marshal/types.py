@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
-__all__ = ["Delivery", "Key", "LeaseInfo", "Start", "Strategy", "Target", "TopicPartition", "WhenStuck"]
+__all__ = ["Delivery", "Key", "LeaseInfo", "SharedEpoch", "Start", "Strategy", "Target", "TopicPartition", "WhenStuck"]
 
 #: (topic, partition)
 Key = tuple[str, int]
@@ -29,6 +29,23 @@ WhenStuck = Literal["leave", "raise"]
 #: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
 #: read), or a moment (an aware datetime: the first message at or after it).
 Target = int | str | datetime
+
+
+class SharedEpoch(int):
+    """The fencing token of a part of a partition that is shared by key: good for the key hashes lo … hi only (G5).
+
+    Whoever fences by it keeps a token for each (topic, partition, lo, hi), and refuses one that is older than that of
+    any part which overlaps.
+    """
+
+    lo: int
+    hi: int
+
+    def __new__(cls, epoch: int, lo: int, hi: int) -> Self:
+        """epoch: the generation since which the part is owned."""
+        made = super().__new__(cls, epoch)
+        made.lo, made.hi = lo, hi
+        return made
 
 
 class TopicPartition(NamedTuple):

@@ -11,7 +11,6 @@ from kafka_marshal.engine.effects import Call, Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.types import Key, TopicPartition
-from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
 
@@ -91,7 +90,7 @@ class GroupConsumer(Consumer):
 
     def _pieces(self, now: float) -> list[Piece]:
         held = self._member.pieces.values()
-        return sorted(Piece(*piece.key, 0, MAX_KEY_HASH, piece.epoch, piece.stopped) for piece in held)
+        return sorted(Piece(*piece.key, *piece.span, piece.epoch, piece.stopped) for piece in held)
 
     def _committed(self, key: Key) -> TopicPartition:
         progress, piece = self._member.progress(key), self._member.pieces.get(key)
@@ -112,4 +111,6 @@ class GroupConsumer(Consumer):
                 )
 
     def _named(self, call: Call) -> list[Any]:
-        return [Piece(*each.key, 0, MAX_KEY_HASH, each.token, call.callback is Callback.REVOKE) for each in call.pieces]
+        return [
+            Piece(*each.key, each.lo, each.hi, each.token, call.callback is Callback.REVOKE) for each in call.pieces
+        ]

@@ -139,12 +139,7 @@ def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool)
     session = arguments.a_whole(
         "session_timeout_ms", session_timeout_ms, MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
     )
-    if arguments.a_flag("allow_key_share", allow_key_share):
-        raise ConfigurationError(
-            "allow_key_share=True: this release's members can't share a partition by key yet, though the log knows "
-            "how. Nothing was changed. Leave it out; a partition has one owner then"
-        )
-    return GroupOptions(strategy, session)
+    return GroupOptions(strategy, session, arguments.a_flag("allow_key_share", allow_key_share))
 
 
 def checked_callbacks(**callbacks: object) -> None:

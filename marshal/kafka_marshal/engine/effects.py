@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kafka_marshal.types import Key, Start
 from rationalizer import Record
+from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = [
     "Append",
@@ -88,6 +89,9 @@ class Piece(NamedTuple):
     token: int
     #: The offset of the next message to be handed out, when this was said.
     position: int
+    #: Of which key hashes (P7): all of them, but for a partition that is shared by key.
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.ports import Message
 from rationalizer import Progress
 
 __all__ = ["PAUSED", "SURPLUS", "HandIn", "Loss", "Owner", "Ownership", "Part", "PartitionSource", "Work"]
@@ -89,6 +90,10 @@ class Ownership(Protocol):
         """The fencing token (C9)."""
 
     @property
+    def keys(self) -> Keys | None:
+        """Which keys of the partition are ours; None: all of them, and none has more done than others."""
+
+    @property
     def heartbeat_interval_ms(self) -> int: ...
 
     @property
@@ -115,6 +120,20 @@ class Ownership(Protocol):
 
     def stop(self) -> None:
         """Nothing more is handed out: it is being let go."""
+
+
+class Keys(Protocol):
+    """Keys of a partition that is, or was, shared by key (K1)."""
+
+    lo: int
+    hi: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether others have other keys."""
+
+    def wants(self, message: Message) -> bool:
+        """Whether a message is of these keys, and not done."""
 
 
 class PartitionSource(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, SharedEpoch
 
 __all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
 
@@ -387,6 +387,12 @@ def _checked(group_id: object, claims: object) -> list[_Claim]:
         if not isinstance(claim, tuple | list) or len(claim) != 4 or not isinstance(claim[0], str):
             raise arguments.wrong("claims", wanted, claims, "Nothing was written")
         topic = claim[0]
+        if isinstance(claim[2], SharedEpoch):
+            raise ConfigurationError(
+                f"{topic} [{claim[1]}] is shared by key: a last offset of the whole partition would hide other "
+                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and offsets by "
+                "(topic, partition, lo, hi) in a table of your own"
+            )
         partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
         if epoch < 0 or last_offset < -1 or partition < 0:
             raise ConfigurationError(

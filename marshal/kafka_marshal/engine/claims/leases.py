@@ -85,6 +85,9 @@ class HeldLease:
         "valid_until",
     )
 
+    #: A lease is of a whole partition.
+    keys: None = None
+
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key = key
         self.cp = cp

@@ -7,18 +7,20 @@ and meant for us, and let go when a part of it is meant for somebody else: finis
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from random import Random
 from typing import cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
 from kafka_marshal.engine.groups.member import Membership
-from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
+from kafka_marshal.engine.groups.pieces import HeldPiece, KeyShare, LettingGo
 from kafka_marshal.engine.groups.refusals import below_level, refusal_of, wrong_kind
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError, GroupForgottenError, MarshalError
+from kafka_marshal.types import SharedEpoch
 from rationalizer import (
     CommitEntry,
     CommitOffsets,
@@ -90,6 +92,16 @@ class GroupClient:
     # What is known.
 
     def progress(self, key: Key) -> Progress | None:
+        progress, piece = self._whole_progress(key), self.pieces.get(key)
+        if progress is None or piece is None or piece.keys is None:
+            return progress
+        ours = Progress()  # as though there were no other keys
+        ours.through(piece.keys.stable())
+        if ranges := [(first, last) for first, last in progress.ranges if last > ours.stable]:
+            ours.commit(ranges)
+        return ours
+
+    def _whole_progress(self, key: Key) -> Progress | None:
         group = self.member.group
         kept = None if group is None else group.kept(*key)
         return None if kept is None else kept.progress
@@ -99,7 +111,7 @@ class GroupClient:
         return group is not None and any(True for _ in self._parts(key))
 
     def is_first(self, key: Key) -> bool:
-        return self.progress(key) is None
+        return self._whole_progress(key) is None
 
     def came_later(self, key: Key) -> bool:
         group = self.member.group
@@ -123,25 +135,25 @@ class GroupClient:
         if self.is_first(own.key):
             self._commit(CommitEntry(*own.key, action=START, through=last_offset))
         elif last_offset > self._stable(own.key):
-            self._commit(CommitEntry(*own.key, through=last_offset))
+            self._through(own, last_offset)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._commit(CommitEntry(*own.key, ranges=tuple(ranges)))
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
-        self._commit(CommitEntry(*own.key, through=last_offset))
+        self._through(own, last_offset)
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
         piece = _piece(own)
         piece.letting_go = LettingGo(last_offset, why, now)
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
-        self._commit(CommitEntry(*piece.key, action=LET_GO, through=last_offset))
+        self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
         """What was done of a piece that is over for us: the log says whether it counts."""
         if last_offset is not None:
-            self._commit(CommitEntry(*own.key, through=last_offset))
+            self._through(own, last_offset)
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
         self._end(_piece(own), reason, now)
@@ -154,6 +166,9 @@ class GroupClient:
     def drop(self, own: Ownership) -> None:
         _piece(own).end()
         self.pieces.pop(own.key, None)
+
+    def _through(self, own: Ownership, last_offset: int) -> None:
+        self._commit(CommitEntry(*own.key, *_piece(own).span, through=last_offset))
 
     def _commit(self, *entries: CommitEntry) -> None:
         """Goes out with the next flush: many partitions begin, or end, at once."""
@@ -359,33 +374,58 @@ class GroupClient:
         if me is None:
             return
         parts = self._parts(key)
-        ours = [part for part in parts if part.owner == me.slot]
-        whole = len(ours) == len(parts) and sum(part.hi - part.lo + 1 for part in parts) == MAX_KEY_HASH + 1
-        since = max((part.since for part in ours), default=-1)
-        meant = whole and all(part.target == me.slot for part in ours)
+        meant = self._meant(parts, me.slot)
         piece = self.pieces.get(key)
-        if piece is not None and (not whole or piece.epoch != since):
-            if piece.letting_go is None:
-                self._end(piece, Loss.FENCED, now)
-            else:
-                self._released(piece, now)
-            piece = None
+        if piece is not None:
+            lo, hi = piece.span
+            within = [part for part in parts if part.lo <= hi and lo <= part.hi]
+            has_all = bool(within) and all(part.owner == me.slot for part in within) and _covers(within, lo, hi)
+            if not has_all or piece.epoch != max(part.since for part in within):
+                if piece.letting_go is None:
+                    self._end(piece, Loss.FENCED, now)
+                else:
+                    self._released(piece, now)
+                piece = None
         if piece is None and meant:
-            self._take_up(key, since, now)
-        elif piece is None:
-            self._let_go_unworked(key, [part for part in ours if part.revoked >= 0], now)
-        elif not meant and piece.letting_go is None:
-            self._work.let_go(key, REVOKED, now)
+            self._take_up(key, meant, now)
+            piece = self.pieces.get(key)
+        elif piece is not None and piece.letting_go is None:
+            if meant is None or (meant[0].lo, meant[-1].hi) != piece.span:
+                self._work.let_go(
+                    key, REVOKED, now
+                )  # shares that are cut anew are taken up anew, with all that is ours
+        lo, hi = (0, -1) if piece is None else piece.span
+        revoked = [part for part in parts if part.owner == me.slot and part.revoked >= 0]
+        self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
 
-    def _take_up(self, key: Key, since: int, now: float) -> None:
+    def _meant(self, parts: Sequence[Piece], slot: int) -> list[Piece] | None:
+        """Neighbouring parts that are ours and meant for us: all keys, or some, where we share by key."""
+        run: list[Piece] = []
+        for part in parts:
+            ours = part.owner == part.target == slot
+            if run and (not ours or run[-1].hi + 1 != part.lo):
+                break
+            if ours:
+                run.append(part)
+        if not run or not (self._options.allow_key_share or _covers(run, 0, MAX_KEY_HASH)):
+            return None
+        return run
+
+    def _take_up(self, key: Key, parts: Sequence[Piece], now: float) -> None:
         is_open = now >= self.member.open_at and not self.member.leaving and not self._must_go()
         if not is_open or key in self._work.parts or key in self._work.blocked or self._work.owes:
             return
         if key not in self._subscription.partitions:
             return  # the cluster has not shown it to us yet, or no longer
+        lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
 
         def want(owner: Owner) -> Ownership:
-            piece = HeldPiece(key, self.member.home, since, self._options.session_timeout_ms, owner)
+            session = self._options.session_timeout_ms
+            keys = KeyShare(lo, hi, lambda: self._whole_progress(key))
+            epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
+            progress = self._whole_progress(key)
+            told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
+            piece = HeldPiece(key, self.member.home, epoch, session, owner, keys if told_apart else None)
             piece.prove(self.member.proof.valid_until)
             self.pieces[key] = piece
             return piece
@@ -460,7 +500,7 @@ class GroupClient:
             going = piece.letting_go
             if going is not None and now >= going.sent_at + self._options.session_timeout_ms / BEATS_PER_INTERVAL:
                 going.sent_at = now
-                self._commit(CommitEntry(*piece.key, action=LET_GO, through=going.last_offset))
+                self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, going.last_offset))
 
     def _leave(self, now: float) -> None:
         self.flush(now)
@@ -470,7 +510,7 @@ class GroupClient:
         """Beat with what is done; False: nothing is that the log does not know."""
         for piece in self.pieces.values():
             if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
-                self._commit(CommitEntry(*piece.key, through=last_offset))
+                self._through(piece, last_offset)
         return bool(self._entries)
 
     def last_words(self, now: float) -> None:
@@ -508,6 +548,11 @@ class GroupClient:
         if self.member.joined or not self._must_go():
             times.append(self.member.deadline(now))
         return min(times, default=inf)
+
+
+def _covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
+    """Whether these parts, ascending, hold all key hashes lo … hi."""
+    return parts[0].lo <= lo and hi <= parts[-1].hi and all(x.hi + 1 == y.lo for x, y in pairwise(parts))
 
 
 def _piece(own: Ownership) -> HeldPiece:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Owner
+from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
+from rationalizer import Progress, key_hash
+from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 
-__all__ = ["HeldPiece", "LettingGo"]
+__all__ = ["HeldPiece", "KeyShare", "LettingGo"]
 
 
 @dataclass(slots=True)
@@ -19,8 +23,40 @@ class LettingGo:
     sent_at: float
 
 
+class KeyShare:
+    """Keys of a partition that was shared: which messages are ours, and not done by an earlier owner (K4, K5)."""
+
+    def __init__(self, lo: int, hi: int, progress: Callable[[], Progress | None]) -> None:
+        self.lo = lo
+        self.hi = hi
+        self._progress = progress
+
+    @property
+    def is_part(self) -> bool:
+        """Whether others have other keys."""
+        return (self.lo, self.hi) != (0, MAX_KEY_HASH)
+
+    def wants(self, message: Message) -> bool:
+        """Whether a message is of these keys, and not done."""
+        offset = message.offset()
+        assert offset is not None
+        name = message.key()
+        key = key_hash(name.encode() if isinstance(name, str) else name, offset)
+        if not self.lo <= key <= self.hi:
+            return False
+        progress = self._progress()
+        return progress is None or not progress.is_done(offset, key)
+
+    def stable(self) -> int:
+        """Everything up to this offset is done, for all of these keys."""
+        progress = self._progress()
+        if progress is None:
+            return NOTHING_DONE
+        return min(done for lo, hi, done in progress.done_through if lo <= self.hi and self.lo <= hi)
+
+
 class HeldPiece:
-    """One partition that the log shows as ours, all of its keys. Its proof is the member's: one beat keeps all (T4)."""
+    """One partition, or its keys, that the log shows as ours. Its proof is the member's: one beat keeps all (T4)."""
 
     __slots__ = (
         "cp",
@@ -30,6 +66,7 @@ class HeldPiece:
         "heartbeat_interval_ms",
         "held",
         "key",
+        "keys",
         "letting_go",
         "owner",
         "proven_until",
@@ -37,9 +74,13 @@ class HeldPiece:
         "valid_until",
     )
 
-    def __init__(self, key: Key, cp: int, epoch: int, session_timeout_ms: int, owner: Owner) -> None:
+    def __init__(
+        self, key: Key, cp: int, epoch: int, session_timeout_ms: int, owner: Owner, keys: KeyShare | None = None
+    ) -> None:
         self.key = key
         self.cp = cp
+        #: Which keys; None: all of them, and none has more done than others.
+        self.keys = keys
         #: The generation since which it is ours, of its newest part (G5).
         self.epoch = epoch
         #: As a lease's: two of them, and it is over.
@@ -53,6 +94,11 @@ class HeldPiece:
         self.hand_out_until_s = 0.0
         self.proven_until = 0.0
         self.letting_go: LettingGo | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The key hashes (lo, hi)."""
+        return (0, MAX_KEY_HASH) if self.keys is None else (self.keys.lo, self.keys.hi)
 
     def is_ending(self, now: float) -> bool:
         """Whether nothing more is handed out: it is over, being let go, or in doubt."""

@@ -298,7 +298,8 @@ class Assignment:
 
     def put(self, messages: list[Message]) -> None:
         """Take in what was fetched."""
-        self.buffer.put(messages, self.tracker)
+        keys = self.lease.keys
+        self.buffer.put(messages, self.tracker, None if keys is None else keys.wants)
 
     def reached(self, end: int) -> None:
         """The reader has passed everything below end; what it was not given, nobody is (P6)."""
@@ -336,7 +337,9 @@ class Assignment:
     @property
     def piece(self) -> Piece:
         """As effects name it."""
-        return Piece(self.key, self.epoch, self.position)
+        keys = self.lease.keys
+        span = () if keys is None else (keys.lo, keys.hi)
+        return Piece(self.key, self.epoch, self.position, *span)
 
     @property
     def position(self) -> int:

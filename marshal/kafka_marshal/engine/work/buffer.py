@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -42,8 +43,13 @@ class Buffer:
         self._parts.clear()
         self.size = 0
 
-    def put(self, messages: list[Message], tracker: Tracker[Any]) -> None:
-        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment."""
+    def put(
+        self, messages: list[Message], tracker: Tracker[Any], wants: Callable[[Message], bool] | None = None
+    ) -> None:
+        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment.
+
+        wants: of a partition shared by key, which are ours; the others count as though Kafka had never delivered them.
+        """
         first = offset_of(messages[0])
         if first < self.fetch_next:
             messages = [m for m in messages if offset_of(m) >= self.fetch_next]
@@ -53,10 +59,14 @@ class Buffer:
         done = tracker.done
         if tracker.has_islands or done.stable >= offset_of(messages[0]):
             messages = [m for m in messages if not done.is_done(offset_of(m))]
+        if wants is not None:
+            messages = [m for m in messages if wants(m)]
         if messages:
             self._parts.append((messages, self._covered_to))
             self._covered_to = offset_of(messages[-1]) + 1
             self.size += len(messages)
+        if wants is not None and self._covered_to < self.fetch_next:
+            tracker.pass_over(self._covered_to, self.fetch_next - 1)
 
     def reached(self, end: int, tracker: Tracker[Any]) -> None:
         """The reader has passed everything below end; what it was not given, nobody is (P6)."""

@@ -119,6 +119,8 @@ class Revocation:
         assignment.tracker.follow()
         if self._consumer.at_most_once or not assignment.tracker.has_islands:
             return
+        if (keys := assignment.lease.keys) is not None and keys.is_part:
+            return  # ranges count for every key, and there are other keys' messages between ours
         progress = self._consumer.source.progress(assignment.key)
         if progress is None:
             return
