@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kafka_marshal import Marshal
 
-__all__ = ["BROKERS", "CLASSIC", "CLASSIC_FAST", "MARSHAL", "Contestant", "Side"]
+__all__ = ["BROKERS", "CLASSIC", "CLASSIC_FAST", "GROUP", "MARSHAL", "Contestant", "Side"]
 
 
 class Side(StrEnum):
@@ -67,12 +67,14 @@ class Contestant:
     config: Mapping[str, object] = field(default_factory=dict)
     #: Arguments of Marshal.
     options: Mapping[str, object] = field(default_factory=dict)
+    #: Arguments of Marshal.group_consumer; empty: a claimed group.
+    member: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def settings(self) -> str:
         """All that is not a default, for people."""
         static = {name: value for name, value in BROKERS[self.broker].items() if self._concerns(name)}
-        given = {**static, **self.config, **self.options}
+        given = {**static, **self.config, **self.options, **self.member}
         return ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults"
 
     def _concerns(self, broker_setting: str) -> bool:
@@ -94,6 +96,8 @@ def _classic(name: str, broker: str, heartbeat_ms: int, **config: object) -> Con
 
 
 MARSHAL = _marshal("kafka-marshal")
+#: As long as two heartbeat intervals of a claim, and as the classic groups' sessions.
+GROUP = Contestant("kafka-marshal, group", Side.MARSHAL, "delay 0", member={"session_timeout_ms": 6000})
 MARSHAL_FAST = _marshal("kafka-marshal, HI 1 s", heartbeat_interval_ms=1000)
 MARSHAL_WATCHED = _marshal("kafka-marshal, watchdog", watchdog=True)
 CLASSIC = _classic("classic, delay 0, heartbeat 2 s", "delay 0", 2000)

@@ -97,6 +97,7 @@ class Host(AbstractContextManager["Host"]):
             topics=topics,
             config=dict(contestant.config),
             options=dict(contestant.options),
+            member=dict(contestant.member),
             **more,
         )
 

@@ -44,8 +44,10 @@ class MarshalLoop(Loop):
             topic=order["coordination"],
             **order["options"],
         )
-        self._consumer = self._marshal.consumer(
+        made = self._marshal.group_consumer if order["member"] else self._marshal.consumer
+        self._consumer = made(
             order["topics"],
+            **order["member"],
             on_assign=lambda _, found: sight.gained([x.partition for x in found]),
             on_revoke=lambda _, found: sight.lost([x.partition for x in found]),
             on_lost=lambda _, found: sight.lost([x.partition for x in found]),

@@ -13,6 +13,7 @@ from benchmarks.race.contestants import (
     CLASSIC_FAST,
     CLASSIC_SLOW,
     COOPERATIVE,
+    GROUP,
     KIP848,
     KIP848_FAST,
     MARSHAL,
@@ -80,10 +81,12 @@ class Balance(Event):
     def __init__(self, workers: int = WORKERS, partitions: int = PARTITIONS) -> None:
         self._workers = workers
         self._partitions = partitions
-        contestants = (MARSHAL, CLASSIC, CLASSIC_SLOW, CLASSIC_FAST, COOPERATIVE, KIP848, KIP848_FAST)
+        contestants = (MARSHAL, GROUP, CLASSIC, CLASSIC_SLOW, CLASSIC_FAST, COOPERATIVE, KIP848, KIP848_FAST)
         aims = (
             Aim("start", MARSHAL.name, CLASSIC.name, 0.5),
+            Aim("start", GROUP.name, CLASSIC.name, 0.5),
             Aim("leave", MARSHAL.name, CLASSIC.name, 0.2),
+            Aim("added to the usual gap, join", GROUP.name, "", ADDED_GAP_MS),
             Aim("added to the usual gap, leave", MARSHAL.name, "", ADDED_GAP_MS),
             Aim("added to the usual gap, join", MARSHAL.name, "", ADDED_GAP_MS),
         )

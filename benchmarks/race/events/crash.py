@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.race.contestants import (
     CLASSIC,
+    GROUP,
     KIP848,
     KIP848_FAST,
     MARSHAL,
@@ -91,7 +92,7 @@ class _Crash(Event):
             struck = victim.signal(self.number)
             seen = [float(survivor.wait("seen", f"b{number}")["at"]) for number in range(pairs)]
         found = {self.name: [(at - struck) * 1000 for at in seen]}
-        if contestant.side is Side.MARSHAL:
+        if contestant.side is Side.MARSHAL and not contestant.member:
             leases = list(zip(groups, topics, lost, strict=True))
             found[AGE] = list(takeover_ages(grounds.bootstrap, coordination, leases))
         return found
@@ -192,7 +193,7 @@ class Killed(_Crash):
         aims = [Aim(AGE, MARSHAL.name, "", 1.05)]
         aims += [Aim("kill", each.name, SHARE.name, 1.0) for each in watched]
         peers = (CLASSIC, KIP848, KIP848_FAST, SHARE, SHARE_FAST)
-        super().__init__((MARSHAL, MARSHAL_FAST, *watched, *peers), aims)
+        super().__init__((MARSHAL, MARSHAL_FAST, GROUP, *watched, *peers), aims)
 
 
 class Stopped(_Crash):
@@ -205,4 +206,4 @@ class Stopped(_Crash):
 
     def __init__(self) -> None:
         aims = [Aim(AGE, MARSHAL.name, "", 1.05)]
-        super().__init__((MARSHAL, MARSHAL_FAST, CLASSIC, KIP848, KIP848_FAST, SHARE, SHARE_FAST), aims)
+        super().__init__((MARSHAL, MARSHAL_FAST, GROUP, CLASSIC, KIP848, KIP848_FAST, SHARE, SHARE_FAST), aims)

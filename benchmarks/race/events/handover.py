@@ -10,6 +10,7 @@ from benchmarks.race.contestants import (
     CLASSIC,
     CLASSIC_FAST,
     COOPERATIVE,
+    GROUP,
     KIP848,
     KIP848_FAST,
     MARSHAL,
@@ -55,10 +56,11 @@ class Handover(Event):
     def __init__(self) -> None:
         self._chance = Random(5)
         self._coordination: dict[str, str] = {}
-        contestants = (MARSHAL, CLASSIC, CLASSIC_FAST, COOPERATIVE, KIP848, KIP848_FAST)
+        contestants = (MARSHAL, GROUP, CLASSIC, CLASSIC_FAST, COOPERATIVE, KIP848, KIP848_FAST)
         aims = (
             Aim("handover", MARSHAL.name, "", 25.0),
             Aim("handover", MARSHAL.name, CLASSIC.name, 0.02),
+            Aim("handover", GROUP.name, MARSHAL.name, 1.5),
             Aim("handover", MARSHAL.name, CLASSIC_FAST.name, 1.0),
             Aim("handover", MARSHAL.name, KIP848_FAST.name, 1.0),
         )

@@ -9,6 +9,7 @@ from typing import ClassVar
 from benchmarks.race.contestants import (
     CLASSIC,
     CLASSIC_SLOW,
+    GROUP,
     KIP848,
     MARSHAL,
     Contestant,
@@ -39,10 +40,11 @@ class Start(Event):
 
     def __init__(self, history: int = 1_000) -> None:
         self._history = history
-        contestants = (MARSHAL, RECLAIM, CLASSIC, CLASSIC_SLOW, KIP848)
+        contestants = (MARSHAL, RECLAIM, GROUP, CLASSIC, CLASSIC_SLOW, KIP848)
         aims = (
             Aim("start", MARSHAL.name, CLASSIC.name, 0.5),
             Aim("start", RECLAIM.name, MARSHAL.name, 1.0),
+            Aim("start", GROUP.name, MARSHAL.name, 1.5),
         )
         conditions = {"records of history": history, "partitions": PARTITIONS}
         super().__init__(contestants, aims, conditions)
