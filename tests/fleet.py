@@ -17,6 +17,7 @@ from rationalizer import (
     route_group,
 )
 from rationalizer.groups.machine import member_id_of
+from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import LET_GO, START
 
 __all__ = ["Fleet", "let_go", "started"]
@@ -84,6 +85,6 @@ def started(topic: str, *partitions: int, through: int = -1) -> list[CommitEntry
     return [CommitEntry(topic, partition, action=START, through=through) for partition in partitions]
 
 
-def let_go(topic: str, partition: int, through: int | None = None, **keys: int) -> CommitEntry:
+def let_go(topic: str, partition: int, through: int | None = None, lo: int = 0, hi: int = MAX_KEY_HASH) -> CommitEntry:
     """An entry that lets go of what is revoked."""
-    return CommitEntry(topic, partition, action=LET_GO, through=through, **keys)
+    return CommitEntry(topic, partition, lo, hi, LET_GO, through)
