@@ -390,8 +390,8 @@ def _checked(group_id: object, claims: object) -> list[_Claim]:
         if isinstance(claim[2], SharedEpoch):
             raise ConfigurationError(
                 f"{topic} [{claim[1]}] is shared by key: a last offset of the whole partition would hide other "
-                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and offsets by "
-                "(topic, partition, lo, hi) in a table of your own"
+                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and "
+                "offsets by (topic, partition, lo, hi) in a table of your own"
             )
         partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
         if epoch < 0 or last_offset < -1 or partition < 0:

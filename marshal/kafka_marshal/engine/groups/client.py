@@ -389,11 +389,8 @@ class GroupClient:
         if piece is None and meant:
             self._take_up(key, meant, now)
             piece = self.pieces.get(key)
-        elif piece is not None and piece.letting_go is None:
-            if meant is None or (meant[0].lo, meant[-1].hi) != piece.span:
-                self._work.let_go(
-                    key, REVOKED, now
-                )  # shares that are cut anew are taken up anew, with all that is ours
+        elif piece is not None and piece.letting_go is None and piece.span != _span(meant):
+            self._work.let_go(key, REVOKED, now)  # shares that are cut anew are taken up anew, with all that is ours
         lo, hi = (0, -1) if piece is None else piece.span
         revoked = [part for part in parts if part.owner == me.slot and part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
@@ -548,6 +545,10 @@ class GroupClient:
         if self.member.joined or not self._must_go():
             times.append(self.member.deadline(now))
         return min(times, default=inf)
+
+
+def _span(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
+    return (parts[0].lo, parts[-1].hi) if parts else None
 
 
 def _covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
