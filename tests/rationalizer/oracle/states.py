@@ -29,7 +29,7 @@ MOST_RANGES = 60_000
 a_hash = int_between(0, LARGEST_HASH)
 
 
-def is_state(data: bytes, partitions: int) -> bool:
+def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -> bool:
     """Whether a log with so many CPs could have led to the state that these bytes say, in their one form."""
     try:
         tree: list[Any] = list(parse(data, len(data)))
@@ -38,7 +38,7 @@ def is_state(data: bytes, partitions: int) -> bool:
     if shortest(tree) != data:
         return False
     head = [int_between(1, 1), int_between(0, partitions - 1), int_between(0, LARGEST_OFFSET + 1), a_time]
-    level = int_between(1, HIGHEST_LEVEL)
+    level = int_between(1, highest_level)
     if not fits(tree, [*head, level, _any_list, _any_list, _no_groups]):
         return False
     _, cp, next_offset, log_time, _, leases, pauses, _ = tree
