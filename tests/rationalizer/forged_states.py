@@ -8,9 +8,9 @@ from typing import Any
 from rationalizer import SnapshotError, World
 from rationalizer.limits import SUPPORTED_LEVEL
 from tests.rationalizer.oracle import is_state, parse
+from tests.rationalizer.oracle.lease_states import MOST_RANGES
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, paths, replaced, spell
-from tests.rationalizer.oracle.states import MOST_RANGES
 from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
 __all__ = ["restore_differs"]

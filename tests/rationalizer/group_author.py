@@ -223,7 +223,9 @@ class GroupAuthor(Author):
         who, member_id = self.sender(group)
         slot = next((member.slot for member in group.members if member.member_id == member_id), -1)
         entries = [self.entry_of(group, slot) for _ in range(self.choose((1, 1, 1, 2, 2, 3, 6)))]
-        return self.record(19, who, group.name, member_id, self.generation(group), self.choose((False, False, False, True)), entries)
+        return self.record(
+            19, who, group.name, member_id, self.generation(group), self.choose((False, False, False, True)), entries
+        )
 
     def hand_over(self) -> bytes:
         """Type 19 with which an owner lets go of what was revoked, as it should or nearly so."""

@@ -63,7 +63,9 @@ def wanted() -> set[Cell]:
     found |= {(name, "claimed", "WRONG_KIND") for name in OF_COORDINATED_GROUPS}
     paused = set(OF_COORDINATED_GROUPS) - {"LeaveGroup", "CommitOffsets"}
     found |= {(name, "paused", "PAUSED") for name in paused}
-    found |= {(name, "paused", code) for name in ("LeaveGroup", "CommitOffsets, id") for code in ("OK", "UNKNOWN_CONSUMER")}
+    found |= {
+        (name, "paused", code) for name in ("LeaveGroup", "CommitOffsets, id") for code in ("OK", "UNKNOWN_CONSUMER")
+    }
     found |= {(name, "elsewhere", "WRONG_PARTITION") for name in set(OF_COORDINATED_GROUPS) - {"ConfigureGroup"}}
     found |= {(name, "anywhere", "MALFORMED") for name in OF_COORDINATED_GROUPS}
     return found | {("any", "level 1", code) for code in ("UNSUPPORTED_VERSION", "UNKNOWN_TYPE")}
@@ -74,7 +76,9 @@ def column_of(world: OracleWorld, record: Judged, log_time: int) -> str:
     group = world.groups.get(record.group)
     if group is None:
         return EMPTY
-    sender = sender_of(group, record) if record.type in OF_COORDINATED_GROUPS and record.type != "ConfigureGroup" else None
+    sender = (
+        sender_of(group, record) if record.type in OF_COORDINATED_GROUPS and record.type != "ConfigureGroup" else None
+    )
     if sender is not None:
         return MEMBER
     buries = record.type in ("JoinGroup", "CommitOffsets", "ForgetGroup") and record.fields[:1] in ((), ("",))
@@ -84,7 +88,7 @@ def column_of(world: OracleWorld, record: Judged, log_time: int) -> str:
 
 def cells_met(world: OracleWorld, entry: Entry) -> list[Cell]:
     """Applies one record, and says which cells it met."""
-    offset, stamp, value = entry
+    _, stamp, value = entry
     level, record = world.level, judge(value, world.level, world.partition, world.partitions)
     log_time = max(world.log_time, stamp)
     column = column_of(world, record, log_time)

@@ -68,9 +68,7 @@ def assign(
     )
 
 
-def by_range(
-    places: Sequence[TopicPartition], subscribers: Mapping[str, Sequence[int]]
-) -> dict[TopicPartition, int]:
+def by_range(places: Sequence[TopicPartition], subscribers: Mapping[str, Sequence[int]]) -> dict[TopicPartition, int]:
     """G17, `range`: member i gets the next n // m, one more if i < n mod m."""
     found = {}
     for topic, members in subscribers.items():
@@ -146,9 +144,7 @@ def next_move(
     """G17, `sticky`, (3): which thing moves, and to which bin; None where nothing has to move any more."""
     # a: the one with the most (the lowest among equals) that has one which somebody could take
     for a in sorted(held, key=lambda bin_: (-len(held[bin_]), bin_)):
-        takers = {
-            b for thing in held[a] for b in could_go_to(thing) if len(held[b]) <= len(held[a]) - 2
-        }
+        takers = {b for thing in held[a] for b in could_go_to(thing) if len(held[b]) <= len(held[a]) - 2}
         if not takers:
             continue
         # b: of those who could take one from it the one with the fewest (the lowest among equals)

@@ -276,9 +276,7 @@ def commit_entry(group: Group, slot: int, generation: int, in_order_: bool, entr
     if entry.action == 2:
         return start_entry(group, slot, generation, entry)
     touched = [
-        piece
-        for piece in group.pieces.get(entry.place, ())
-        if piece.low <= entry.high and entry.low <= piece.high
+        piece for piece in group.pieces.get(entry.place, ()) if piece.low <= entry.high and entry.low <= piece.high
     ]
     if not all_keys_are_owned(touched, slot, entry.low, entry.high):
         return "NOT_ASSIGNED", group
