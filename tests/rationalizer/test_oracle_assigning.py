@@ -1,4 +1,4 @@
-"""The oracle's reading of G17, K1, K2 and of key ranges (P8), alone: the contract's examples, and another naive reading."""
+"""The oracle's reading of G17, K1, K2 and of key ranges (P8), alone: the examples, and another naive reading."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def some_question(source: random.Random, before: dict[TopicPartition, list[Any]]
 
 
 def test_k4_and_what_every_strategy_owes() -> None:
-    """Every partition is covered once, by subscribers; who shares has opted in; sticky leaves no gap of two to close."""
+    """Every partition is covered once, by subscribers; who shares has opted in; sticky leaves no gap of two."""
     source = random.Random(1)
     before: dict[TopicPartition, list[Any]] = {}
     for _ in range(1500):

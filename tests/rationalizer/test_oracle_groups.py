@@ -1,4 +1,4 @@
-"""The oracle's reading of coordinated groups, alone: what it must reach and keep to before it may judge anybody else."""
+"""The oracle's reading of coordinated groups, alone: what it must reach and keep to, before it judges anybody."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.rationalizer.group_cells import Cell, cells_met, wanted
 from tests.rationalizer.group_stories import STORIES, told
 from tests.rationalizer.group_values import EDGES
 from tests.rationalizer.oracle import OracleWorld, is_state, judge, shortest
-from tests.rationalizer.oracle.groups import Group
+from tests.rationalizer.oracle.assigning import TopicPartition
+from tests.rationalizer.oracle.groups import Group, rebalance
 from tests.rationalizer.oracle.layout import home_of_group
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.strategies import TEST_TIMEOUT_S, THOROUGH, Entry, by_seed
@@ -32,7 +33,7 @@ def begun(seed: int) -> GroupAuthor:
 
 @pytest.mark.slow
 def test_every_record_in_every_state() -> None:
-    """Chance, with fixed seeds, reaches every code of every cell of the table; what else it meets is not section 5's."""
+    """Chance, with fixed seeds, reaches every code of every cell of the table."""
     met: Counter[Cell] = Counter()
     for seed in range(MOST_LOGS):
         author = begun(seed)
@@ -99,6 +100,19 @@ def holds_together(group: Group) -> None:
             assert piece.target in subscribed if subscribed else piece.target is None
 
 
+def targets_as_a_rebalance_would_have_them(group: Group) -> None:
+    """G16, G17: a rebalance that nothing has caused moves no target (it may cut the letting-go short, no more)."""
+    again = rebalance(group, group.generation + 1)
+    for place in {*group.pieces, *again.pieces}:
+        for sample in SAMPLES:
+            assert target_of(group, place, sample) == target_of(again, place, sample)
+
+
+def target_of(group: Group, place: TopicPartition, sample: int) -> int | None:
+    found = [piece.target for piece in group.pieces.get(place, ()) if piece.low <= sample <= piece.high]
+    return found[0] if found else None
+
+
 @pytest.mark.parametrize("seed", range(max(24, int(24 * THOROUGH))))
 def test_what_every_state_keeps_to(seed: int) -> None:
     """G4, G5, K4, P2: one owner a key, a larger `since` under each later one, a stable that only imports move back."""
@@ -110,6 +124,7 @@ def test_what_every_state_keeps_to(seed: int) -> None:
         outcome = world.apply(*author.entry())
         for name, group in world.groups.items():
             holds_together(group)
+            targets_as_a_rebalance_would_have_them(group)
             for place, progress in before.get(name, {}).items():
                 imported = outcome.type == "CommitOffsets" and "REPOSITIONED" in (outcome.entries or ())
                 assert imported or group.progress[place].stable >= progress.stable

@@ -30,6 +30,7 @@ from tests.rationalizer.oracle.layout import (
     home_of_group,
     int_between,
     is_int,
+    or_nil,
     some_metadata,
 )
 from tests.rationalizer.oracle.lease_states import is_progress
@@ -67,9 +68,7 @@ def is_group(row: Any, next_offset: int, log_time: int) -> bool:
         return False
     if not all(is_member(member, name, generation_, next_offset, log_time) for member in members):
         return False
-    if not all(
-        fits(place, [a_topic, a_partition, a_list, lambda item: item is None or a_list(item)]) for place in places
-    ):
+    if not all(fits(place, [a_topic, a_partition, a_list, or_nil(a_list)]) for place in places):
         return False
     return (
         (strategy is None) == (members == [])
