@@ -101,7 +101,7 @@ class GroupAuthor(Author):
     def stamp(self) -> int:
         """A step ahead, or one to just before, at or after the moment that a member is overdue, or that all are."""
         now = self.world.log_time
-        if self.choose((True,) * (80 if self.calm else 12) + (False,)):
+        if self.choose((True,) * (80 if self.calm else 10) + (False,)):
             return now + self.choose((0, 1, 5, 5, 20))
         ends = [m.last_beat + m.session_timeout_ms for name in self.home for m in self.members(name)]
         ends += [pause.expires for pause in self.world.pauses() if pause.expires < 2**60]
@@ -315,7 +315,9 @@ class GroupAuthor(Author):
     def pause(self) -> bytes:
         """Type 5: a pause, a longer or shorter one, or its end."""
         now, name = self.world.log_time, self.name()
-        expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500))
+        # Where nothing is calm, long enough for members to be overdue before it ends.
+        longer = () if self.calm else (2_000, 2_000, 2_000)
+        expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500, *longer))
         return record(5, self.admin_of(name), name, expires)
 
     def reposition(self) -> bytes:
