@@ -113,8 +113,8 @@ def evict(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
     if 2 * silence <= session_ms and not force:
         raise AdminError(
             f"{client_id!r} beat {silence} ms ago, within half its session ({session_ms} ms), and may be alive. "
-            "Nothing was changed. End that process and wait, or force it: what it has in hand is repeated then, and it joins "
-            "again only when its handler has come back and three sessions have gone by"
+            "Nothing was changed. End that process and wait, or force it: what it has in hand is repeated then, and it "
+            "joins again only when its handler has come back and three sessions have gone by"
         )
     (asked,) = session.ask((session.home, record))
     if asked.outcome is None:
