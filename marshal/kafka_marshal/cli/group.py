@@ -84,7 +84,7 @@ def groups(options: Options) -> int:
     r"""All groups that the log knows, of both kinds, one row each. One of them: kafka-marshal group NAME.
 
     \b
-    kind         claimed: its workers claim leases; coordinated: its members have generations (docs/groups.md)
+    kind         claimed: its workers claim leases; coordinated: its members have generations (docs/operating.md)
     state        of a coordinated group STEADY, PREPARE_FOR_REBALANCE (a piece is to be let go, or a member is silent
                  for longer than its session), READY (no members)
     members      that hold a partition, or are members, and are not gone
