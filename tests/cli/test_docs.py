@@ -52,7 +52,11 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
     wanted = documented(args[0]) - {"answers[]"}
     optional = {"notes[]", "history[]", "answer"}
     of_answer = {path for path in found if re.match(r"answer(s\[\])?\.", path) and path not in wanted}
-    assert {re.sub(r"^answer(s\[\])?\.", "history[].", path) for path in of_answer} <= wanted | {"history[].holder", "history[].last_beat", "history[].state"}
+    assert {re.sub(r"^answer(s\[\])?\.", "history[].", path) for path in of_answer} <= wanted | {
+        "history[].holder",
+        "history[].last_beat",
+        "history[].state",
+    }
     containers = {"clock", "answer", "leases[].holder", "history[].holder"}
     assert found - of_answer - containers - optional == wanted - containers - optional
 

@@ -304,7 +304,9 @@ def test_log_and_who_from_kafka_and_from_a_dump_agree(kafka: Command, append: Ap
         live, later = kafka(*args), kafka(*args, "--from-dump", "-", stdin=dump)
         assert live == later
         assert live.status == 0
-    assert [row["code"] for row in kafka("log", "--no-beats").rows] == ["OK", "OK", "OK", "HELD", "OK"], "two Upgrades first"
+    assert [row["code"] for row in kafka("log", "--no-beats").rows] == ["OK", "OK", "OK", "HELD", "OK"], (
+        "two Upgrades first"
+    )
     assert kafka("who", "g", "t", "0", "--offset", 10_000).status == 2
 
 
