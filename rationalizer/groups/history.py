@@ -43,8 +43,8 @@ class Moved(NamedTuple):
 
     @property
     def vacant_ms(self) -> int | None:
-        """From the former owner's last sign of life until the next one had it; None: there is none of the two."""
-        if self.before is None or not self.after.held or self.before.since == BEFORE == self.before.last_beat:
+        """From the former owner's last sign of life until the next one had it; None: one of the two is not known."""
+        if self.before is None or not self.after.held or self.before.last_beat == BEFORE:
             return None
         return max(0, self.after.since - self.before.last_beat)
 
@@ -90,7 +90,7 @@ class Assignments:
         for topic, partition in group.partitions():
             spans = _spans(group, topic, partition, 0, 0)
             for span in spans:
-                span.since, span.since_offset = BEFORE, max(0, span.epoch)
+                span.since, span.since_offset, span.last_beat = BEFORE, max(0, span.epoch), BEFORE
             self.now[topic, partition] = spans
         self._remember(group)
 
@@ -178,7 +178,7 @@ class Assignments:
             ended = None
             if old is not None:
                 ended = self._ended(group, old, lo, hi, outcome, offset, log_time, span)
-                cuts.setdefault(id(old), []).append(ended)
+                cuts.setdefault(old.lo, []).append(ended)
             begun = replace(span, lo=lo, hi=hi)
             if ended is not None and not begun.held:
                 begun.last_beat = ended.last_beat
@@ -311,7 +311,7 @@ def _parts(before: Sequence[Span], after: Sequence[Span]) -> Iterator[tuple[int,
 
 def _add(kept: list[Span], old: Span, lo: int, hi: int, cuts: dict[int, list[Span]]) -> None:
     """This part of an old span goes on."""
-    parts = cuts.setdefault(id(old), [])
+    parts = cuts.setdefault(old.lo, [])
     if parts and kept[-1] is parts[-1]:
         kept[-1].hi = hi
         return
@@ -323,7 +323,7 @@ def _settle(before: Sequence[Span], kept: list[Span], cuts: dict[int, list[Span]
     """Each old span lives on as the first of its parts, whoever holds it; the others, which fell off it."""
     fallen: list[Span] = []
     for old in before:
-        first, *others = cuts.get(id(old), [old])
+        first, *others = cuts.get(old.lo, [old])
         for name in Span.__dataclass_fields__:
             setattr(old, name, getattr(first, name))
         kept[:] = [old if each is first else each for each in kept]

@@ -149,6 +149,24 @@ def test_what_was_so_before_the_log_begins() -> None:
     fold.begin(World.restore(story.world.snapshot(), 1))
     (span,) = fold.now["t", 0]
     assert (span.client_id, span.since, span.epoch) == ("a", BEFORE, generation)
+    story.fold = fold
+    story.now = 20_000
+    story.fleet.join("b", {"t": 1})
+    assert fold.rebalances[-1].silent == [("a", 20_000)], "its last beat is known"
+    assert fold.rebalances[-1].moved[0].vacant_ms == 20_000
+
+
+def test_how_long_nobody_had_it_before_the_log_begins_is_not_known() -> None:
+    story = Story()
+    generation = story.fleet.join("a", {"t": 1})
+    story.fleet.commit("a", generation, *started("t", 0))
+    story.fleet.leave("a", generation)
+    story.fold = Assignments("g")
+    story.fold.begin(World.restore(story.world.snapshot(), 1))
+    story.now = 20_000
+    story.fleet.join("b", {"t": 1})
+    (moved,) = story.fold.rebalances[-1].moved
+    assert (moved.after.client_id, moved.vacant_ms) == ("b", None)
 
 
 @pytest.mark.parametrize("strategy", ["sticky", "range"])

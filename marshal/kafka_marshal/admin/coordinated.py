@@ -7,7 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from kafka_marshal.admin.positions import Move, moves_to
-from kafka_marshal.admin.session import Asked, Session, wrong_kind
+from kafka_marshal.admin.session import Asked, Session, kind_in, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.ports import TopicPartition
@@ -23,14 +23,12 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_WRITTEN_BYTES
+from rationalizer.wire.records import KINDS
 
 __all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "set_positions"]
 
 #: Of an entry beside its topic, at most; with room for the ids in front.
 _ENTRY_BYTES = 64
-
-#: Codes with which a CP below level 2 answers (E3, E6).
-_LEVEL_1 = (codes.UNSUPPORTED_VERSION, codes.UNKNOWN_TYPE)
 
 
 def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
@@ -52,8 +50,14 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
     """Set these in every CP, which makes it a coordinated group if it is none yet; all that is set then (G2, G19)."""
     record = ConfigureGroup(*session.ids, check_settings(settings).settings)
     with session.locked():
-        if session.kind() == "claimed":
+        if kind_in(session.worlds, session.group_id) == "claimed":
             raise wrong_kind(session.group_id, "claimed")
+        low = [cp for cp in session.cps if session.worlds[cp].level < KINDS[ConfigureGroup.TYPE].level]
+    if low:
+        raise AdminError(
+            f"partition(s) {low} of the coordination topic are at level 1 of the protocol, which knows no coordinated "
+            "groups. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
+        )
     # Home first: what it refuses is marked nowhere.
     answers = session.ask((session.home, record))
     _check_configured(session, answers)
@@ -78,11 +82,6 @@ def _check_configured(session: Session, answers: Sequence[Asked]) -> None:
             )
         if code == codes.WRONG_KIND:
             raise wrong_kind(session.group_id, "claimed")
-        if code in _LEVEL_1:
-            raise AdminError(
-                f"{where} is at level 1 of the protocol, which knows no coordinated groups. Nothing was changed "
-                "there. Raise the topic first: kafka-marshal upgrade"
-            )
         if code is None:
             raise AdminError(f"{where} did not show the settings in time; they may be written or not. Do it again")
         if not asked.accepted:

@@ -86,7 +86,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     check_name(key)
     where = f"{topic} [{partition}]"
     with session.locked():
-        is_coordinated = session.kind() == "coordinated"
+        is_coordinated = session.group() is not None
     if is_coordinated:
         raise AdminError(
             f"{where}: {session.group_id!r} is a coordinated group, whose members have no leases one by one. Nothing "
@@ -117,7 +117,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
 def evict_member(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
     """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
     with session.locked():
-        is_coordinated = session.kind() == "coordinated"
+        is_coordinated = session.group() is not None
     if is_coordinated:
         return coordinated.evict(session, client_id, force=force)
     session.tick(session.cps)
@@ -164,7 +164,7 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
     timeout: seconds to wait until it holds nothing; None: do not wait.
     """
     with session.locked():
-        is_coordinated = session.kind() == "coordinated"
+        is_coordinated = session.group() is not None
     if is_coordinated:
         return coordinated.ask_to_leave(session, client_id, timeout)
     session.tick(session.cps)

@@ -227,12 +227,8 @@ class Session:
         """The CP that keeps the group, if it is a coordinated one (L3)."""
         return route_group(self.group_id, len(self.worlds))
 
-    def kind(self) -> GroupKind | None:
-        """What kind of group it is; look under ``locked()``."""
-        return kind_in(self.worlds, self.group_id)
-
     def group(self) -> Group | None:
-        """The coordinated group, live; look under ``locked()``."""
+        """The coordinated group, live, or None where it is none; look under ``locked()``."""
         return group_in(self.worlds, self.group_id)
 
     def progress(self, key: TopicPartition) -> Progress | None:
