@@ -34,8 +34,11 @@ class Seen:
 
     state: str
     generation: int | None
-    #: (client, instance, joined) by slot.
-    members: dict[int, tuple[str, str, int]]
+    #: What members agreed on: strategy, and the topics' counts.
+    strategy: str | None
+    counts: dict[str, int]
+    #: By slot: client, instance, and all that a join says of it.
+    members: dict[int, tuple[str, str, tuple[object, ...]]]
     #: All of it, unless it is large.
     everything: tuple[object, ...] | None
 
@@ -44,10 +47,17 @@ class Seen:
         """The group as this world has it, judged at a log time."""
         group = world.group(group_id)
         if group is None:
-            return cls("", None, {}, None)
-        members = {slot: (each.client_id, each.instance_id, each.joined) for slot, each in group.members.items()}
+            return cls("", None, None, {}, {}, None)
+        members = {
+            slot: (
+                *(each.client_id, each.instance_id),
+                (each.session_timeout_ms, each.allow_key_share, each.pattern, each.topics),
+            )
+            for slot, each in group.members.items()
+        }
         everything = group_row(group) if group.weight < LARGE else None
-        return cls(group.state(log_time), group.generation, members, everything)
+        state = group.state(log_time)
+        return cls(state, group.generation, group.strategy, dict(group.counts), members, everything)
 
 
 def codes_of(cell: GroupCell) -> set[str]:
@@ -94,15 +104,15 @@ def _sender(group: Group, record: Record, who: Who) -> Member | None:
     return group.sender(str(record.own_fields()[0]), record.client_id, record.instance_id)
 
 
-def ending_of(record: Record, before: Seen, after: Seen, outcome: Outcome, offset: int, paused: bool) -> Ending:
-    """How the record ended, by what has changed; `paused`: the group's pause is another one than before."""
+def ending_of(record: Record, before: Seen, after: Seen, outcome: Outcome, offset: int) -> Ending:
+    """How the record ended, by what has changed."""
     if not outcome.accepted:
         assert before.everything == after.everything, "a record that was rejected changed the group"
         return Ending(outcome.code, False, Effect.NOTHING)
-    return Ending(outcome.code, True, _effect(record, before, after, offset, paused))
+    return Ending(outcome.code, True, _effect(record, before, after, offset))
 
 
-def _effect(record: Record, before: Seen, after: Seen, offset: int, paused: bool) -> Effect:
+def _effect(record: Record, before: Seen, after: Seen, offset: int) -> Effect:
     made, rebalanced = before.generation is None, after.generation == offset
     match type(record).__name__:
         case "JoinGroup" if offset in after.members:
@@ -111,8 +121,9 @@ def _effect(record: Record, before: Seen, after: Seen, offset: int, paused: bool
             [slot] = [slot for slot, (client, _, _) in after.members.items() if client == record.client_id]
             if before.members[slot][1] != after.members[slot][1]:
                 return Effect.REPLACED
-            changed = rebalanced and before.members.keys() == after.members.keys()
-            return Effect.JOINED_AGAIN if changed else Effect.BEAT
+            grown = any(count > before.counts.get(topic, -1) for topic, count in after.counts.items())
+            others = (before.strategy, before.members[slot]) != (after.strategy, after.members[slot])
+            return Effect.JOINED_AGAIN if rebalanced and (grown or others) else Effect.BEAT
         case "LeaveGroup" if all(client != record.client_id for client, _, _ in after.members.values()):
             return Effect.LEFT
         case "TopicsChanged":
@@ -129,8 +140,10 @@ def _effect(record: Record, before: Seen, after: Seen, offset: int, paused: bool
             return Effect.CHANGED_TARGETS if rebalanced else Effect.CHANGED
         case "ForgetGroup" if after.generation is None and not made:
             return Effect.FORGOTTEN
+        case "ReleaseGroup":
+            return Effect.PAUSED
         case _:
-            return Effect.PAUSED if paused else Effect.NOTHING
+            return Effect.NOTHING
 
 
 def moves_of(earlier: str, before: Seen, after: Seen) -> list[tuple[str, str]]:

@@ -157,12 +157,12 @@ class Replica:
         log_time, world = max(stamp, self.world.log_time), self.world
         cell, of_group = self._cell(record, log_time), cell_of(world, record, log_time)
         earlier = Seen.of(world, record.group_id, world.log_time)
-        before, pause = Seen.of(world, record.group_id, log_time), world.pause(record.group_id)
+        before = Seen.of(world, record.group_id, log_time)
         line = self._apply(who, stamp, encode(record))
         if world.required_level is not None:
             return line
         after, offset = Seen.of(world, record.group_id, log_time), world.next_offset - 1
-        ending = ending_of(record, before, after, self.outcome, offset, world.pause(record.group_id) != pause)
+        ending = ending_of(record, before, after, self.outcome, offset)
         self.moves |= {*moves_of(earlier.state, before, after)}
         if of_group is not None and ending.code in codes_of(of_group):
             self.group_cells.add((*of_group, ending))
@@ -252,7 +252,7 @@ class Replica:
             rows = unpackb(self.world.snapshot())[7]
             head = next(row for row in rows if row[0] == group.group_id)
             lists = [*head[5], *head[6]]
-            yield json.dumps([*head[:5], "…"])
+            yield json.dumps(head[:5])
         else:
             objects: list[dict[str, object]] = state([self.world])["groups"]  # type: ignore[assignment]
             head = next(each for each in objects if each["group"] == group.group_id)

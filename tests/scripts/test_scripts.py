@@ -31,9 +31,6 @@ from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, playe
 
 PAGE = (FOLDER.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
 
-#: These are in tests/rationalizer: test_routing.py, and test_progress.py (no record of level 1 commits a key range).
-IN_NO_SCRIPT = {"P7", "P8"}
-
 ALL = [path for paths in SCRIPTS.values() for path in paths]
 OF_A_REPLICA = [*SCRIPTS[""], *SCRIPTS["groups"]]
 #: A rule's script begins with its letter and number; all others are situations.
@@ -139,7 +136,7 @@ def test_each_rule_has_its_script() -> None:
     rules = set(re.findall(r"^- \*\*((?:[CPTGK]\d+)|L3|S1|D2|D3)\*\*", PAGE, re.MULTILINE))
     named = {rule for path in ALL for rule in re.findall(r"\b[A-Z]\d+\b", path.read_text(encoding="utf-8"))}
     assert len(rules) > 60
-    assert sorted(rules - named) == sorted(IN_NO_SCRIPT)
+    assert sorted(rules - named) == []
     for path in ALL:
         if RULE.match(path.stem) is None:
             continue
@@ -147,11 +144,25 @@ def test_each_rule_has_its_script() -> None:
         assert path.read_text(encoding="utf-8").startswith(f"# {letter}{number}: "), path.name
 
 
+def test_each_case_of_the_scenarios_has_its_script() -> None:
+    """Those of the section "Interesting scenarios to consider" of Kafka's design, by their numbers."""
+    cases = {
+        "coordinator_failover_or_connection_loss": 3,
+        "partition_changes_for_subscribed_topics": 4,
+        "offset_commits_during_rebalance": 4,
+        "heartbeats_during_rebalance": 4,
+        "coordinator_failure_during_rebalance": 5,
+        "slow_consumers": 7,
+    }
+    wanted = {f"{name}_{number}" for name, count in cases.items() for number in range(1, count + 1)}
+    assert wanted - {path.stem for path in SCRIPTS["groups"]} == set()
+
+
 def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
     said: set[str] = set()
     for value in (value for path in OF_A_REPLICA for log in run(path)[1].logs for _, _, value in log[2]):
         try:
-            record = decode(value or b"")
+            record = decode(value or b"", SUPPORTED_LEVEL)
         except RejectedValueError:
             continue
         text = words_of(record, lambda key: -1, 0)
