@@ -1,4 +1,4 @@
-"""Every cell of the group plane's table of transitions, played against the machine, in each situation that it stands for."""
+"""Every cell of the group plane's table of transitions, against the machine, in each situation that it stands for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from tests.scripts.replica import Replica
 
 LOG = "log a1=a/1 a2=a/2 b1=b/1 c1=c/1 admin=admin/1 level=2"
 A, B = "a1 joins flights:2 pattern=^f", "b1 joins flights:2 pattern=^f"
+#: a1 is overdue, b1 is not.
+LATE = [A, f"{B} session=9000", "b1 ticks at=+1001"]
 #: What comes before the record, by column. a1 is a sender that is a member, c1 one that is none.
 SITUATIONS = {
     "unknown": ([], ["a1 ticks"], ["c1 joins flights:2 strategy=dice"]),
     "ready": (["admin configures"], [A, "a1 leaves"], ["admin configures", A, B, "b1 leaves", "a1 leaves"]),
-    "stranger": ([A], [A, B], [A, B, "a1 lets go flights:1"], [A, f"{B} session=9000", "b1 ticks at=+1001"]),
-    "member": ([A], [A, B], [A, B, "a1 lets go flights:1"], [A, "a1 ticks at=+1001"], [B, A, "a1 ticks at=+1001"]),
+    "stranger": ([A], [A, B], [A, B, "a1 lets go flights:1"], LATE),
+    "member": ([A], [A, B], [A, B, "a1 lets go flights:1"], [A, "a1 ticks at=+1001"], LATE),
 }
 #: Here all members are overdue, so that there are none for a record that buries them.
 ALL_OVERDUE = [A, B, "c1 ticks at=+1001"]
@@ -84,9 +86,7 @@ def command(row: Transition, column: str, ending: Ending) -> str:
     return OF_STRANGERS[key(row)]
 
 
-CELLS = [
-    (row, column, ending) for row in TRANSITIONS for column in COLUMNS for ending in getattr(row, column)
-]
+CELLS = [(row, column, ending) for row in TRANSITIONS for column in COLUMNS for ending in getattr(row, column)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
@@ -36,9 +38,9 @@ class Seen:
     generation: int | None
     #: What members agreed on: strategy, and the topics' counts.
     strategy: str | None
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     #: By slot: client, instance, and all that a join says of it.
-    members: dict[int, tuple[str, str, tuple[object, ...]]]
+    members: Mapping[int, tuple[str, str, tuple[object, ...]]]
     #: All of it, unless it is large.
     everything: tuple[object, ...] | None
 
@@ -150,4 +152,4 @@ def moves_of(earlier: str, before: Seen, after: Seen) -> list[tuple[str, str]]:
     """The moves that a record makes: first by its log time (from the state `earlier`), then by what it says."""
     rebalanced = after.generation is not None and before.generation != after.generation and after.generation > 0
     path = [earlier, before.state, *(["REBALANCING"] if rebalanced else []), after.state]
-    return [(one, other) for one, other in zip(path, path[1:], strict=False) if one != other]
+    return [(one, other) for one, other in pairwise(path) if one != other]

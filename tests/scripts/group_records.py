@@ -15,14 +15,14 @@
 
     commits offsets flights:0>9 cuts=99 the same entry for 99 single hashes: 0, 2, 4 …
 
-Each may have generation= (else the group's), member= (else the sender's; a1's or any text), in_order=yes. A range of key
-hashes begins with the first number and ends before the second: fractions of the whole, or #99 for the hash 99.
+Each may have generation= (else the group's), member= (else the sender's; a1's or any text), in_order=yes. A range of
+key hashes begins with the first number and ends before the second: fractions of the whole, or #99 for the hash 99.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -45,7 +45,9 @@ __all__ = ["ACTIONS", "Groups", "counts_of", "group_record_of", "group_words", "
 
 ACTIONS = {"commits offsets": COMMIT, "lets go": LET_GO, "starts": START, "sets": COMMIT}
 SPACE = MAX_KEY_HASH + 1
-ENTRY = re.compile(r"(?P<topic>[^:]+):(?P<partition>\d+)(\((?P<keys>.*?)\))?(>(?P<through>-?\d+))?(\[(?P<ranges>.*?)\])?")
+ENTRY = re.compile(
+    r"(?P<topic>[^:]+):(?P<partition>\d+)(\((?P<keys>.*?)\))?(>(?P<through>-?\d+))?(\[(?P<ranges>.*?)\])?"
+)
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ def group_words_of(record: Record, known: Groups) -> str | None:
 # -- words of a record -----------------------------------------------------------------------------------
 
 
-def _topics(words: object) -> tuple[tuple[str, int], ...]:
-    pairs = (word.rsplit(":", 1) for word in words)  # type: ignore[attr-defined]
+def _topics(words: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    pairs = (word.rsplit(":", 1) for word in words)
     return tuple((topic, int(count)) for topic, count in pairs)
 
 

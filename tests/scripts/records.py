@@ -32,7 +32,6 @@ from rationalizer import (
     Tick,
     Upgrade,
 )
-
 from tests.scripts.group_records import Groups, group_record_of, group_words_of
 
 __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]

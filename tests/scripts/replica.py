@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from msgpack import packb, unpackb
 
@@ -254,7 +255,7 @@ class Replica:
             lists = [*head[5], *head[6]]
             yield json.dumps(head[:5])
         else:
-            objects: list[dict[str, object]] = state([self.world])["groups"]  # type: ignore[assignment]
+            objects: Any = state([self.world])["groups"]
             head = next(each for each in objects if each["group"] == group.group_id)
             lists = [*head.pop("members"), *head.pop("partitions")]
             yield json.dumps(head)
