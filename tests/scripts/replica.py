@@ -179,9 +179,8 @@ class Replica:
             if lease.held:
                 self.last_holders[lease.group_id, lease.topic, lease.partition] = (lease.instance_id, lease.client_id)
         outcome = self.outcome
-        if outcome.member is not None and outcome.record is not None:
-            sender = (outcome.record.instance_id, outcome.record.client_id)
-            self.member_ids[outcome.record.group_id, sender] = outcome.member
+        if outcome.member is not None and (record := outcome.record) is not None:
+            self.member_ids[record.group_id, (record.instance_id, record.client_id)] = outcome.member
         entry = "entry of CommitOffsets" if outcome.of_group else "batch entry"
         self.ends |= {(outcome.type or "any", outcome.code), *((entry, code) for code in outcome.entries or ())}
         became = "accepted" if outcome.accepted else "rejected"

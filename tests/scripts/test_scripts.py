@@ -174,7 +174,15 @@ def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
 
 
 def test_a_command_that_means_nothing_is_named_with_its_line() -> None:
-    for command in ("a1 dances flights:0", "a1 beats flights:0 speed=3", "nobody ticks", "lease", "value {"):
+    about_groups = ("a1 joins flights", "a1 lets go flights", "a1 commits offsets flights:0>", "a1 configures speed=3")
+    for command in (
+        "a1 dances flights:0",
+        "a1 beats flights:0 speed=3",
+        "nobody ticks",
+        "lease",
+        "value {",
+        *about_groups,
+    ):
         with pytest.raises(ScriptError, match="line 2, '"):
             played(f"log a1=a/1\n{command}\n----\n", Replica().play)
     for command in ("a dances", "a takes speed=3", "nobody takes", "lease", "kafka gone", "a loses heart", "z ticks"):
