@@ -214,10 +214,20 @@ MOVES: Final[tuple[Move, ...]] = (
     Move("STEADY", "REBALANCING", _REBALANCES, "G8, G9"),
     Move("PREPARE_FOR_REBALANCE", "REBALANCING", _REBALANCES, "G8, G9"),
     Move("REBALANCING", "STEADY", "owners and targets are the same", "G16"),
-    Move("REBALANCING", "PREPARE_FOR_REBALANCE", "a piece is revoked; or new settings, a member overdue", "G16, G19"),
+    Move(
+        "REBALANCING",
+        "PREPARE_FOR_REBALANCE",
+        "a piece is revoked; or new settings while a member is overdue",
+        "G16, G19",
+    ),
     Move("REBALANCING", "READY", "no member is left", "G16"),
     Move("STEADY", "PREPARE_FOR_REBALANCE", "a session runs out", "G8"),
-    Move("PREPARE_FOR_REBALANCE", "STEADY", "the last revoked piece is let go; the overdue is heard first", "G8, G14"),
+    Move(
+        "PREPARE_FOR_REBALANCE",
+        "STEADY",
+        "the owner of the last revoked piece lets go; an overdue member is heard first",
+        "G8, G14",
+    ),
     Move("READY", "", "ForgetGroup", "C16"),
-    Move("PREPARE_FOR_REBALANCE", "", "ForgetGroup, all members overdue", "C16"),
+    Move("PREPARE_FOR_REBALANCE", "", "ForgetGroup while all members are overdue", "C16"),
 )
