@@ -59,7 +59,7 @@ def test_script(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 def small_logs(path: Path) -> Iterator[tuple[World, list[Entry]]]:
-    """The script's logs, and what each leads to; without those of 60,000 ranges or 1,000 members, which take a minute."""
+    """The script's logs, and what each leads to; without 60,000 ranges or 1,000 members, which take a minute."""
     for partition, partitions, log in run(path)[1].logs:
         at_once = World(partition, partitions)
         at_once.apply_many(log)
