@@ -1,1 +1,1 @@
-"""The group plane: coordinated groups with generations (sections 5 and 6)."""
+"""The group plane: coordinated groups (section 5), and topics shared by key (section 6)."""
