@@ -1,4 +1,4 @@
-"""The part of PROTOCOL.md that is written from the tables: records, transitions, outcomes, limits.
+"""The part of PROTOCOL.md that is written from the tables: records, transitions, states, outcomes, limits.
 
     python -m rationalizer.docs < PROTOCOL.md > new && mv new PROTOCOL.md
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rationalizer import codes, limits
+from rationalizer.groups import transitions as groups
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.wire.records import KINDS, Belongs, Kind
 
@@ -20,8 +21,8 @@ END: Final = "<!-- written by rationalizer.docs: end -->"
 
 
 def tables() -> str:
-    """Markdown: the tables of kinds, outcomes and limits, as the code has them."""
-    return "\n".join([*_kinds(), "", *_transitions(), "", *_codes(), "", *_limits()])
+    """Markdown: the tables of kinds, transitions, outcomes and limits, as the code has them."""
+    return "\n".join([*_kinds(), "", *_transitions(), "", *_group_transitions(), "", *_codes(), "", *_limits()])
 
 
 def replaced(page: str) -> str:
@@ -85,6 +86,45 @@ def _transitions() -> list[str]:
             ],
         ),
     ]
+
+
+def _group_transitions() -> list[str]:
+    moves = [
+        f"    {move.before or '[*]'} --> {move.after or '[*]'}: {move.why} ({move.rule})".replace(";", ",")
+        for move in groups.MOVES
+    ]
+    return [
+        "### The life of a coordinated group",
+        "",
+        "How a record ends, by the state of its group; the overdue are gone as G8 says before the column is chosen.",
+        "A JoinGroup can also fail by the checks of G11, from the strategy on. A record of section 3 that meets no",
+        "such group is judged by that section.",
+        "",
+        *_table(
+            ("record", *groups.COLUMNS.values(), "rules"),
+            [
+                (
+                    f"{row.record}, {row.who.value}" if row.who.value else row.record,
+                    *("; or ".join(map(_ending, getattr(row, column))) or "–" for column in groups.COLUMNS),
+                    row.rule,
+                )
+                for row in groups.TRANSITIONS
+            ],
+        ),
+        "",
+        "And how its state moves (G7). REBALANCING is passed through within one record, with a new generation.",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        *moves,
+        "```",
+    ]
+
+
+def _ending(ending: groups.Ending) -> str:
+    if ending.effect is groups.Effect.NOTHING:
+        return f"`{ending.code}`"
+    return f"`{ending.code}` ({ending.effect.value})"
 
 
 def _codes() -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rationalizer import codes, docs
+from rationalizer.groups import transitions as of_groups
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.wire.records import KINDS
 
@@ -54,6 +55,7 @@ def test_the_codes_of_accepted_records() -> None:
 
 def test_every_rule_that_a_table_cites_stands_on_the_page() -> None:
     cited = " ".join([row.rules for row in codes.TABLE] + [row.rule for row in TRANSITIONS])
+    cited += " ".join([row.rule for row in of_groups.TRANSITIONS] + [move.rule for move in of_groups.MOVES])
     for rule in set(re.findall(r"\b[A-Z]\d+\b", cited)):
         assert f"- **{rule}** " in PAGE
 

@@ -10,7 +10,7 @@
     pauses until=+5000                  ReleaseGroup, its expiry counted from the clock; until=900 is a time
     forgets, ticks, upgrades level=2    ForgetGroup, Tick, Upgrade
 
-Each may have epoch= and group= (else g).
+and those of coordinated groups as `group_records.py` has them. Each may have epoch= and group= (else g).
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from rationalizer import (
     Tick,
     Upgrade,
 )
+from tests.scripts.group_records import Groups, group_record_of, group_words_of
 
 __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]
 
 #: The present epoch of (group, topic, partition); 0 where nobody ever held it.
 Epoch = Callable[[tuple[str, str, int]], int]
 
-OF_TWO_WORDS = ("takes over", "claims messages", "beats batch")
+OF_TWO_WORDS = ("takes over", "claims messages", "beats batch", "joins again", "commits offsets", "lets go")
+NO_GROUPS = Groups()
 MANY_RANGES = 6
 #: Offsets from here on say which topic the position is of (P12).
 FIRST_MARK = 1 << 62
@@ -49,7 +51,14 @@ def options_of(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return [word for word in words if "=" not in word], dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def record_of(sender: tuple[str, str], words: list[str], options: dict[str, str], now: int, epoch: Epoch) -> Record:
+def record_of(
+    sender: tuple[str, str],
+    words: list[str],
+    options: dict[str, str],
+    now: int,
+    epoch: Epoch,
+    groups: Groups = NO_GROUPS,
+) -> Record:
     """The record that (instance, client) appends; what it needs of the options is taken out of them."""
     length = 2 if " ".join(words[:2]) in OF_TWO_WORDS else 1
     verb, about = " ".join(words[:length]), words[length:]
@@ -66,6 +75,11 @@ def record_of(sender: tuple[str, str], words: list[str], options: dict[str, str]
             return ReleaseGroup(*ids, now + int(until) if until[0] == "+" else int(until))
         case "beats batch":
             return HeartbeatBatch(*ids, tuple(_entry(group, word, epoch) for word in about))
+    record = group_record_of(ids, verb, about, options, groups)
+    if record is not None:
+        return record
+    if not about:
+        raise ValueError(f"there is no verb {verb!r}, or something is missing behind it")
     name = lease_name(about[0])
     if verb == "claims":
         return ClaimingPartition(*ids, *name, int(options.pop("hi", "1000")))
@@ -86,7 +100,7 @@ def record_of(sender: tuple[str, str], words: list[str], options: dict[str, str]
     raise ValueError(f"there is no verb {verb!r}")
 
 
-def words_of(record: Record, epoch: Epoch, began: int) -> str:
+def words_of(record: Record, epoch: Epoch, began: int, groups: Groups = NO_GROUPS) -> str:
     """The same the other way: an epoch is named where it is not the lease's present one; times count from `began`."""
     ids = "" if record.group_id == "g" else f" group={record.group_id}"
 
@@ -119,6 +133,9 @@ def words_of(record: Record, epoch: Epoch, began: int) -> str:
             return f"forgets{ids}"
         case Tick():
             return f"ticks{ids}"
+    words = group_words_of(record, groups)
+    if words is not None:
+        return f"{words}{ids}"
     raise AssertionError(f"no words for {type(record).__name__}")
 
 

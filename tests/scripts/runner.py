@@ -14,7 +14,7 @@ __all__ = ["FOLDER", "SCRIPTS", "ScriptError", "difference", "played"]
 
 FOLDER = Path(__file__).parent
 #: By folder ("": those of a replica).
-SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "engine")}
+SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "groups", "engine")}
 RULE = "----"
 
 #: Plays one command line, and gives what it prints.

@@ -1,6 +1,7 @@
-"""The rules of PROTOCOL.md's sections 1, 3 and 4 as scripts to read: one file for each rule or family.
+"""The rules of PROTOCOL.md as scripts to read: one file for each rule or family.
 
-Those that a replica applies lie here, those that members follow in `engine/`.
+Those that a replica applies lie here and, of coordinated groups, in `groups/`; those that members follow in `engine/`.
+`groups/` also has the situations that two designs of Kafka's consumer describe, each in a script named after it.
 
     pytest tests/scripts --rewrite-scripts
 
@@ -10,17 +11,21 @@ writes what comes of each command into the scripts; read the diff before you com
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from rationalizer import RejectedValueError, World, codes, decode
+from rationalizer.groups import transitions as of_groups
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
+from tests.scripts.group_cells import GroupCellMet
 from tests.scripts.members import Members
 from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
@@ -28,12 +33,12 @@ from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, playe
 
 PAGE = (FOLDER.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
 
-#: These are in tests/rationalizer: test_routing.py, and test_progress.py (no record of level 1 commits a key range).
-IN_NO_SCRIPT = {"P7", "P8"}
-
 ALL = [path for paths in SCRIPTS.values() for path in paths]
+OF_A_REPLICA = [*SCRIPTS[""], *SCRIPTS["groups"]]
+#: A rule's script begins with its letter and number; all others are situations.
+RULE = re.compile(r"[a-z]\d\d_")
 by_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-of_a_replica = pytest.mark.parametrize("path", SCRIPTS[""], ids=lambda path: path.stem)
+of_a_replica = pytest.mark.parametrize("path", OF_A_REPLICA, ids=lambda path: path.stem)
 
 
 @cache
@@ -46,23 +51,41 @@ def run(path: Path) -> tuple[str, Replica]:
 @by_file
 def test_script(path: Path, request: pytest.FixtureRequest) -> None:
     says = path.read_text(encoding="utf-8")
-    prints = run(path)[0] if path in SCRIPTS[""] else played(says, Members().play)
+    prints = run(path)[0] if path in OF_A_REPLICA else played(says, Members().play)
     if request.config.getoption("--rewrite-scripts"):
         path.write_text(prints, encoding="utf-8")
     elif says != prints:
         pytest.fail(difference(path, says, prints), pytrace=False)
 
 
-@of_a_replica
-def test_the_oracle_and_apply_many_conclude_the_same(path: Path) -> None:
+def small_logs(path: Path) -> Iterator[tuple[World, list[Entry]]]:
+    """The script's logs, and what each leads to; without 60,000 ranges or 1,000 members, which take a minute."""
     for partition, partitions, log in run(path)[1].logs:
-        if any(len(value or b"") > 10_000 for _, _, value in log):
-            continue  # the oracle would take a minute for 60,000 ranges
         at_once = World(partition, partitions)
         at_once.apply_many(log)
+        if at_once.listed <= 500 and all(len(value or b"") <= 10_000 for _, _, value in log):
+            yield at_once, log
+
+
+@of_a_replica
+def test_the_oracle_and_apply_many_conclude_the_same(path: Path) -> None:
+    for at_once, log in small_logs(path):
+        partition, partitions = at_once.partition, at_once.partitions
         oracle = OracleWorld(partition, partitions, SUPPORTED_LEVEL)
         same_after(log, World(partition, partitions), oracle)
         same_state(at_once, oracle)
+
+
+@of_a_replica
+def test_a_replica_that_starts_from_a_snapshot_concludes_the_same(path: Path) -> None:
+    for at_once, log in small_logs(path):
+        world = World(at_once.partition, at_once.partitions)
+        for entry in log:
+            restarted = World.restore(world.snapshot(), world.partitions)
+            assert restarted.apply(*entry) == world.apply(*entry)
+            assert restarted.digest() == world.digest()
+            if world.required_level is not None:
+                break  # it stands before that record, and so does its snapshot
 
 
 def test_each_cell_of_the_table_of_transitions_is_met() -> None:
@@ -72,9 +95,33 @@ def test_each_cell_of_the_table_of_transitions_is_met() -> None:
         for row in TRANSITIONS
         for standing in ("free", "fresh", "unknown", "stale")
     }
-    met: set[CellMet] = set().union(*(run(path)[1].cells for path in SCRIPTS[""]))
+    met: set[CellMet] = set().union(*(run(path)[1].cells for path in OF_A_REPLICA))
     assert words(table - met) == [], "no script has these"
     assert words(met - table) == [], "the table does not have these"
+
+
+def test_each_cell_of_the_table_of_groups_is_met() -> None:
+    """And each record in one ends as the table says, with that effect."""
+    table: set[GroupCellMet] = {
+        (row, column, ending)
+        for row in of_groups.TRANSITIONS
+        for column in of_groups.COLUMNS
+        for ending in getattr(row, column)
+    }
+    met: set[GroupCellMet] = set().union(*(run(path)[1].group_cells for path in OF_A_REPLICA))
+    assert group_words(table - met) == [], "no script has these"
+    assert group_words(met - table) == [], "the table does not have these"
+
+
+def group_words(cells: set[GroupCellMet]) -> list[str]:
+    return sorted(
+        f"{row.record} {row.who.value}, {column}: {ending.code} {ending.effect.value}" for row, column, ending in cells
+    )
+
+
+def test_each_move_of_the_state_diagram_is_made_and_no_other() -> None:
+    made: set[tuple[str, str]] = set().union(*(run(path)[1].moves for path in OF_A_REPLICA))
+    assert made == {(move.before, move.after) for move in of_groups.MOVES}
 
 
 def words(cells: set[CellMet]) -> list[str]:
@@ -92,7 +139,7 @@ def test_each_step_says_why(path: Path) -> None:
 
 
 def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_other() -> None:
-    met: set[tuple[str, str]] = set().union(*(run(path)[1].ends for path in SCRIPTS[""]))
+    met: set[tuple[str, str]] = set().union(*(run(path)[1].ends for path in OF_A_REPLICA))
     ends = {(name, code) for name, code in met if code != codes.UPGRADE_REQUIRED}  # no outcome of the log
     listed = {(name, row.code) for row in codes.TABLE for name in row.records.split(", ")}
     by_any = {code for name, code in listed if name == "any"}
@@ -106,20 +153,36 @@ def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_othe
 
 def test_each_rule_has_its_script() -> None:
     """A script's name begins with its rule; a family's other members are named in its text."""
-    rules = set(re.findall(r"^- \*\*((?:[CPT]\d+)|L3)\*\*", PAGE, re.MULTILINE))
-    named = {rule for path in ALL for rule in re.findall(r"\b[CPTL]\d+\b", path.read_text(encoding="utf-8"))}
-    assert len(rules) > 30
-    assert sorted(rules - named) == sorted(IN_NO_SCRIPT)
+    rules = set(re.findall(r"^- \*\*((?:[CPTGK]\d+)|L3|S1|D2|D3)\*\*", PAGE, re.MULTILINE))
+    named = {rule for path in ALL for rule in re.findall(r"\b[A-Z]\d+\b", path.read_text(encoding="utf-8"))}
+    assert len(rules) > 60
+    assert sorted(rules - named) == []
     for path in ALL:
+        if RULE.match(path.stem) is None:
+            continue
         letter, number = path.stem[0].upper(), int(path.stem[1:3])
         assert path.read_text(encoding="utf-8").startswith(f"# {letter}{number}: "), path.name
 
 
+def test_each_case_of_the_scenarios_has_its_script() -> None:
+    """Those of the section "Interesting scenarios to consider" of Kafka's design, by their numbers."""
+    cases = {
+        "coordinator_failover_or_connection_loss": 3,
+        "partition_changes_for_subscribed_topics": 4,
+        "offset_commits_during_rebalance": 4,
+        "heartbeats_during_rebalance": 4,
+        "coordinator_failure_during_rebalance": 5,
+        "slow_consumers": 7,
+    }
+    wanted = {f"{name}_{number}" for name, count in cases.items() for number in range(1, count + 1)}
+    assert wanted - {path.stem for path in SCRIPTS["groups"]} == set()
+
+
 def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
     said: set[str] = set()
-    for value in (value for path in SCRIPTS[""] for log in run(path)[1].logs for _, _, value in log[2]):
+    for value in (value for path in OF_A_REPLICA for log in run(path)[1].logs for _, _, value in log[2]):
         try:
-            record = decode(value or b"")
+            record = decode(value or b"", SUPPORTED_LEVEL)
         except RejectedValueError:
             continue
         text = words_of(record, lambda key: -1, 0)
@@ -131,7 +194,15 @@ def test_each_record_type_is_said_in_the_words_in_which_it_is_written() -> None:
 
 
 def test_a_command_that_means_nothing_is_named_with_its_line() -> None:
-    for command in ("a1 dances flights:0", "a1 beats flights:0 speed=3", "nobody ticks", "lease", "value {"):
+    about_groups = ("a1 joins flights", "a1 lets go flights", "a1 commits offsets flights:0>", "a1 configures speed=3")
+    for command in (
+        "a1 dances flights:0",
+        "a1 beats flights:0 speed=3",
+        "nobody ticks",
+        "lease",
+        "value {",
+        *about_groups,
+    ):
         with pytest.raises(ScriptError, match="line 2, '"):
             played(f"log a1=a/1\n{command}\n----\n", Replica().play)
     for command in ("a dances", "a takes speed=3", "nobody takes", "lease", "kafka gone", "a loses heart", "z ticks"):
