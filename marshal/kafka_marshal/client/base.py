@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -25,7 +25,7 @@ from kafka_marshal.client.closing import (
     late_text,
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
-from kafka_marshal.engine.effects import Call, Key
+from kafka_marshal.engine.effects import Call, Callback, Piece
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -62,8 +62,15 @@ class Host(Protocol):
     def group_id(self) -> str: ...
 
 
+def _partition(piece: Piece, callback: Callback) -> TopicPartition:
+    return TopicPartition(*piece.key, piece.position, piece.token)
+
+
 class Membership(OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
+
+    #: What a callback gets in place of a piece.
+    _named: ClassVar[Callable[[Piece, Callback], Any]] = staticmethod(_partition)
 
     def __init__(
         self,
@@ -247,14 +254,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             calling.set(self)
             before = is_ours.set(False)
             try:
-                arguments.a_result(str(call.callback), function(self, self._named(call)))  # type: ignore[arg-type]
+                arguments.a_result(
+                    str(call.callback), function(self, [self._named(each, call.callback) for each in call.pieces])
+                )  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)
-
-    def _named(self, call: Call) -> list[Any]:
-        """What a callback gets."""
-        return [TopicPartition(*x.key, x.position, x.token) for x in call.pieces]
 
     # Ending.
 

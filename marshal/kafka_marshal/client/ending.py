@@ -69,7 +69,7 @@ class Ending:
         with driver.locked() as engine:
             for consumer in consumers:
                 consumer._leaving.begin()
-            manual = list(engine.manual.values())
+            manual = list(engine.leases.manual.values())
             for lease in manual:
                 lease.release(None, driver.now_ms())
         end_all(driver, consumers, self._limit, in_callback, manual, for_good=True)

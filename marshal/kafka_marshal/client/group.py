@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.engine.effects import Call, Callback
+from kafka_marshal.engine import effects
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.types import Key, TopicPartition
@@ -35,8 +35,14 @@ T = TypeVar("T")
 PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 
 
+def _piece(piece: effects.Piece, callback: effects.Callback) -> Piece:
+    return Piece(*piece.key, piece.lo, piece.hi, piece.token, callback is effects.Callback.REVOKE)
+
+
 class GroupConsumer(Consumer):
     """A member of a coordinated group. Made by :meth:`Marshal.group_consumer`; it has all that a Consumer has."""
+
+    _named = staticmethod(_piece)
 
     @property
     def _member(self) -> GroupClient:
@@ -109,8 +115,3 @@ class GroupConsumer(Consumer):
                     f"commit(): the log has not shown within {timeout:g} s what is done. Nothing is lost: it is "
                     "committed with the next heartbeat that gets through, or the messages come again"
                 )
-
-    def _named(self, call: Call) -> list[Any]:
-        return [
-            Piece(*each.key, each.lo, each.hi, each.token, call.callback is Callback.REVOKE) for each in call.pieces
-        ]

@@ -45,7 +45,7 @@ class Engine:
         self.settings = settings
         self.outbox = Outbox()
         self.leases = LeaseRecords(settings, worlds, self.outbox, rng, self)
-        self.peers, self.book, self.manual = self.leases.peers, self.leases.book, self.leases.manual
+        self.peers, self.book = self.leases.peers, self.leases.book
         self.consumers: dict[int, ConsumerEngine] = {}
         #: Of consumers that are members of coordinated groups, by number.
         self.groups: dict[int, GroupClient] = {}
@@ -159,7 +159,7 @@ class Engine:
     def is_asked(self, asked: LookUp) -> bool:
         """Whether the answer to a look-up is wanted still; any thread may ask, without the lock."""
         consumer = self.consumers.get(asked.consumer)
-        return consumer is not None and consumer.is_asked(asked.key, asked.token)
+        return consumer is not None and consumer.of(asked.key, asked.token) is not None
 
     def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
         """The leader told a log's start and end, and the start offset asked for."""
@@ -249,7 +249,7 @@ class Engine:
         if self.failure is not None:
             return float("inf")
         due = min((self.book.deadline(), *self._unknown_time.values()))
-        for manual in self.manual.values():
+        for manual in self.leases.manual.values():
             due = min(due, manual.deadline(now))
         for member in self.groups.values():
             due = min(due, member.due(now))

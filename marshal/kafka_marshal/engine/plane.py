@@ -139,6 +139,9 @@ class Keys(Protocol):
 class PartitionSource(Protocol):
     """Who says what one consumer works on, and tells the log of it. ``own``: something of this source's."""
 
+    #: Whether the log has to be told where a partition starts, wherever that is (G22).
+    tells_start: bool
+
     # What is known.
 
     def progress(self, key: Key) -> Progress | None:
@@ -152,9 +155,6 @@ class PartitionSource(Protocol):
 
     def came_later(self, key: Key) -> bool:
         """Whether it is new in a topic that the group works on already: it starts at the earliest offset (P9)."""
-
-    def sets_start(self, key: Key) -> bool:
-        """Whether the log has to be told where a partition starts, wherever that is (G22)."""
 
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
         """By CP, an offset that tells how old the group is (P9); None: it begins at the earliest offset anyway."""
@@ -190,17 +190,11 @@ class PartitionSource(Protocol):
 
     # What the source is told.
 
-    def changed(self, key: Key) -> None:
-        """Something changed about a partition."""
+    def look_again(self, key: Key | None = None) -> None:
+        """Something may have changed: about a partition, or (None) about any."""
 
-    def look_again(self) -> None:
-        """Anything may have changed."""
-
-    def owes_after(self, reason: str) -> bool:
-        """Whether nothing is taken up before what is in hand of a partition lost like that has come back (C18, G20)."""
-
-    def evicted(self, key: Key, now: float) -> None:
-        """An operator took it away: it is left to others for a while (C18)."""
+    def taken_away(self, key: Key, reason: str, now: float) -> bool:
+        """A partition is lost; whether nothing is taken up before what is in hand of it has come back (C18, G20)."""
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         """How far a partition of ours is."""

@@ -31,6 +31,9 @@ def _lease(own: Ownership) -> HeldLease:
 class ClaimsClient:
     """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
 
+    tells_start = False
+    has_left = True
+
     def __init__(
         self,
         settings: EngineSettings,
@@ -70,9 +73,6 @@ class ClaimsClient:
     def came_later(self, key: Key) -> bool:
         return key in self._work.subscription.grown
 
-    def sets_start(self, key: Key) -> bool:
-        return False
-
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
         return None if self._prior is None else self._prior.claims_before(key)
 
@@ -108,17 +108,16 @@ class ClaimsClient:
 
     # What it is told.
 
-    def changed(self, key: Key) -> None:
-        self.placement.changed(key)
+    def look_again(self, key: Key | None = None) -> None:
+        if key is None:
+            self.placement.dirty = True
+        else:
+            self.placement.changed(key)
 
-    def look_again(self) -> None:
-        self.placement.dirty = True
-
-    def owes_after(self, reason: str) -> bool:
+    def taken_away(self, key: Key, reason: str, now: float) -> bool:
+        if reason == Loss.EVICTED:
+            self.placement.leave_alone(key, now, EVICTED_INTERVALS)
         return reason == Loss.EVICTED
-
-    def evicted(self, key: Key, now: float) -> None:
-        self.placement.leave_alone(key, now, EVICTED_INTERVALS)
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         self.placement.measure(own.key, own.epoch, done, log_end, now)
@@ -157,10 +156,6 @@ class ClaimsClient:
         for key in wishes.claim:
             if not self.is_taken(key):
                 self.claim(key, now)
-
-    @property
-    def has_left(self) -> bool:
-        return True
 
     @property
     def deadline(self) -> float:

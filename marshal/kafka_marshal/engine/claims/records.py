@@ -148,10 +148,7 @@ class LeaseRecords:
     def _look_again(self, key: Key | None = None) -> None:
         """Somebody else did something to a lease (None: to any), or wants something."""
         for source in self.sources.values():
-            if key is None:
-                source.look_again()
-            else:
-                source.changed(key)
+            source.look_again(key)
 
     def _verify(self, key: Key, now: float) -> None:
         """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""

@@ -56,6 +56,8 @@ MAX_ENTRIES = 1_000
 class GroupClient:
     """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
 
+    tells_start = True
+
     def __init__(
         self,
         settings: EngineSettings,
@@ -116,9 +118,6 @@ class GroupClient:
     def came_later(self, key: Key) -> bool:
         group = self.member.group
         return group is not None and bool(group.progress.get(key[0]))
-
-    def sets_start(self, key: Key) -> bool:
-        return self.is_first(key)
 
     def claims_before(self, key: Key) -> Mapping[int, int] | None:
         return None
@@ -191,17 +190,12 @@ class GroupClient:
 
     # What it is told.
 
-    def changed(self, key: Key) -> None:
-        pass
+    def look_again(self, key: Key | None = None) -> None:
+        if key is None:
+            self._seen = -1
 
-    def look_again(self) -> None:
-        self._seen = -1
-
-    def owes_after(self, reason: str) -> bool:
+    def taken_away(self, key: Key, reason: str, now: float) -> bool:
         return reason in (Loss.EVICTED, Loss.HANDLER_TIMEOUT)
-
-    def evicted(self, key: Key, now: float) -> None:
-        pass
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         pass

@@ -117,16 +117,12 @@ class ConsumerEngine:
 
     def on_granted(self, assignment: Assignment, now: float) -> None:
         """The lease is ours: find out where to start (P9)."""
-        self.source.changed(assignment.key)
+        self.source.look_again(assignment.key)
         assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)
         self.positions.begin(assignment)
         assignment.is_new = assignment.first_claim and not self.source.came_later(assignment.key)
         self.positions.marks.begun(assignment)
         self.positions.locate(assignment, now)
-
-    def is_asked(self, key: Key, token: int) -> bool:
-        """Whether the answer to a look-up is wanted still."""
-        return self.of(key, token) is not None
 
     def of(self, key: Key, token: int) -> Assignment | None:
         """The assignment under this epoch; None: it is over."""
@@ -180,7 +176,7 @@ class ConsumerEngine:
             del self.assignments[assignment.key]
             self.schedule.pending.pop(assignment.key, None)
             self.positions.stuck.let_go(assignment.key)
-        self.source.changed(assignment.key)
+        self.source.look_again(assignment.key)
 
     def seek(self, key: Key, offset: int) -> bool:
         """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""

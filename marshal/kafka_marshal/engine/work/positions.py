@@ -62,7 +62,12 @@ class Positions:
         """Whether the leader is asked where to begin, though the log of a topic may begin at 0 (P9)."""
         if assignment.is_new and self._consumer.settings.start != "earliest":
             return True
-        return self._consumer.source.sets_start(assignment.key)
+        return self._has_no_start(assignment)
+
+    def _has_no_start(self, assignment: Assignment) -> bool:
+        """Whether the log has to be told where it starts, wherever that is (G22)."""
+        source = self._consumer.source
+        return source.tells_start and source.is_first(assignment.key)
 
     def topics_told(self, now: float) -> None:
         """The ids of topics may be known now (P12)."""
@@ -99,7 +104,7 @@ class Positions:
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
-        elif position == assignment.buffer.fetch_next and not self._consumer.source.sets_start(assignment.key):
+        elif position == assignment.buffer.fetch_next and not self._has_no_start(assignment):
             self.assign(assignment)
         elif assignment.tracker.runs or assignment.buffer.size:  # what was fetched before the gap is handed out first
             assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])
@@ -124,7 +129,7 @@ class Positions:
             self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:
-        self._consumer.source.changed(assignment.key)
+        self._consumer.source.look_again(assignment.key)
         if assignment.buffer.fetch_next <= MAX_OFFSET:
             self._consumer.outbox.add(StartFetch(self._consumer.number, assignment.key, assignment.buffer.fetch_next))
         if not assignment.shown:
@@ -163,7 +168,7 @@ class Positions:
                 if not is_held:
                     self._report_position(key, progress.stable + 1, None, None, now)
                 self.blocked.add(key)
-                self._consumer.source.changed(key)
+                self._consumer.source.look_again(key)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """Somebody has set the positions of these."""

@@ -74,9 +74,8 @@ class Revocation:
             # Whoever had it in hand may hang: until a thread is back, it works on nothing else.
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
-        if self._consumer.source.owes_after(reason):
+        if self._consumer.source.taken_away(assignment.key, reason, now):
             self._consumer.delivery.taken_away(assignment, now)
-            self._consumer.source.evicted(assignment.key, now)
         assignment.buffer.clear()
         self._consumer.remove(assignment)
         self._consumer.delivery.grants.give_up(assignment, now)
