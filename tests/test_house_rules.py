@@ -336,6 +336,7 @@ MOST_ATTRIBUTES = 15
 #: Larger than that: (methods, attributes) that they may have, to become fewer.
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.admin.client.Admin": (27, 6),
+    "kafka_marshal.engine.groups.client.GroupClient": (70, 16),
     "kafka_marshal.engine.work.tracker.Run": (21, 20),
 }
 

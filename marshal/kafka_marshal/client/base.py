@@ -37,7 +37,7 @@ from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import TopicPartition
+from kafka_marshal.types import Key, TopicPartition
 
 __all__ = ["Membership", "TopicPartition", "calling", "check_partitions"]
 
@@ -70,7 +70,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
 
     #: What a callback gets in place of a piece.
-    _named: ClassVar[Callable[[Piece, Callback], Any]] = staticmethod(_partition)
+    _named: ClassVar[staticmethod[[Piece, Callback], Any]] = staticmethod(_partition)
 
     def __init__(
         self,
@@ -254,9 +254,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             calling.set(self)
             before = is_ours.set(False)
             try:
-                arguments.a_result(
-                    str(call.callback), function(self, [self._named(each, call.callback) for each in call.pieces])
-                )  # type: ignore[arg-type]
+                found = [self._named(each, call.callback) for each in call.pieces]
+                arguments.a_result(str(call.callback), function(self, found))  # type: ignore[arg-type]
             finally:
                 is_ours.reset(before)
                 calling.set(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.client.consumer import Consumer
@@ -42,7 +42,7 @@ def _piece(piece: effects.Piece, callback: effects.Callback) -> Piece:
 class GroupConsumer(Consumer):
     """A member of a coordinated group. Made by :meth:`Marshal.group_consumer`; it has all that a Consumer has."""
 
-    _named = staticmethod(_piece)
+    _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
 
     @property
     def _member(self) -> GroupClient:
