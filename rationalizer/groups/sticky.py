@@ -140,15 +140,11 @@ class _Levelling:
         self.reach: dict[int, int] = {}  # slot: the set of members that could take one of its things, or more
         # giver: taker: from this place on there is no rank that the taker could take.
         self.searched: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        owners = list(chain.from_iterable(fill(lot.owned, lot.size) for lot in deal.lots))
-        self.owners = [] if owners == self.holders else owners  # by thing; none: each has what it owns
+        self.lots = deal.lots
+        self.owning: set[int] = set().union(*[lot.owned for lot in deal.lots])
+        self.owners: list[int] = []  # by thing: who owns it; empty as long as no taker owns anything
         # (slot, owner): the ranks of those things of the slot that the owner could take, ascending.
         self.wanted: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for thing, (slot, owner) in enumerate(zip(self.holders, self.owners, strict=False)):
-            if slot != owner and self.bits.get(owner, 0) & self.could[thing]:
-                self.wanted[slot, owner].append(self._rank(thing, slot))
-        for ranks in self.wanted.values():
-            ranks.sort()
 
     def level(self) -> None:
         """Move things until nobody has one that a member with at least two fewer could take."""
@@ -205,6 +201,14 @@ class _Levelling:
                     reach |= last
             self.reach[slot] = reach
 
+    def _look_up_owners(self) -> None:
+        self.owners = list(chain.from_iterable(fill(lot.owned, lot.size) for lot in self.lots))
+        for thing, (slot, owner) in enumerate(zip(self.holders, self.owners, strict=True)):
+            if slot != owner and self.bits.get(owner, 0) & self.could[thing]:
+                self.wanted[slot, owner].append(self._rank(thing, slot))
+        for ranks in self.wanted.values():
+            ranks.sort()
+
     def _rank(self, thing: int, slot: int) -> int:
         return thing if self.stayed[thing] == slot else thing + len(self.holders)
 
@@ -223,12 +227,15 @@ class _Levelling:
     def _place(self, slot: int, taker: int) -> int | None:
         ranks = self.ranks[slot]
         to = self.slots[taker.bit_length() - 1]
-        if wanted := self.wanted.get((slot, to)):
-            return bisect_left(ranks, wanted[-1])
+        if to in self.owning:
+            if not self.owners:
+                self._look_up_owners()
+            if wanted := self.wanted.get((slot, to)):
+                return bisect_left(ranks, wanted[-1])
         searched, size, could = self.searched[slot], len(self.holders), self.could
         for place in range(min(searched.get(to, len(ranks)), len(ranks)) - 1, -1, -1):
             if could[ranks[place] % size] & taker:
-                searched[to] = place + 1
+                searched[to] = place  # the thing found there moves
                 return place
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).parents[2] / "rationalizer"
-MODULES = sorted(CORE.glob("*.py"))
+MODULES = sorted(CORE.rglob("*.py"))
 FORBIDDEN = {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "threading"}
 FORBIDDEN |= {"subprocess", "time", "uuid"}
 
