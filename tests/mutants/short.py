@@ -119,7 +119,7 @@ def _logs_that_stop(seeds: int) -> Iterator[str]:
     """What differs where an Upgrade is in the log that nobody can follow (E4): all stand before it, for good."""
     for seed in range(seeds):
         log, _ = write_log(by_seed(seed), ODD_LENGTH)
-        at, level = seed % ODD_LENGTH, 2 + seed % 3
+        at, level = seed % ODD_LENGTH, 3 + seed % 3
         offset, stamp, _ = log[at]
         log[at:at] = [(offset, stamp, encode(Upgrade("1", "a", "g", level)))]
         oracle, real, fast = OracleWorld(0, 1), World(0, 1), World(0, 1)

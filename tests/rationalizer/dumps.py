@@ -42,7 +42,7 @@ def some_dump(seed: int, upgrade: bool = False) -> list[str]:
     length = choose((0, 1, 5, 40))
     logs = {cp: write_log(choose, length, cp, 3)[0] for cp in (0, 1, 2)}
     if upgrade and length:
-        cp, level = choose((0, 1, 2)), choose((2, 7))
+        cp, level = choose((0, 1, 2)), choose((3, 7))
         offset, stamp, _ = logs[cp][length // 2]
         logs[cp][length // 2] = (offset, stamp, record(33, ("a", "1"), "g", level))
     lines = [json.dumps({"topic": "__marshal", "partitions": 3, "format": 1})]

@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from rationalizer import SnapshotError
+from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot, decode_part, due, encode_state, interval, next_due
 from tests.rationalizer.oracle import is_state, shortest
 from tests.rationalizer.oracle.layout import a_partition, fits, int_between
@@ -145,7 +146,9 @@ def _snapshot_differs(found: StoredSnapshot, fields: list[Any]) -> str:
     if (found.partition, found.next_offset, found.digest) != (cp, place, digest):
         return "it says something else than its parts"
     holds = f"{xxhash.xxh3_128_intdigest(found.data, 0):032x}" == digest
-    fitting = is_state(found.data, CPS) and found.data.startswith(shortest([1, cp, place, 0, 1, [], [], []])[:3])
+    fitting = is_state(found.data, CPS, SUPPORTED_LEVEL) and found.data.startswith(
+        shortest([1, cp, place, 0, 1, [], [], []])[:3]
+    )
     right = holds and fitting and _next_offset(found.data) == place
     try:
         found.restore(CPS)

@@ -6,10 +6,11 @@ from random import Random
 from typing import Any
 
 from rationalizer import SnapshotError, World
+from rationalizer.limits import SUPPORTED_LEVEL
 from tests.rationalizer.oracle import is_state, parse
+from tests.rationalizer.oracle.lease_states import MOST_RANGES
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, paths, replaced, spell
-from tests.rationalizer.oracle.states import MOST_RANGES
 from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
 __all__ = ["restore_differs"]
@@ -30,7 +31,7 @@ def restore_differs(seed: int) -> str:
         return f"state {seed}: {wrong}"
     for number in range(FORGERIES):
         data, partitions = _forged(tree, source), source.choice((cps,) * 8 + (1, 2, 8))
-        wanted = is_state(data, partitions)
+        wanted = is_state(data, partitions, SUPPORTED_LEVEL)
         try:
             written = World.restore(data, partitions).snapshot()
         except SnapshotError as error:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import World, decode
+from rationalizer.limits import SUPPORTED_LEVEL
 from tests.rationalizer.oracle import NotMsgpackError, OracleWorld, judge, parse, shortest
 from tests.rationalizer.oracle.compare import same_counts, same_outcome, same_state
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, FORBIDDEN, Pairs, Raw, nested, paths, replaced, spell
@@ -58,7 +59,7 @@ class Trio:
     """The oracle and two real worlds, the only CP: one is given each record by itself, one all of them at once."""
 
     def __init__(self, stage: str = "held") -> None:
-        self.wanted, self.real, self.fast = OracleWorld(0, 1), World(0, 1), World(0, 1)
+        self.wanted, self.real, self.fast = OracleWorld(0, 1, SUPPORTED_LEVEL), World(0, 1), World(0, 1)
         self.log: list[Entry] = []
         self.prefix = len(STAGES[stage])
         for value in STAGES[stage]:

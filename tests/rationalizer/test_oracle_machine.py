@@ -222,7 +222,7 @@ class OracleMachine(RuleBasedStateMachine):
         elif what == 1:
             self.append(record(32, who, "anything"), data)
         elif what == 2:
-            level = data.draw(st.sampled_from((1, 1, 1, 1, 1, 1, 2, 2**31 - 1)), "level")
+            level = data.draw(st.sampled_from((1, 1, 1, 1, 1, 1, 3, 2**31 - 1)), "level")
             self.append(record(33, who, "g", level), data)
         elif what == 3:
             numbers = (-1, 0, 1, 2, 9, 16, 27, 34, 2**64 - 1)

@@ -17,6 +17,7 @@ import pytest
 
 from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
@@ -59,7 +60,7 @@ def test_the_oracle_and_apply_many_conclude_the_same(path: Path) -> None:
             continue  # the oracle would take a minute for 60,000 ranges
         at_once = World(partition, partitions)
         at_once.apply_many(log)
-        oracle = OracleWorld(partition, partitions)
+        oracle = OracleWorld(partition, partitions, SUPPORTED_LEVEL)
         same_after(log, World(partition, partitions), oracle)
         same_state(at_once, oracle)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.rationalizer.oracle.assigning import Part, Question, TopicPartition, targets_of
@@ -220,7 +221,7 @@ def cut(pieces: Iterable[Piece], targets: Iterable[Part]) -> list[tuple[int, int
         edges |= {low, high + 1}
     parts = []
     ordered = sorted(edges)
-    for low, after in zip(ordered[:-1], ordered[1:], strict=True):
+    for low, after in pairwise(ordered):
         piece = next((piece for piece in pieces if piece.low <= low <= piece.high), None)
         target = next((slot for first, last, slot in targets if first <= low <= last), None)
         parts.append((low, after - 1, piece, target))

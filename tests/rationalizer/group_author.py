@@ -1,0 +1,405 @@
+"""What the tests of coordinated groups write into a log: members as they live and die, and what nobody should append.
+
+`GroupAuthor` invents the next record from what the oracle's world says at that moment, as `Author` does for claims,
+whose records it writes too: claimed groups and coordinated ones share a CP, and their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.rationalizer.group_values import edge_of
+from tests.rationalizer.oracle import OracleWorld, shortest
+from tests.rationalizer.oracle.groups import Group, Member, Piece
+from tests.rationalizer.oracle.layout import home_of_group
+from tests.rationalizer.oracle.world import LeaseKey, Who
+from tests.rationalizer.strategies import LARGEST, Author, Choose, Entry, home_keys, record
+
+CLAIMED = "claims"
+TOPICS = ("t", "u", "é")
+PATTERNS = ("^t", "^[tu]$")
+CLIENTS = ("a", "b", "c", "d", "e", "f")
+INSTANCES = ("1", "2")
+STRATEGIES = ("range", "roundrobin", "sticky")
+SESSIONS = (100, 150, 1000, 1000, 30_000, 1_800_000)
+LONG_SESSIONS = (1000, 30_000, 30_000, 1_800_000)
+NOBODY = ("nobody", "1")
+
+
+def groups_of(cp: int, partitions: int, at_home: bool, count: int) -> list[str]:
+    """Names of groups that live in the CP, or elsewhere; where there is but one CP, of any."""
+    names = [f"g{number}" for number in range(200)]
+    fitting = [name for name in names if (home_of_group(name, partitions) == cp) == at_home]
+    return (fitting or names)[-count:]
+
+
+class GroupAuthor(Author):
+    """Writes the next record of a log of level 2, given the world as it stands."""
+
+    def __init__(self, choose: Choose, world: OracleWorld) -> None:
+        super().__init__(choose, world)
+        cp, partitions = world.partition, world.partitions
+        # Some logs are calm, so that groups grow, or crowded, so that members share by key; in wild ones members die;
+        # in empty ones admins find nobody there.
+        self.temper = choose(("calm", "crowded", "wild", "wild", "empty"))
+        self.calm = self.temper in ("calm", "crowded")
+        self.home = groups_of(cp, partitions, True, 8 if self.temper == "empty" else 2)
+        self.away = groups_of(cp, partitions, False, 1)[0]
+        pairs = [key[1:] for key in home_keys(cp, partitions) if key[0] == "g"]
+        self.keys: list[LeaseKey] = [(CLAIMED, *pair) for pair in pairs] + [(name, *pairs[0]) for name in self.home[:2]]
+
+    # What there is.
+
+    def paused_or_any(self) -> str:
+        """A group: sooner one that is paused."""
+        paused = [pause.group for pause in self.world.pauses()]
+        return self.choose((*paused * 3, self.name()))
+
+    def name(self) -> str:
+        """A group: mostly the first one of this CP, rarely a claimed one or one of another CP.
+
+        Where groups are mostly empty there are more of them, for the records that make one.
+        """
+        return self.choose((self.home[0],) * 24 + tuple(self.home[1:]) * 6 + (self.away, CLAIMED))
+
+    def known(self) -> Group:
+        """A group as it stands; one that nobody knows stands empty."""
+        name = self.name()
+        return self.world.groups.get(name, Group(name))
+
+    def member(self, group: Group) -> Member | None:
+        """One of its members, sooner one that has not been heard of for long."""
+        if not group.members:
+            return None
+        late = sorted(group.members, key=lambda member: member.last_beat)
+        return self.choose((*late, *late[:2]))
+
+    def record(self, kind: int, who: Who, group: str, *fields: object) -> bytes:
+        """Version 2 mostly; at level 2 version 1 means the same."""
+        value = [self.choose((2, 2, 2, 1)), kind, who[1], who[0], group, *fields]
+        return shortest(value)
+
+    def sender(self, group: Group) -> tuple[Who, str]:
+        """Ids of a member; now and then its id with other ids beside it, an id that is gone, or of nobody."""
+        member = self.member(group)
+        if member is None:
+            return (self.choose(CLIENTS), "1"), f"{group.name}-gone"
+        who: Who = (member.client, member.instance)
+        other = self.choose(group.members)
+        wrong = (
+            ((member.client, "9"), member.member_id),
+            ((self.choose(CLIENTS), member.instance), member.member_id),
+            (who, other.member_id),
+            (who, member.member_id + "0"),
+            (NOBODY, member.member_id),
+        )
+        return self.choose(((who, member.member_id),) * 40 + wrong)
+
+    # Time.
+
+    def stamp(self) -> int:
+        """A step ahead, or one to just before, at or after the moment that a member is overdue, or that all are."""
+        now = self.world.log_time
+        if self.choose((True,) * (80 if self.calm else 12) + (False,)):
+            return now + self.choose((0, 1, 5, 5, 20))
+        ends = [m.last_beat + m.session_timeout_ms for name in self.home for m in self.members(name)]
+        ends += [pause.expires for pause in self.world.pauses() if pause.expires < 2**60]
+        edges = [end + step for end in ends for step in (-1, 0, 1) if now < end + step < now + 100_000]
+        if edges and self.choose((True, True, True, False)):
+            return self.choose(sorted(edges))
+        return super().stamp()
+
+    def members(self, name: str) -> tuple[Member, ...]:
+        """Of a group that may not be there."""
+        group = self.world.groups.get(name)
+        return () if group is None else group.members
+
+    # Joining.
+
+    def topics(self) -> list[list[Any]]:
+        """A few, now and then one twice, or one that is not there yet."""
+        names = self.choose((("t",), ("t",), ("t", "u"), ("u",), TOPICS, ("t", "t")))
+        counts = (1, 1, 1, 2) if self.temper == "crowded" else (1, 2, 2, 2, 3, 3, 4, 0)
+        return [[name, self.choose(counts)] for name in names]
+
+    def join_fields(self, group: Group) -> list[Any]:
+        """Everything after member_id and seen, for somebody who comes new."""
+        most = group.settings.max_session_timeout_ms
+        fitting = [session for session in (LONG_SESSIONS if self.calm else SESSIONS) if session <= most]
+        session = self.choose((*fitting * 4, most, most + 1))
+        mine = group.strategy or self.choose(STRATEGIES)
+        strategy = self.choose((mine,) * 16 + (*STRATEGIES, "dice"))
+        pattern = self.choose(("",) * 5 + PATTERNS)
+        topics = self.topics()
+        if self.choose((False,) * 20 + (True,)):  # too many, however little there is
+            topics = [["huge", 100_000], ["t", 3]]
+        if pattern and self.choose((True, False, False)):
+            topics = []
+        return [min(session, 2**31 - 1), strategy, self.choose((True,) * 4 + (False,)), pattern, topics]
+
+    def newcomer(self) -> bytes:
+        """Type 16 of a client: mostly a new one, which may turn out to be a restart."""
+        group = self.known()
+        who = (self.choose(CLIENTS), self.choose(INSTANCES))
+        return self.record(16, who, group.name, "", self.seen(None), *self.join_fields(group))
+
+    def seen(self, member: Member | None) -> int:
+        """Mostly all; now and then so little that the one it replaces was not seen."""
+        joined = member.joined if member else 0
+        return self.choose((self.world.next_offset,) * 8 + (joined, joined + 1, max(0, joined - 1), 0))
+
+    def joins_again(self) -> bytes:
+        """Type 16 of a member: the same again, or changed in one place; with its id or with none."""
+        group = self.known()
+        member = self.member(group)
+        if member is None or group.strategy is None:
+            if self.choose((True, False)):
+                return self.newcomer()
+            gone = (self.choose(CLIENTS), "1")  # with an id that nobody has, or no more
+            return self.record(16, gone, group.name, f"{group.name}-gone", self.seen(None), *self.join_fields(group))
+        fields: list[Any] = [member.session_timeout_ms, group.strategy, member.allow_key_share, member.pattern]
+        fields.append([[topic, group.topics.get(topic, 0)] for topic in member.topics])
+        if self.choose((True, True, False)):
+            place = self.choose(range(5))
+            fields[place] = self.join_fields(group)[place]
+        if not fields[3] and not fields[4]:
+            fields[4] = [["t", 1]]
+        who, member_id = self.sender(group)
+        if self.choose((True, False)):  # its own id and ids, or none
+            who, member_id = (member.client, member.instance), self.choose((member.member_id, ""))
+        return self.record(16, who, group.name, member_id, self.seen(member), *fields)
+
+    def restart(self) -> bytes:
+        """Type 16 of another instance of a member's client."""
+        group = self.known()
+        member = self.member(group)
+        if member is None:
+            return self.newcomer()
+        who = (member.client, "2" if member.instance == "1" else "1")
+        return self.record(16, who, group.name, "", self.seen(member), *self.join_fields(group))
+
+    # What members do.
+
+    def generation(self, group: Group) -> int:
+        """Mostly the group's; else an older one near everything that it is held against, or one above."""
+        near = {group.generation - 1, 0}
+        for pieces in group.pieces.values():
+            for piece in pieces:
+                near |= {piece.since, piece.since - 1, piece.revoked or 0, (piece.revoked or 0) - 1}
+        older = sorted(number for number in near if 0 <= number <= group.generation)
+        return self.choose((group.generation,) * 10 + (*older, group.generation, group.generation + 1))
+
+    def beat(self) -> bytes:
+        """Type 17."""
+        group = self.known()
+        who, member_id = self.sender(group)
+        return self.record(17, who, group.name, member_id, self.generation(group))
+
+    def leave(self) -> bytes:
+        """Type 18."""
+        group = self.known()
+        who, member_id = self.sender(group)
+        return self.record(18, who, group.name, member_id, self.generation(group))
+
+    def topics_changed(self) -> bytes:
+        """Type 20; rarely with more than a CP can take."""
+        group = self.known()
+        with_pattern = [member for member in group.members if member.pattern]
+        who, member_id = self.sender(group)
+        if with_pattern and self.choose((True, True, False)):
+            member = self.choose(with_pattern)
+            who, member_id = (member.client, member.instance), member.member_id
+        topics = self.choose((self.topics(), self.topics(), self.topics(), self.topics(), []))
+        if group.is_subscribed("t") and group.is_subscribed("u") and self.choose((False,) * 8 + (True,)):
+            topics = [["t", 100_000], ["u", 1]]  # never accepted, which is as well: it would take long
+        return self.record(20, who, group.name, member_id, topics)
+
+    def commit(self) -> bytes:
+        """Type 19 of a member, or of somebody who would be one; or, under a claim, type 7."""
+        if self.choose((False,) * 12 + (True,)):
+            return super().commit()
+        group = self.known()
+        who, member_id = self.sender(group)
+        slot = next((member.slot for member in group.members if member.member_id == member_id), -1)
+        entries = [self.entry_of(group, slot) for _ in range(self.choose((1, 1, 1, 2, 2, 3, 6)))]
+        return self.record(
+            19, who, group.name, member_id, self.generation(group), self.choose((False, False, False, True)), entries
+        )
+
+    def hand_over(self) -> bytes:
+        """Type 19 with which an owner lets go of what was revoked, as it should or nearly so."""
+        group = self.known()
+        revoked = [
+            (place, piece)
+            for place, pieces in sorted(group.pieces.items())
+            for piece in pieces
+            if piece.revoked is not None
+        ]
+        if not revoked:
+            return self.commit()
+        place, piece = self.choose(revoked)
+        owner = group.member(piece.owner)
+        assert owner is not None
+        low, high = self.hashes(piece)
+        through = self.choose((None, None, self.near(group, place)))
+        entry = [*place, low, high, 1, through, [], None]
+        who = (owner.client, owner.instance)
+        return self.record(19, who, group.name, owner.member_id, self.generation(group), False, [entry])
+
+    def hashes(self, piece: Piece) -> tuple[int, int]:
+        """The piece's own range mostly; or the whole space, a part of it, or one key more."""
+        low, high = piece.low, piece.high
+        middle = (low + high) // 2
+        other = ((0, LARGEST), (low, middle), (middle, high), (low, low), (max(0, low - 1), high), (middle, LARGEST))
+        return self.choose(((low, high),) * 8 + other)
+
+    def near(self, group: Group, place: tuple[str, int]) -> int:
+        """An offset near what the partition's progress turns on, or −1."""
+        progress = group.progress.get(place)
+        if progress is None:
+            return self.choose((-1, 0, 5, 9))
+        edges = {progress.stable, progress.stable + 3, *(offset for _, _, offset in progress.through)}
+        edges |= {edge for span in (*progress.ranges[:2], *progress.ranges[-2:]) for edge in span}
+        near = sorted({edge + step for edge in edges for step in (-1, 0, 1, 2)})
+        return self.choose([offset for offset in near if -1 <= offset <= LARGEST] or [LARGEST])
+
+    def some_ranges(self, group: Group, place: tuple[str, int]) -> list[list[int]]:
+        """1 … 3 intervals, short, near the progress."""
+        found = []
+        for _ in range(self.choose((1, 1, 2, 3))):
+            first = max(0, self.near(group, place) + self.choose((0, 0, 2, 4)))
+            found.append([min(first, LARGEST), min(first + self.choose((0, 0, 1, 3)), LARGEST)])
+        return found
+
+    def entry_of(self, group: Group, slot: int) -> list[Any]:
+        """An entry, mostly for a piece of the member with this slot."""
+        places = sorted(group.pieces)
+        mine = [(place, piece) for place in places for piece in group.pieces[place] if piece.owner == slot]
+        anything = [(place, piece) for place in places for piece in group.pieces[place]]
+        nothing = [((topic, 0), Piece(0, LARGEST, -1, 0, None, None)) for topic in (*TOPICS, "none")]
+        place, piece = self.choose((*(mine or nothing) * 6, *anything, nothing[0]))
+        low, high = self.hashes(piece)
+        metadata = self.choose((None, None, None, "", "m\x00", "x" * 255))
+        manner = self.choose(("through",) * 4 + ("ranges",) * 5 + ("start",) * 2 + ("nothing",))
+        action = self.choose((0, 0, 0, 1))
+        if manner == "start":
+            return [*place, 0, LARGEST, 2, self.near(group, place), [], metadata]
+        if manner == "ranges":
+            return [*place, low, high, action, None, self.some_ranges(group, place), metadata]
+        through = self.near(group, place) if manner == "through" else None
+        return [*place, low, high, action, through, [], metadata]
+
+    # Admins.
+
+    def admin_of(self, name: str) -> Who:
+        """Mostly who has the group paused."""
+        pause = self.world.pause(name)
+        client = pause.client if pause else "admin"
+        return (self.choose((client,) * 6 + ("admin", "a")), self.choose(INSTANCES))
+
+    def configure(self) -> bytes:
+        """Type 21: a mark, a setting or two, or all of them."""
+        settings = {
+            "accept_individual_commit": self.choose((True,) * 6 + (False,)),
+            "accept_range_fetch": self.choose(([], ["t"], ["t"], ["u", "t"], list(TOPICS), list(TOPICS), ["t", "t"])),
+            "max_session_timeout_ms": self.choose((1_800_000, 1_800_000, 1_800_000, 30_000)),
+            "max_individual_commits": self.choose((60_000, 60_000, 3, 1)),
+        }
+        if self.temper == "crowded" and self.choose((True,) * 9 + (False,)):
+            settings["accept_range_fetch"] = list(TOPICS)
+            return self.record(21, self.admin_of(self.home[0]), self.home[0], settings)
+        names = self.choose(((), tuple(settings), tuple(settings)[:2], *((name,) for name in settings)))
+        return self.record(21, self.admin_of(self.name()), self.name(), {name: settings[name] for name in names})
+
+    def pause(self) -> bytes:
+        """Type 5: a pause, a longer or shorter one, or its end."""
+        now, name = self.world.log_time, self.name()
+        expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500))
+        return record(5, self.admin_of(name), name, expires)
+
+    def reposition(self) -> bytes:
+        """Type 19 with member_id "", mostly of the pausing client."""
+        name = self.paused_or_any()
+        group = self.world.groups.get(name, Group(name))
+        entries = []
+        for _ in range(self.choose((1, 1, 2, 3))):
+            place = self.choose((*sorted(group.progress), ("t", 0), ("t", 1), ("gone", 7)))
+            entry = [*place, 0, LARGEST, 0, self.choose((None, -1, self.near(group, place))), [], None]
+            wrong = [(2, 1), (3, LARGEST - 1), (4, 1), (6, [[1, 2]])]
+            at, what = self.choose([(7, "by hand"), (7, None), (7, None), (7, None), *wrong])
+            entry[at] = what
+            if at == 6:
+                entry[5] = None
+            entries.append(entry)
+        generation = self.choose((0, group.generation, LARGEST))
+        in_order = self.choose((True, False))
+        return self.record(19, self.admin_of(group.name), group.name, "", generation, in_order, entries)
+
+    def forget(self) -> bytes:
+        """Type 8."""
+        name = self.paused_or_any()
+        return record(8, self.admin_of(name), name)
+
+    def upgrade(self) -> bytes:
+        """Type 33, to level 2."""
+        return record(33, ("admin", "1"), "g", self.choose((1, 2)))
+
+    # Noise.
+
+    def odd(self) -> bytes:
+        """A good record of section 5 with one field at a bound, or beyond it."""
+        return edge_of(self.choose, self.known().name, self.sender(self.known())[0])
+
+    def lease_record(self) -> bytes | None:
+        """Types 1 to 8 on the claimed group, and now and then on a coordinated one."""
+        return self.choose((self.claim, self.heartbeat, self.takeover, self.release, self.grant, self.batch))()
+
+    def batch(self) -> bytes:
+        """Type 6, of one lease or two of one group."""
+        _, *entry = key = self.key()
+        lease = self.world.lease(key)
+        entries = [[*entry, self.epoch(lease), self.last_offset(lease)]] * self.choose((1, 2))
+        return record(6, self.who(key[0], lease), key[0], entries)
+
+    def lease_commit(self) -> bytes:
+        """Type 7."""
+        return super().commit()
+
+    def value(self) -> bytes | None:
+        """Any of the above, in a mix that gets somewhere."""
+        if self.world.level == 1 and self.choose((True, False, False)):
+            return record(33, ("admin", "1"), "g", 2)
+        empty = self.temper == "empty"
+        if self.temper == "crowded" and self.world.kind(self.home[0]) is None and self.choose((True, False)):
+            return self.configure()
+        writers: Sequence[Callable[[], bytes | None]] = (
+            *(self.newcomer,) * (1 if empty else 6),
+            *(self.joins_again,) * 4,
+            *(self.restart,) * 2,
+            *(self.beat,) * 6,
+            *(self.commit,) * (2 if empty else 14),
+            *(self.hand_over,) * (2 if empty else 6),
+            *(self.topics_changed,) * 3,
+            *(self.leave,) * (1 if self.calm else 6 if empty else 2),
+            *(self.configure,) * 2,
+            *(self.pause,) * (1 if self.calm else 2),
+            *(self.reposition,) * (1 if self.calm else 10 if empty else 2),
+            self.choose((self.forget, self.beat)),
+            *(self.lease_record,) * 2,
+            self.choose((self.lease_commit, self.tick, self.upgrade, self.noise)),
+            self.odd,
+        )
+        return self.choose(writers)()
+
+
+def write_group_log(choose: Choose, length: int, cp: int = 0, partitions: int = 1) -> tuple[list[Entry], OracleWorld]:
+    """A log of `length` records and the oracle's world after it."""
+    world = OracleWorld(cp, partitions, 2)
+    author = GroupAuthor(choose, world)
+    log = []
+    for _ in range(length):
+        entry = author.entry()
+        world.apply(*entry)
+        log.append(entry)
+    return log, world

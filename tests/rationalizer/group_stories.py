@@ -1,0 +1,182 @@
+"""Logs of level 2 that chance never writes: they stand at a limit of section 5, or are too long for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from tests.rationalizer.group_values import EDGES, SMALL_EDGES
+from tests.rationalizer.oracle import OracleWorld, shortest
+from tests.rationalizer.oracle.groups import member_id_of
+from tests.rationalizer.oracle.world import Who
+from tests.rationalizer.strategies import LARGEST, Entry
+
+#: A log in CP 0 of 1, and the code of its last records, in order.
+Story = tuple[list[Entry], list[str]]
+SESSION = 1_800_000
+
+
+class Pen:
+    """Writes a log a millisecond a record, after an Upgrade to level 2."""
+
+    def __init__(self) -> None:
+        self.log: list[Entry] = []
+        self.append(33, ("admin", "1"), "any", 2)
+
+    def append(self, kind: int, who: Who, group: str, *fields: object) -> int:
+        """One record, of the version that knows its type; its offset."""
+        client, instance = who
+        offset = len(self.log)
+        version = 2 if 16 <= kind <= 21 else 1
+        self.log.append((offset, 1_000 + offset, shortest([version, kind, instance, client, group, *fields])))
+        return offset
+
+    def join(self, who: Who, topics: list[list[Any]], group: str = "g", strategy: str = "range", **more: Any) -> str:
+        """A first join; the id that it gives."""
+        share, pattern = more.get("share", False), more.get("pattern", "")
+        seen = len(self.log)
+        offset = self.append(16, who, group, "", seen, SESSION, strategy, share, pattern, topics)
+        return member_id_of(group, 0, offset)
+
+    def commit(self, who: Who, member_id: str, entries: list[list[Any]], group: str = "g") -> None:
+        """A commit in the generation of the first join of the log."""
+        self.append(19, who, group, member_id, 1, False, entries)
+
+
+def group_full() -> Story:
+    """G11: 1,000 others are too many; a member that joins again has 999."""
+    pen = Pen()
+    for number in range(1_000):
+        pen.join((f"c{number}", "1"), [["t", 1]])
+    pen.join(("late", "1"), [["t", 1]])
+    pen.join(("c5", "1"), [["t", 1]])
+    pen.join(("c5", "2"), [["t", 1]])
+    return pen.log, ["OK", "GROUP_FULL", "ALREADY_MEMBER", "OK"]
+
+
+def too_many_partitions() -> Story:
+    """G11: 100,000 in all groups together; one that is not there yet counts as one, in each of its groups."""
+    pen = Pen()
+    a, b = ("a", "1"), ("b", "1")
+    member_id = pen.join(a, [["t", 100_000]])
+    pen.join(a, [["t", 100_000]])
+    pen.join(b, [["u", 0]], group="h")
+    pen.append(18, a, "g", member_id, 1)
+    pen.join(b, [["u", 0]], group="h")
+    return pen.log, ["OK", "ALREADY_MEMBER", "TOO_MANY_PARTITIONS", "OK", "OK"]
+
+
+def pieces_of_done_through() -> Story:
+    """G15: 2,000 pieces; an entry that leaves more, and more than before it, is rejected."""
+    pen = Pen()
+    who = ("a", "1")
+    member_id = pen.join(who, [["t", 1]])
+
+    def entry(low: int, high: int, through: int) -> list[Any]:
+        return ["t", 0, low, high, 0, through, [], None]
+
+    pen.commit(who, member_id, [entry(4 * number + 1, 4 * number + 1, 7) for number in range(999)])  # 1,999 pieces
+    pen.append(17, who, "g", member_id, 1)
+    pen.commit(who, member_id, [entry(5_000, 5_000, 7)])  # two more
+    pen.commit(who, member_id, [entry(5_000, LARGEST, 7)])  # one more
+    pen.commit(who, member_id, [entry(6_000, LARGEST, 8)])
+    pen.commit(who, member_id, [entry(0, LARGEST, 9), entry(6_000, LARGEST, 10)])
+    return pen.log, ["OK", "OK", "PARTIAL", "OK", "PARTIAL", "OK"]
+
+
+def intervals() -> Story:
+    """G15: 60,000 by the setting as it is at first; an entry that leaves no more of them than before is accepted."""
+    pen = Pen()
+    who = ("a", "1")
+    member_id = pen.join(who, [["t", 1]])
+
+    def entry(*ranges: list[int]) -> list[Any]:
+        return ["t", 0, 0, LARGEST, 0, None, list(ranges), None]
+
+    for number in range(6):
+        firsts = range(20_000 * number + 2, 20_000 * number + 20_002, 2)
+        pen.commit(who, member_id, [entry(*([first, first] for first in firsts))])
+    pen.commit(who, member_id, [entry([LARGEST, LARGEST])])
+    pen.append(21, who, "g", {"max_individual_commits": 3})
+    pen.commit(who, member_id, [entry([LARGEST, LARGEST])])
+    pen.commit(who, member_id, [entry([3, 3], [1_000_000, 1_000_000])])  # as many as before
+    pen.commit(who, member_id, [entry([5, 5])])
+    pen.commit(who, member_id, [entry([0, 119_900])])
+    return pen.log, ["OK", "PARTIAL", "OK", "PARTIAL", "OK", "OK", "OK"]
+
+
+def the_longest_ids() -> Story:
+    """E2: a member_id may have 292 bytes, since a group may have 255."""
+    pen = Pen()
+    group, who = "é" * 127 + "x", ("c" * 255, "i" * 255)
+    member_id = pen.join(who, [["t" * 249, 2]], group)
+    pen.append(17, who, group, member_id, 1)
+    pen.append(17, who, group, member_id + "x", 1)
+    pen.append(18, who, group, member_id, 1)
+    return pen.log, ["OK", "OK", "MALFORMED", "OK"]
+
+
+def every_bound() -> Story:
+    """Section 5's fields at each bound and beyond: what is well formed is taken, or rejected for something else."""
+    return _bounds([edge for edge in EDGES if edge in SMALL_EDGES or edge[1][-1] == [["t", 100_000]]])
+
+
+def every_large_bound() -> Story:
+    """The same of long lists."""
+    return _bounds([edge for edge in EDGES if edge not in SMALL_EDGES and edge[1][-1] != [["t", 100_000]]])
+
+
+def _bounds(edges: list[tuple[int, list[Any], bool]]) -> Story:
+    pen = Pen()
+    pen.join(("other", "1"), [["other", 1]], strategy="sticky")
+    for kind, fields, _ in edges:
+        if kind == 21:
+            pen.append(kind, ("a", "1"), "settings", *fields)
+        else:
+            pen.append(kind, ("a", "1"), "g", *fields)
+    pen.append(32, ("a", "1"), "g")
+    return pen.log, ["OK"]
+
+
+def a_crowd_and_its_partitions() -> Story:
+    """Sharing by key under each strategy, with some members that did not opt in; then half of all leave."""
+    pen = Pen()
+    for group, strategy in (("g1", "range"), ("g2", "roundrobin"), ("g3", "sticky")):
+        pen.append(21, ("admin", "1"), group, {"accept_range_fetch": ["t", "é"]})
+        ids = {}
+        for number in range(60):
+            who = (f"c{number}", "1")
+            topics = [["t", 7], ["u", 11]] if number % 3 else [["t", 7], ["é", 1]]
+            ids[who] = pen.join(who, topics, group, strategy, share=number % 5 > 0)
+        for who, member_id in list(ids.items())[::2]:
+            pen.append(18, who, group, member_id, 1)
+        pen.append(21, ("admin", "1"), group, {"accept_individual_commit": False})
+    return pen.log, ["OK"]
+
+
+STORIES: dict[str, Callable[[], Story]] = {
+    story.__name__: story
+    for story in (
+        group_full,
+        too_many_partitions,
+        pieces_of_done_through,
+        intervals,
+        the_longest_ids,
+        every_bound,
+        every_large_bound,
+        a_crowd_and_its_partitions,
+    )
+}
+#: Those that the oracle takes some seconds for.
+SLOW = ("pieces_of_done_through", "intervals", "every_large_bound", "too_many_partitions", "group_full")
+
+
+@cache
+def told(name: str) -> tuple[Story, OracleWorld]:
+    """A story, and the oracle's world after it; told once, since the oracle takes its time."""
+    story = STORIES[name]()
+    world = OracleWorld(0, 1, 2)
+    for entry in story[0]:
+        world.apply(*entry)
+    return story, world
