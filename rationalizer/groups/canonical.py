@@ -150,8 +150,7 @@ def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
     want(good, f"the topics of {named} are none")
     want_ascending(f"topics of {named}", [topic for topic, _ in topics])
     group.restore_counts(dict(topics))
-    reported = {topic for member in group.members.values() for topic in member.topics}
-    want(group.counts.keys() == reported, f"the topics of {named} are not those that its members subscribe to")
+    want(group.counts.keys() == group.reported(), f"the topics of {named} are not those that its members subscribe to")
 
 
 def _add_partition(named: str, group: Group, row: object) -> None:

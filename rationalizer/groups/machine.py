@@ -321,7 +321,7 @@ class GroupPlane:
         most = self._weight + sum([max(1, count) for _, count in topics])
         if most <= MAX_GROUP_PARTITIONS:
             return False  # the common case, without looking at what all members subscribe to
-        after = group.weight_after([group.members[slot] for slot in leaving], reported, topics)
+        after = group.weight_after(leaving, reported, topics)
         return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
 
     def _rebalance(self, group: Group, context: ApplyContext, gone: AbstractSet[int]) -> None:
