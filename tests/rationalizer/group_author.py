@@ -106,7 +106,7 @@ class GroupAuthor(Author):
         ends = [m.last_beat + m.session_timeout_ms for name in self.home for m in self.members(name)]
         ends += [pause.expires for pause in self.world.pauses() if pause.expires < 2**60]
         edges = [end + step for end in ends for step in (-1, 0, 1) if now < end + step < now + 100_000]
-        if edges and self.choose((True, True, True, False)):
+        if self.choose((True, True, True, False)) and edges:
             return self.choose(sorted(edges))
         return super().stamp()
 
@@ -207,7 +207,7 @@ class GroupAuthor(Author):
         group = self.known()
         with_pattern = [member for member in group.members if member.pattern]
         who, member_id = self.sender(group)
-        if with_pattern and self.choose((True, True, False)):
+        if self.choose((True, True, False)) and with_pattern:
             member = self.choose(with_pattern)
             who, member_id = (member.client, member.instance), member.member_id
         topics = self.choose((self.topics(), self.topics(), self.topics(), self.topics(), []))
@@ -243,7 +243,7 @@ class GroupAuthor(Author):
         assert owner is not None
         low, high = self.hashes(piece)
         through = self.choose((None, None, self.near(group, place)))
-        entry = [*place, low, high, 1, through, [], None]
+        entry: list[Any] = [*place, low, high, 1, through, [], None]
         who = (owner.client, owner.instance)
         return self.record(19, who, group.name, owner.member_id, self.generation(group), False, [entry])
 
@@ -325,8 +325,8 @@ class GroupAuthor(Author):
         entries = []
         for _ in range(self.choose((1, 1, 2, 3))):
             place = self.choose((*sorted(group.progress), ("t", 0), ("t", 1), ("gone", 7)))
-            entry = [*place, 0, LARGEST, 0, self.choose((None, -1, self.near(group, place))), [], None]
-            wrong = [(2, 1), (3, LARGEST - 1), (4, 1), (6, [[1, 2]])]
+            entry: list[Any] = [*place, 0, LARGEST, 0, self.choose((None, -1, self.near(group, place))), [], None]
+            wrong: list[tuple[int, Any]] = [(2, 1), (3, LARGEST - 1), (4, 1), (6, [[1, 2]])]
             at, what = self.choose([(7, "by hand"), (7, None), (7, None), (7, None), *wrong])
             entry[at] = what
             if at == 6:

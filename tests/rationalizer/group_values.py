@@ -21,10 +21,10 @@ GOOD: dict[int, list[Any]] = {
     21: [{"max_individual_commits": 5}],
 }
 
-NO_BOOLS = (0, 1, None, "true")
-NO_INTS = (None, True, "1", [])
-NO_TEXTS = (None, 1, True, [], "\x00", "a\x1f", "\x7f", "a\x9f")
-NO_LISTS = (None, 1, "x", {}, True)
+NO_BOOLS: tuple[Any, ...] = (0, 1, None, "true")
+NO_INTS: tuple[Any, ...] = (None, True, "1", [])
+NO_TEXTS: tuple[Any, ...] = (None, 1, True, [], "\x00", "a\x1f", "\x7f", "a\x9f")
+NO_LISTS: tuple[Any, ...] = (None, 1, "x", {}, True)
 
 
 def texts(least: int, most: int) -> tuple[list[Any], list[Any]]:

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import World, decode, encode
+from rationalizer.limits import SUPPORTED_LEVEL
+from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_counts, same_outcome, same_state
 from tests.rationalizer.strategies import (
@@ -146,7 +148,8 @@ def _cases() -> tuple[list[dict[str, Any]], list[OracleWorld]]:
     cases, worlds = [], []
     for seed in range(6):
         partitions = (1, 2, 8)[seed % 3]
-        log, world = write_log(by_seed(seed), 300, seed % partitions, partitions)
+        write = write_group_log if SUPPORTED_LEVEL >= 2 and seed % 2 else write_log
+        log, world = write(by_seed(seed), 300, seed % partitions, partitions)
         lines = [[offset, stamp, None if value is None else value.hex()] for offset, stamp, value in log]
         cases.append({"partition": world.partition, "partitions": partitions, "log": lines})
         worlds.append(world)
@@ -160,7 +163,10 @@ def _expected(worlds: list[OracleWorld]) -> list[Any]:
             world.snapshot().hex(),
             dict(sorted(world.accepted.items())),
             dict(sorted(world.rejected.items())),
-            [[outcome.code, outcome.epoch, outcome.entries and list(outcome.entries)] for outcome in world.outcomes],
+            [
+                [each.code, each.epoch, each.entries and list(each.entries), each.generation, each.member]
+                for each in world.outcomes
+            ],
         ]
         for world in worlds
     ]

@@ -10,11 +10,14 @@ from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
 OUTCOME_FIELDS = ("accepted", "code", "type", "epoch", "log_time", "entries")
+#: Of records about coordinated groups; None in all others, and in a release that knows level 1 only.
+GROUP_FIELDS = ("generation", "member")
 
 
 def outcome_fields(outcome: Outcome | OracleOutcome) -> dict[str, Any]:
     """What D2 prints of an outcome."""
-    return {name: getattr(outcome, name) for name in OUTCOME_FIELDS}
+    fields = {name: getattr(outcome, name) for name in OUTCOME_FIELDS}
+    return {**fields, **{name: getattr(outcome, name, None) for name in GROUP_FIELDS}}
 
 
 def same_outcome(real: Outcome, wanted: OracleOutcome) -> None:

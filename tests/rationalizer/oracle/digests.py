@@ -1,7 +1,8 @@
 """Run by other interpreters: replays the logs given on stdin and prints what the real world makes of them.
 
 stdin: JSON `[{"partition", "partitions", "log": [[offset, timestamp, hex or null]]}]`.
-stdout: JSON, for each log `[digest, snapshot in hex, accepted, rejected, [[code, epoch, entries]]]`.
+stdout: JSON, for each log `[digest, snapshot in hex, accepted, rejected, outcomes]`, of each outcome
+`[code, epoch, entries, generation, member]`.
 Imports nothing but the standard library and rationalizer, so that it runs where no test tools are.
 """
 
@@ -23,7 +24,8 @@ def replay(case: dict[str, Any]) -> list[Any]:
     if at_once.snapshot() != one_by_one.snapshot():
         raise AssertionError("apply and apply_many differ")
     counts = [dict(sorted(counted.items())) for counted in (one_by_one.accepted, one_by_one.rejected)]
-    answers = [[outcome.code, outcome.epoch, outcome.entries] for outcome in outcomes]
+    names = ("code", "epoch", "entries", "generation", "member")  # the last two from level 2 on
+    answers = [[getattr(outcome, name, None) for name in names] for outcome in outcomes]
     return [one_by_one.digest(), one_by_one.snapshot().hex(), *counts, answers]
 
 

@@ -217,7 +217,7 @@ def cut(pieces: Iterable[Piece], targets: Iterable[Part]) -> list[tuple[int, int
     """G16: the parts into which owners and targets cut a partition: lo, hi, the piece and the target there."""
     pieces, targets = list(pieces), list(targets)
     edges = {0, LARGEST_HASH + 1}
-    for low, high, *_ in [*pieces, *targets]:
+    for low, high in [piece[:2] for piece in pieces] + [part[:2] for part in targets]:
         edges |= {low, high + 1}
     parts = []
     ordered = sorted(edges)
