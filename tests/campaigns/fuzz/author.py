@@ -267,7 +267,7 @@ class Author:
 
     def _pause(self) -> tuple[str, str, str, list[Any]]:
         expires = self.log_time + self._one_of((-1, 0, 1, 50, 2_000)) if self._next() < 0.98 else LARGEST
-        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of(GROUPS), [min(expires, LARGEST)]
+        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._group(), [min(expires, LARGEST)]
 
     def _batch(self) -> tuple[str, str, str, list[Any]]:
         key = self._key()
@@ -290,7 +290,10 @@ class Author:
         return instance, client, key[0], [*key[1:], epoch, ranges]
 
     def _forget(self) -> tuple[str, str, str, list[Any]]:
-        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of(GROUPS), []
+        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._group(), []
+
+    def _group(self) -> str:
+        return self._one_of((*GROUPS, *self._groups.names))
 
     def _tick(self) -> tuple[str, str, str, list[Any]]:
         return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of((*GROUPS, "partitions=3")), []

@@ -19,6 +19,8 @@ GROUP_TYPES: Final = (16,) * 14 + (17,) * 8 + (18,) * 3 + (19,) * 26 + (20,) * 4
 
 LARGEST: Final = 2**63 - 1
 CLIENTS: Final = tuple("abcdefg")
+#: Who pause, and may set positions then.
+ADMINS: Final = ("a", "b", "admin")
 INSTANCES: Final = ("1", "1", "2")
 TOPICS: Final = ("t", "u", "тема")
 STRATEGIES: Final = ("sticky",) * 6 + ("range", "roundrobin", "dice", "Sticky")
@@ -45,6 +47,8 @@ class GroupHand:
         names = [f"c{number}" for number in range(64)]
         home = [name for name in names if route_group(name, partitions) == cp][:2]
         away = [name for name in names if route_group(name, partitions) != cp][:1]
+        #: Those of this CP.
+        self.names = (*home,)
         self._groups = (*home * 10, *away, *claimed)
         self._random = random
         #: group: client: (instance, member_id), as the log said last.
@@ -90,8 +94,8 @@ class GroupHand:
             return instance, client, group, [member_id, self._topics()]
         own.append(self._generation(group))
         if number == 19:
-            if chance.random() < 0.06:
-                own[0] = ""
+            if chance.random() < 0.12:
+                own[0], client = "", chance.choice(ADMINS)
             entries = [self._entry(group) for _ in range(chance.choice((1, 1, 1, 2, 3, 6, 30)))]
             own += [chance.random() < 0.2, entries]
         return instance, client, group, own
