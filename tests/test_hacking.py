@@ -17,11 +17,12 @@ from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.pipeline.audit.observer import Observer
-from rationalizer import World
+from rationalizer import Upgrade, World, encode
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
+from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import layout
 from tests.rationalizer.strategies import by_seed, write_log
 from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, tree_of
@@ -44,11 +45,18 @@ def test_every_record_type_has_an_oracle_row() -> None:
     assert set(layout.NAMES_ONE_LEASE) == OF_ONE_LEASE
 
 
+def type_of(value: bytes | None) -> str | None:
+    """The record's name, at the highest level that there is."""
+    world = World(0, 1)
+    world.apply(0, 0, encode(Upgrade("1", "a", "g", SUPPORTED_LEVEL)))
+    return world.apply(1, 0, value).type
+
+
 def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -> None:
-    log, _ = write_log(by_seed(0), 400)
+    log = write_log(by_seed(0), 400)[0] + write_group_log(by_seed(0), 400)[0]
     fuzz = Author(0, 0, 1)
     for values in ([value for _, _, value in log], [fuzz.next() for _ in range(3_000)]):
-        written = {World(0, 1).apply(0, 0, value).type for value in values}
+        written = {type_of(value) for value in values}
         assert written - {None} == set(NAMES.values())
     assert set(NAMES).isdisjoint(UNKNOWN_TYPES)
 

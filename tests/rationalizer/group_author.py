@@ -20,6 +20,7 @@ CLAIMED = "claims"
 TOPICS = ("t", "u", "é")
 PATTERNS = ("^t", "^[tu]$")
 CLIENTS = ("a", "b", "c", "d", "e", "f")
+MANY_CLIENTS = tuple("abcdefghijklmn")
 INSTANCES = ("1", "2")
 STRATEGIES = ("range", "roundrobin", "sticky")
 SESSIONS = (100, 150, 1000, 1000, 30_000, 1_800_000)
@@ -40,10 +41,11 @@ class GroupAuthor(Author):
     def __init__(self, choose: Choose, world: OracleWorld) -> None:
         super().__init__(choose, world)
         cp, partitions = world.partition, world.partitions
-        # Some logs are calm, so that groups grow, or crowded, so that members share by key; in wild ones members die;
-        # in empty ones admins find nobody there.
-        self.temper = choose(("calm", "crowded", "wild", "wild", "empty"))
-        self.calm = self.temper in ("calm", "crowded")
+        # Some logs are calm, so that groups grow; crowded, so that members share by key; or moving: many come, go, and
+        # want other topics. In wild ones members die; in empty ones admins find nobody there.
+        self.temper = choose(("calm", "crowded", "moving", "moving", "wild", "wild", "empty"))
+        self.calm = self.temper not in ("wild", "empty")
+        self.clients = MANY_CLIENTS if self.temper in ("crowded", "moving") else CLIENTS
         self.home = groups_of(cp, partitions, True, 8 if self.temper == "empty" else 2)
         self.away = groups_of(cp, partitions, False, 1)[0]
         pairs = [key[1:] for key in home_keys(cp, partitions) if key[0] == "g"]
@@ -84,12 +86,12 @@ class GroupAuthor(Author):
         """Ids of a member; now and then its id with other ids beside it, an id that is gone, or of nobody."""
         member = self.member(group)
         if member is None:
-            return (self.choose(CLIENTS), "1"), f"{group.name}-gone"
+            return (self.choose(self.clients), "1"), f"{group.name}-gone"
         who: Who = (member.client, member.instance)
         other = self.choose(group.members)
         wrong = (
             ((member.client, "9"), member.member_id),
-            ((self.choose(CLIENTS), member.instance), member.member_id),
+            ((self.choose(self.clients), member.instance), member.member_id),
             (who, other.member_id),
             (who, member.member_id + "0"),
             (NOBODY, member.member_id),
@@ -101,7 +103,7 @@ class GroupAuthor(Author):
     def stamp(self) -> int:
         """A step ahead, or one to just before, at or after the moment that a member is overdue, or that all are."""
         now = self.world.log_time
-        if self.choose((True,) * (80 if self.calm else 12) + (False,)):
+        if self.choose((True,) * (80 if self.calm else 10) + (False,)):
             return now + self.choose((0, 1, 5, 5, 20))
         ends = [m.last_beat + m.session_timeout_ms for name in self.home for m in self.members(name)]
         ends += [pause.expires for pause in self.world.pauses() if pause.expires < 2**60]
@@ -120,7 +122,12 @@ class GroupAuthor(Author):
     def topics(self) -> list[list[Any]]:
         """A few, now and then one twice, or one that is not there yet."""
         names = self.choose((("t",), ("t",), ("t", "u"), ("u",), TOPICS, ("t", "t")))
-        counts = (1, 1, 1, 2) if self.temper == "crowded" else (1, 2, 2, 2, 3, 3, 4, 0)
+        counts: tuple[int, ...] = (1, 2, 2, 2, 3, 3, 4, 0)
+        if self.temper == "crowded":
+            counts = (1, 1, 2, 2, 3, 4)
+        if self.temper == "moving":
+            counts = (1, 3, 5, 8, 9)
+            names = self.choose((("t",), ("u",), ("é",), ("t", "u"), ("u", "é"), TOPICS))
         return [[name, self.choose(counts)] for name in names]
 
     def join_fields(self, group: Group) -> list[Any]:
@@ -141,7 +148,7 @@ class GroupAuthor(Author):
     def newcomer(self) -> bytes:
         """Type 16 of a client: mostly a new one, which may turn out to be a restart."""
         group = self.known()
-        who = (self.choose(CLIENTS), self.choose(INSTANCES))
+        who = (self.choose(self.clients), self.choose(INSTANCES))
         return self.record(16, who, group.name, "", self.seen(None), *self.join_fields(group))
 
     def seen(self, member: Member | None) -> int:
@@ -156,7 +163,7 @@ class GroupAuthor(Author):
         if member is None or group.strategy is None:
             if self.choose((True, False)):
                 return self.newcomer()
-            gone = (self.choose(CLIENTS), "1")  # with an id that nobody has, or no more
+            gone = (self.choose(self.clients), "1")  # with an id that nobody has, or no more
             return self.record(16, gone, group.name, f"{group.name}-gone", self.seen(None), *self.join_fields(group))
         fields: list[Any] = [member.session_timeout_ms, group.strategy, member.allow_key_share, member.pattern]
         fields.append([[topic, group.topics.get(topic, 0)] for topic in member.topics])
@@ -315,7 +322,9 @@ class GroupAuthor(Author):
     def pause(self) -> bytes:
         """Type 5: a pause, a longer or shorter one, or its end."""
         now, name = self.world.log_time, self.name()
-        expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500))
+        # Where nothing is calm, long enough for members to be overdue before it ends.
+        longer = () if self.calm else (2_000, 2_000, 2_000)
+        expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500, *longer))
         return record(5, self.admin_of(name), name, expires)
 
     def reposition(self) -> bytes:
@@ -373,8 +382,11 @@ class GroupAuthor(Author):
         empty = self.temper == "empty"
         if self.temper == "crowded" and self.world.kind(self.home[0]) is None and self.choose((True, False)):
             return self.configure()
+        if self.temper == "moving" and self.world.level > 1 and self.choose((True, True, False)):
+            moves = (self.newcomer, self.newcomer, self.joins_again, self.leave, self.hand_over, self.hand_over)
+            return self.choose(moves)()
         writers: Sequence[Callable[[], bytes | None]] = (
-            *(self.newcomer,) * (1 if empty else 6),
+            *(self.newcomer,) * (1 if empty else 12 if self.temper == "crowded" else 6),
             *(self.joins_again,) * 4,
             *(self.restart,) * 2,
             *(self.beat,) * 6,

@@ -7,6 +7,8 @@ import json
 from random import Random
 from typing import Any
 
+import xxhash
+
 from rationalizer import SnapshotError, World
 from tests.rationalizer.group_author import GroupAuthor, write_group_log
 from tests.rationalizer.oracle import OracleWorld, parse
@@ -19,7 +21,7 @@ PLACES = ((0, 1), (0, 1), (1, 2), (5, 8))
 
 
 def record_by_record(seed: int, length: int, every: int = 1) -> None:
-    """Outcomes after each record, the digest after every `every`-th, and a restored snapshot in place of the world."""
+    """Outcomes after each record, the state after every `every`-th; now and then a restored snapshot is the world."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
     author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps, 2))
@@ -31,6 +33,8 @@ def record_by_record(seed: int, length: int, every: int = 1) -> None:
         try:
             same_outcome(real.apply(*entry), wanted)
             if number % every == 0:
+                same_bytes(real, author.world)
+            if number % (10 * every) == 0:
                 same_state(real, author.world)
         except AssertionError as error:
             error.add_note(note)
@@ -38,6 +42,20 @@ def record_by_record(seed: int, length: int, every: int = 1) -> None:
         if source.random() < 0.03:
             real = restored(real)
     same_state(real, author.world)
+
+
+def same_bytes(real: World, wanted: OracleWorld) -> None:
+    """The state and its digest; where they differ, the first row that does."""
+    snapshot, other = real.snapshot(), wanted.snapshot()
+    if snapshot != other:
+        assert parse(snapshot, len(snapshot)) == parse(other, len(other))
+    assert snapshot == other
+    assert real.digest() == digest_of(other)
+
+
+def digest_of(state: bytes) -> str:
+    """S1."""
+    return f"{xxhash.xxh3_128_intdigest(state, 0):032x}"
 
 
 def _shown(value: bytes | None) -> object:

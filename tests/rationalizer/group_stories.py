@@ -22,6 +22,7 @@ class Pen:
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
+        self.waited = 0
         self.append(33, ("admin", "1"), "any", 2)
 
     def append(self, kind: int, who: Who, group: str, *fields: object) -> int:
@@ -29,19 +30,146 @@ class Pen:
         client, instance = who
         offset = len(self.log)
         version = 2 if 16 <= kind <= 21 else 1
-        self.log.append((offset, 1_000 + offset, shortest([version, kind, instance, client, group, *fields])))
+        self.log.append(
+            (offset, 1_000 + self.waited + offset, shortest([version, kind, instance, client, group, *fields]))
+        )
         return offset
 
     def join(self, who: Who, topics: list[list[Any]], group: str = "g", strategy: str = "range", **more: Any) -> str:
         """A first join; the id that it gives."""
         share, pattern = more.get("share", False), more.get("pattern", "")
-        seen = len(self.log)
-        offset = self.append(16, who, group, "", seen, SESSION, strategy, share, pattern, topics)
+        seen, session = more.get("seen", len(self.log)), more.get("session", SESSION)
+        offset = self.append(16, who, group, "", seen, session, strategy, share, pattern, topics)
         return member_id_of(group, 0, offset)
 
     def commit(self, who: Who, member_id: str, entries: list[list[Any]], group: str = "g") -> None:
         """A commit in the generation of the first join of the log."""
         self.append(19, who, group, member_id, 1, False, entries)
+
+
+A, A2, B, ADMIN = ("a", "1"), ("a", "2"), ("b", "1"), ("admin", "1")
+T2 = [["t", 2]]
+
+
+def heard_and_unheard() -> Story:
+    """G8, G9: who goes with whose record, and who does not."""
+    pen, codes = Pen(), []
+    # A record with a sender buries the others that are overdue; a Tick and a rejected record do not.
+    a, b = pen.join(A, T2, "g1", session=100), pen.join(B, T2, "g1")
+    pen.waited += 200
+    pen.append(32, B, "g1")
+    pen.append(17, B, "g1", b, LARGEST)
+    pen.append(17, B, "g1", b, 2)
+    pen.append(17, A, "g1", a, 2)
+    codes += ["OK", "OK", "OK", "ILLEGAL_GENERATION", "ILLEGAL_GENERATION", "UNKNOWN_CONSUMER"]
+    # An overdue member that is heard first lives on.
+    a = pen.join(A, T2, "g2", session=100)
+    pen.join(B, T2, "g2")
+    pen.waited += 200
+    pen.append(17, A, "g2", a, len(pen.log) - 1)
+    codes += ["OK", "OK", "OK"]
+    # All are overdue, and one of them is heard: nobody goes, all live on.
+    a, b = pen.join(A, T2, "g3", session=100), pen.join(B, T2, "g3", session=100)
+    pen.waited += 200
+    pen.join(A, T2, "g3", "sticky", session=100)
+    pen.append(20, A, "g3", a, T2)
+    pen.waited += 90
+    pen.append(17, B, "g3", b, len(pen.log) - 3)
+    codes += ["OK", "OK", "INCONSISTENT_PARTITIONING_STRATEGY", "OK", "OK"]
+    # All are overdue, and a newcomer comes: all go, and with them their strategy.
+    pen.join(A, T2, "g4", session=100)
+    pen.waited += 200
+    pen.join(B, T2, "g4", "sticky")
+    codes += ["OK", "OK"]
+    # The same join again, beside one that is overdue: a rebalance, though it asks for none.
+    pen.join(A, T2, "g5", session=100)
+    pen.join(B, T2, "g5")
+    pen.waited += 200
+    pen.join(B, T2, "g5")
+    pen.join(B, T2, "g5", "roundrobin")
+    codes += ["OK", "OK", "ALREADY_MEMBER", "OK"]
+    # Who is gone hinders nobody who brings another strategy; leaving and reporting bury, too.
+    for kind, fields in ((16, []), (18, [0]), (20, [T2])):
+        pen.join(A, T2, f"h{kind}", session=100)
+        b = pen.join(B, T2, f"h{kind}")
+        pen.waited += 200
+        if kind == 16:
+            pen.join(B, T2, f"h{kind}", "sticky")
+        else:
+            pen.append(kind, B, f"h{kind}", b, *fields)
+        codes += ["OK", "OK", "OK"]
+    return pen.log, codes
+
+
+def starts_and_restarts() -> Story:
+    """G11, G14: a restart keeps what it has, under a new token; the late join of a dead instance ends nobody."""
+    pen = Pen()
+    old, b = pen.join(A, T2), pen.join(B, T2)
+    late = len(pen.log)
+    pen.append(19, A, "g", old, 2, False, [["t", 1, 0, LARGEST, 1, 7, [], None]])
+    new = pen.join(A2, T2)  # keeps partition 0
+    pen.join(A, T2, seen=late)
+    pen.append(17, A, "g", old, 4)
+    pen.append(19, A2, "g", new, 3, False, [["t", 0, 0, LARGEST, 0, 7, [], None]])
+    pen.append(19, A2, "g", new, 4, False, [["t", 0, 0, LARGEST, 2, 6, [], None], ["t", 0, 0, LARGEST, 2, 6, [], None]])
+    pen.append(19, B, "g", b, 3, False, [["t", 1, 0, LARGEST, 0, 9, [], None]])
+    # What a replaced member would have had to let go of goes at once.
+    alone = pen.join(A, T2, "g2")
+    pen.join(B, T2, "g2")
+    pen.join(A2, T2, "g2")
+    pen.append(17, A, "g2", alone, 0)
+    codes = ["OK", "OK", "OK", "OK", "REPLACED", "UNKNOWN_CONSUMER", "PARTIAL", "PARTIAL", "OK"]
+    return pen.log, [*codes, "OK", "OK", "OK", "UNKNOWN_CONSUMER"]
+
+
+def orders_taken_back() -> Story:
+    """G18: what was sent by an older order lets go of nothing."""
+    pen = Pen()
+    a = pen.join(A, T2, strategy="sticky")
+    b = pen.join(B, T2, strategy="sticky")  # partition 1 is revoked at 2
+    let_go = ["t", 1, 0, LARGEST, 1, 7, [], None]
+    pen.append(18, B, "g", b, 2)  # taken back
+    pen.append(19, A, "g", a, 2, False, [let_go])
+    pen.join(B, T2, strategy="sticky")  # revoked once more
+    pen.append(19, A, "g", a, 3, False, [let_go, ["t", 1, 0, LARGEST, 0, 8, [], None]])
+    pen.append(19, A, "g", a, 5, False, [["t", 1, 0, 5, 1, 8, [], None], [*let_go[:5], 9, [], None], let_go])
+    return pen.log, ["OK", "OK", "OK", "OK", "OK", "PARTIAL", "PARTIAL"]
+
+
+def the_pausing_client() -> Story:
+    """G21, C10, C16: what an admin may, and when."""
+    pen = Pen()
+    a = pen.join(A, T2, session=100)
+
+    def reposition(who: Who, *places: list[Any]) -> None:
+        pen.append(
+            19, who, "g", "", LARGEST, True, [[*place, 0, LARGEST, 0, *rest, [], None] for place, *rest in places]
+        )
+
+    first, second = ["t", 0], ["t", 9]
+    reposition(ADMIN, [first, 5])
+    pen.append(
+        19, A, "g", a, 1, False, [["t", 0, 0, LARGEST, 2, 5, [], None], ["t", 0, 0, LARGEST, 0, None, [[9, 9]], "m"]]
+    )
+    pen.append(5, ADMIN, "g", 100_000)
+    reposition(ADMIN, [first, 5])
+    reposition(A, [first, 5])
+    pen.append(8, ADMIN, "g")
+    pen.append(21, A, "g", {})
+    pen.append(16, A, "g", a, 1, 100, "range", False, "", T2)
+    pen.append(17, A, "g", a, 1)
+    pen.waited += 200
+    reposition(ADMIN, [first, 5], [first, 5], [first, None], [second, -1])
+    pen.append(19, A, "g", a, 1, False, [["t", 0, 0, LARGEST, 1, 5, [], None]])
+    reposition(("admin", "2"), [first, 3])
+    pen.append(8, ADMIN, "g")
+    reposition(ADMIN, [first, 3])
+    pen.append(5, ADMIN, "g", 0)
+    reposition(ADMIN, [first, 3])
+    pen.append(8, ADMIN, "g")
+    codes = ["OK", "UNKNOWN_CONSUMER", "OK", "OK", "GROUP_ACTIVE", "UNKNOWN_CONSUMER", "GROUP_ACTIVE", *["PAUSED"] * 3]
+    codes += ["OK", "UNKNOWN_CONSUMER", "OK", "OK", "UNKNOWN_CONSUMER", "OK", "UNKNOWN_CONSUMER", "OK"]
+    return pen.log, codes
 
 
 def group_full() -> Story:
@@ -158,6 +286,10 @@ def a_crowd_and_its_partitions() -> Story:
 STORIES: dict[str, Callable[[], Story]] = {
     story.__name__: story
     for story in (
+        heard_and_unheard,
+        starts_and_restarts,
+        orders_taken_back,
+        the_pausing_client,
         group_full,
         too_many_partitions,
         pieces_of_done_through,

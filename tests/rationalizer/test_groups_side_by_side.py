@@ -27,7 +27,7 @@ def seeds(count: int, first: int = 0) -> range:
     return range(first, first + max(count, int(count * THOROUGH)))
 
 
-@pytest.mark.parametrize("seed", seeds(24))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_after_each_record(seed: int) -> None:
     record_by_record(seed, LENGTH)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rationalizer.group_author import GroupAuthor
 from tests.rationalizer.group_cells import Cell, cells_met, wanted
-from tests.rationalizer.group_stories import STORIES, told
+from tests.rationalizer.group_stories import SLOW, STORIES, told
 from tests.rationalizer.group_values import EDGES
 from tests.rationalizer.oracle import OracleWorld, is_state, judge, shortest
 from tests.rationalizer.oracle.assigning import TopicPartition
@@ -44,12 +44,13 @@ def test_every_record_in_every_state() -> None:
     assert sorted(wanted() - set(met)) == []
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STORIES])
 def test_what_stands_at_a_limit(name: str) -> None:
     (_, codes), world = told(name)
     assert [outcome.code for outcome in world.outcomes][-len(codes) :] == codes
 
 
+@pytest.mark.slow
 def test_every_bound_of_every_field() -> None:
     home = next(cp for cp in range(4) if home_of_group("g", 4) == cp)
     for kind, fields, fits in EDGES:
