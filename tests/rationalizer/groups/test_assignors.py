@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -265,3 +266,43 @@ def test_what_is_balanced_stays_as_it_is() -> None:
         first = run(case)
         again = case._replace(before={topic: Before(slots(was), slots(was)) for topic, was in first.items()})
         assert run(again) == first
+
+
+# -- costs --------------------------------------------------------------------------------------------------------
+
+
+def best_of(work: Callable[[], object], tries: int = 7) -> float:
+    spent = []
+    for _ in range(tries):
+        start = time.thread_time()
+        work()
+        spent.append(time.thread_time() - start)
+    return min(spent)
+
+
+@pytest.mark.parametrize("strategy", ALL_STRATEGIES)
+@pytest.mark.parametrize("owned", ["by their targets", "by the first member"])
+def test_a_join_costs_little_more_than_a_look_at_each_partition(strategy: str, owned: str) -> None:
+    """benchmarks/groups.py has it in ms. Here it is told in what it takes to count the partitions of each member."""
+    counts = {f"t{n}": 1000 for n in range(10)}
+    members = list(range(5000, 6001))
+    first = compute_targets(strategy, dict.fromkeys(counts, members[:-1]), counts, set(), set(), {}, nothing)
+    was = {topic: slots(targets) for topic, targets in first.items()}
+    before = {
+        topic: Before(targets, targets if owned == "by their targets" else [members[0]] * 1000)
+        for topic, targets in was.items()
+    }
+    everything = sum(map(tuple, was.values()), ())
+    subscribers = dict.fromkeys(counts, members)
+    cost = best_of(lambda: compute_targets(strategy, subscribers, counts, set(), set(), before, nothing))
+    assert cost < 15 * best_of(lambda: Counter(everything))  # it is about 7
+
+
+def test_many_moves_cost_in_proportion() -> None:
+    """One member has all; the one with the fewest can only take what comes first, behind all that others could take."""
+    counts = {"a": 10_000, "b": 10_000}
+    before = {topic: Before([0] * 10_000, [1] * 10_000) for topic in counts}
+    cost = best_of(
+        lambda: compute_targets("sticky", {"a": [0, 1, 2], "b": [0, 1]}, counts, set(), set(), before, nothing), 3
+    )
+    assert cost < 300 * best_of(lambda: Counter([0, 1] * 10_000))  # it is about 110
