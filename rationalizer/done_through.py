@@ -101,14 +101,19 @@ class DoneThrough:
 
     def _plan_wide(self, left: int, right: int, lo: int, hi: int, offset: int) -> Edit | None:
         """The same, where many pieces are concerned: by C, over all of them at once."""
+        if self._steps is not None:
+            below = self._steps[: min(_MANY + 1, bisect_left(self._steps, (offset,)))]
+            first, last = self._los[left], self._los[right - 1]
+            if len(below) <= _MANY and not any(first <= start <= last for _, start in below):
+                return None
         old_los, old_dones = self._los[left:right], self._dones[left:right]
         if min(old_dones) >= offset:
             return None
         los, dones = old_los.copy(), [done if done > offset else offset for done in old_dones]
-        last = self._los[right] - 1 if right < len(self._los) else MAX_KEY_HASH
+        end = self._los[right] - 1 if right < len(self._los) else MAX_KEY_HASH
         if old_los[0] < lo and old_dones[0] < offset:
             los[:1], dones[:1] = [old_los[0], lo], [old_dones[0], offset]
-        if hi < last and old_dones[-1] < offset:
+        if hi < end and old_dones[-1] < offset:
             los.append(hi + 1)
             dones.append(old_dones[-1])
         if left > 0:
