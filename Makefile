@@ -65,9 +65,11 @@ sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories on virtual time, each
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
+MOST   ?= 1000000
 
-exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records (8: a million states), and of real members' moves
+exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records of claims (8: a million states), MOST states of groups, real members' moves
 	$(PY) -m tests.campaigns.small_scope --depth $(DEPTH) $(ARGS)
+	$(PY) -m tests.campaigns.small_scope --groups --most $(MOST) $(ARGS)
 	$(PY) -m tests.campaigns.small_scope --engine $(ARGS)
 
 INPUTS ?= 1000000

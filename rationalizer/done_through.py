@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, islice
+from operator import ne
 from typing import Final
 
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
@@ -19,14 +21,14 @@ KeyPiece = tuple[int, int, int]
 #: (left, right, los, dones): these pieces take the place of the pieces left … right − 1.
 Edit = tuple[int, int, list[int], list[int]]
 
-#: Above so many pieces changed at once, the order of all offsets is made anew.
+#: Above so many pieces concerned at once, all of them are looked at by C, and their order is made anew when asked for.
 _MANY: Final = 32
 
 
 class DoneThrough:
     """At least two pieces that cover all key hashes; neighbours differ."""
 
-    __slots__ = ("_dones", "_ladder", "_los")
+    __slots__ = ("_dones", "_los", "_steps")
 
     def __init__(self, pieces: Iterable[KeyPiece]) -> None:
         self._los: list[int] = []
@@ -35,8 +37,8 @@ class DoneThrough:
             if not self._dones or self._dones[-1] != done:
                 self._los.append(lo)
                 self._dones.append(done)
-        #: (offset, lo) of every piece, ascending.
-        self._ladder = sorted(zip(self._dones, self._los, strict=True))
+        #: See `_ladder`; None: not made yet.
+        self._steps: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         return len(self._los)
@@ -44,7 +46,14 @@ class DoneThrough:
     @property
     def lowest(self) -> int:
         """The smallest offset of all pieces."""
-        return self._ladder[0][0]
+        return min(self._dones) if self._steps is None else self._steps[0][0]
+
+    @property
+    def _ladder(self) -> list[tuple[int, int]]:
+        """(offset, lo) of every piece, ascending: made when it is asked for, after an edit of many pieces."""
+        if self._steps is None:
+            self._steps = sorted(zip(self._dones, self._los, strict=True))
+        return self._steps
 
     def pieces(self) -> list[KeyPiece]:
         """All pieces, ascending."""
@@ -63,6 +72,8 @@ class DoneThrough:
         los, dones = self._los, self._dones
         left = bisect_right(los, lo) - 1
         right = bisect_right(los, hi, left)
+        if right - left > _MANY:
+            return self._plan_wide(left, right, lo, hi, offset)
         new_los: list[int] = []
         new_dones: list[int] = []
 
@@ -88,19 +99,49 @@ class DoneThrough:
             return None
         return left, right, new_los, new_dones
 
+    def _plan_wide(self, left: int, right: int, lo: int, hi: int, offset: int) -> Edit | None:
+        """The same, where many pieces are concerned: by C, over all of them at once."""
+        if self._steps is not None:
+            below = self._steps[: min(_MANY + 1, bisect_left(self._steps, (offset,)))]
+            first, last = self._los[left], self._los[right - 1]
+            if len(below) <= _MANY and not any(first <= start <= last for _, start in below):
+                return None
+        old_los, old_dones = self._los[left:right], self._dones[left:right]
+        if min(old_dones) >= offset:
+            return None
+        los, dones = old_los.copy(), [done if done > offset else offset for done in old_dones]
+        end = self._los[right] - 1 if right < len(self._los) else MAX_KEY_HASH
+        if old_los[0] < lo and old_dones[0] < offset:
+            los[:1], dones[:1] = [old_los[0], lo], [old_dones[0], offset]
+        if hi < end and old_dones[-1] < offset:
+            los.append(hi + 1)
+            dones.append(old_dones[-1])
+        if left > 0:
+            left -= 1
+            los.insert(0, self._los[left])
+            dones.insert(0, self._dones[left])
+        if right < len(self._los):
+            los.append(self._los[right])
+            dones.append(self._dones[right])
+            right += 1
+        differs = [True, *map(ne, dones, islice(dones, 1, None))]
+        if all(differs):
+            return left, right, los, dones
+        return left, right, list(compress(los, differs)), list(compress(dones, differs))
+
     def carry_out(self, edit: Edit) -> None:
         """Make the edit that `plan` found."""
         left, right, new_los, new_dones = edit
-        old = list(zip(self._dones[left:right], self._los[left:right], strict=True))
+        if right - left + len(new_los) > 2 * _MANY:
+            self._steps = None
+        else:
+            ladder = self._ladder
+            for step in zip(self._dones[left:right], self._los[left:right], strict=True):
+                del ladder[bisect_left(ladder, step)]
+            for step in zip(new_dones, new_los, strict=True):
+                insort(ladder, step)
         self._los[left:right] = new_los
         self._dones[left:right] = new_dones
-        if len(old) + len(new_los) > _MANY:
-            self._ladder = sorted(zip(self._dones, self._los, strict=True))
-            return
-        for step in old:
-            del self._ladder[bisect_left(self._ladder, step)]
-        for step in zip(new_dones, new_los, strict=True):
-            insort(self._ladder, step)
 
     def move_on(self, firsts: Sequence[int], lasts: Sequence[int], end_of_run: Callable[[int], int]) -> None:
         """Move every piece on that these new ranges of done offsets touch from above (P10)."""

@@ -120,6 +120,9 @@ def _deal_range(lots: Sequence[Lot]) -> list[list[int]]:
     found = []
     for takers, size, _, _ in lots:
         each, more = divmod(size, len(takers))
+        if each == 0:  # of a thousand takers, those that get nothing are not even passed over
+            found.append(list(takers[:more]))
+            continue
         times = chain(repeat(each + 1, more), repeat(each, len(takers) - more))
         found.append(list(chain.from_iterable(map(repeat, takers, times))))
     return found

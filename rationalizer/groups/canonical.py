@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
 
 from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.leases.canonical import load_progress
-from rationalizer.limits import MAX_GROUP_PARTITIONS, MAX_KEY_HASH, MAX_MEMBERS, MAX_PARTITION_COUNT, NOTHING_DONE
+from rationalizer.limits import (
+    MAX_GROUP_PARTITIONS,
+    MAX_KEY_HASH,
+    MAX_KEY_PIECES,
+    MAX_MEMBERS,
+    MAX_PARTITION_COUNT,
+    MAX_TOPICS,
+    NOTHING_DONE,
+)
 from rationalizer.plane import Bounds
 from rationalizer.routing import route_group
 from rationalizer.snapshot import row_of, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
 __all__ = ["group_row", "load_groups"]
+
+#: How a member_id ends (G6): the text of a UUID of version 5.
+_UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_UUID_LENGTH: Final = 36
+
+_NO_TAKERS: Final[frozenset[int]] = frozenset()
 
 
 def group_row(group: Group) -> tuple[object, ...]:
@@ -92,12 +107,13 @@ def _group(row: object, bounds: Bounds) -> Group:
         _add_member(named, group, each, bounds)
     want_ascending(f"members of {named}", list(group.members))
     want(len(group.members) <= MAX_MEMBERS, f"{named} has too many members")
-    want(len(group.clients) == len(group.members), f"{named} has two members of one client")
+    for what in ("client_id", "member_id", "joined"):
+        distinct = len({getattr(member, what) for member in group.members.values()})
+        want(distinct == len(members), f"{named} has two members of one {what}")
     want(strategy in STRATEGIES if members else strategy is None, f"{named} has another strategy than it can have")
     group.strategy = strategy
     _add_topics(named, group, topics)
-    for each in partitions:
-        _add_partition(named, group, each)
+    _add_partitions(named, group, partitions)
     listed = [(each[0], each[1]) for each in partitions]
     want_ascending(f"partitions of {named}", listed)
     if route_group(group_id, bounds.partitions) != bounds.partition:
@@ -121,12 +137,15 @@ def _settings(named: str, row: object) -> Settings:
 
 def _add_member(named: str, group: Group, row: object, bounds: Bounds) -> None:
     slot, member_id, client, instance, session, share, pattern, topics, last_beat, joined = row_of("member", row, 10)
-    want(ok.is_offset(slot) and slot < bounds.next_offset, f"a slot of {named} lies after the snapshot")
+    want(ok.is_offset(slot) and slot <= group.generation, f"a slot of {named} is that of no rebalance")
     want(ok.is_id(client) and ok.is_id(instance), f"member {slot} of {named} has no proper name")
-    want(ok.MEMBER_ID.holds(member_id) and member_id.startswith(f"{group.group_id}-"), f"{named} has an odd member_id")
+    unique = member_id[-_UUID_LENGTH:] if type(member_id) is str else ""
+    good = member_id == f"{group.group_id}-{unique}" and _UUID.fullmatch(unique) is not None
+    want(good, f"{named} has an odd member_id")
     want(ok.is_session_timeout(session), f"the session of member {slot} of {named} is out of range")
     want(type(share) is bool and ok.is_pattern(pattern), f"member {slot} of {named} subscribes to nothing that can be")
-    want(type(topics) is tuple and all(map(ok.is_topic, topics)), f"the topics of member {slot} of {named} are none")
+    good = type(topics) is tuple and len(topics) <= MAX_TOPICS and all(map(ok.is_topic, topics))
+    want(good and bool(topics or pattern), f"the topics of member {slot} of {named} are none")
     want_ascending(f"topics of member {slot} of {named}", topics)
     want(
         ok.is_offset(last_beat) and last_beat <= bounds.log_time,
@@ -150,40 +169,51 @@ def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
     want(good, f"the topics of {named} are none")
     want_ascending(f"topics of {named}", [topic for topic, _ in topics])
     group.restore_counts(dict(topics))
-    reported = {topic for member in group.members.values() for topic in member.topics}
-    want(group.counts.keys() == reported, f"the topics of {named} are not those that its members subscribe to")
+    want(group.counts.keys() == group.reported(), f"the topics of {named} are not those that its members subscribe to")
 
 
-def _add_partition(named: str, group: Group, row: object) -> None:
-    topic, partition, pieces, progress = row_of(f"partition of {named}", row, 4)
-    good = ok.is_topic(topic) and ok.is_partition(partition) and type(pieces) is tuple
-    want(good, f"a partition of {named} has no proper name")
-    want(bool(pieces) or progress is not None, f"{named} lists {topic}/{partition}, of which it has nothing")
-    if progress is not None:
-        _add_progress(f"{topic}/{partition} of {named}", group.keep(topic, partition), progress)
-    if pieces:
-        want(partition < MAX_PARTITION_COUNT, f"{topic}/{partition} of {named} can't be assigned")
-        found = [_piece(f"{topic}/{partition} of {named}", group, each) for each in pieces]
-        ordered = all(before.hi < piece.lo for before, piece in itertools.pairwise(found))
-        want(ordered, f"the pieces of {topic}/{partition} of {named} overlap")
+def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
+    subscribers = group.subscriptions()
+    sets = {id(slots): frozenset(slots) for slots in subscribers.values()}  # topics share lists
+    assigned = 0
+    for row in rows:
+        topic, partition, pieces, progress = row_of(f"partition of {named}", row, 4)
+        good = ok.is_topic(topic) and ok.is_partition(partition) and type(pieces) is tuple
+        want(good, f"a partition of {named} has no proper name")
+        which = f"{topic}/{partition} of {named}"
+        want(bool(pieces) or progress is not None, f"{named} lists {topic}/{partition}, of which it has nothing")
+        if progress is not None:
+            _add_progress(which, group.keep(topic, partition), progress)
+        is_assigned = partition < group.counts.get(topic, 0)
+        assigned += is_assigned
+        if not pieces and not is_assigned:
+            continue
+        want(partition < MAX_PARTITION_COUNT, f"{which} can't be assigned")
+        takers = sets[id(subscribers[topic])] if is_assigned else _NO_TAKERS
+        found = [_piece(which, group, takers, each) for each in pieces]
+        ends = [-1, *(piece.hi for piece in found)]
+        ordered = all(end < piece.lo for end, piece in zip(ends, found, strict=False))
+        want(ordered, f"the pieces of {which} overlap")
+        whole = ends[-1] == MAX_KEY_HASH and all(end + 1 == piece.lo for end, piece in zip(ends, found, strict=False))
+        want(whole or not is_assigned, f"the pieces of {which} do not cover all keys")
         of_topic = group.pieces.setdefault(topic, TopicPieces())
         of_topic.grow(max(partition + 1, group.counts.get(topic, 0)))
         of_topic.put(partition, found)
+    want(assigned == sum(group.counts.values()), f"{named} does not list all partitions of its topics")
 
 
-def _piece(named: str, group: Group, row: object) -> Piece:
+def _piece(named: str, group: Group, takers: AbstractSet[int], row: object) -> Piece:
+    """`takers`: those who could have it as target; none: it is no longer assigned."""
     lo, hi, owner, since, target, revoked = row_of(f"piece of {named}", row, 6)
     want(ok.is_offset(lo) and ok.is_offset(hi) and lo <= hi <= MAX_KEY_HASH, f"a piece of {named} is none")
     want(type(owner) is int and owner in group.members, f"{named} has an owner who is no member")
-    of_member = type(target) is int and (target == NOBODY or target in group.members)
-    want(of_member, f"{named} has a target who is no member")
-    want(ok.is_offset(since) and since <= group.generation, f"{named} is owned since a generation to come")
+    fits = type(target) is int and (target in takers if takers else target == NOBODY)
+    want(fits, f"{named} has a target who does not subscribe to it")
+    want(ok.is_offset(since) and owner <= since <= group.generation, f"{named} is owned since it could not be")
     if owner == target:
         want(type(revoked) is int and revoked == NEVER, f"{named} is revoked, and is not")
     else:
-        want(
-            ok.is_offset(revoked) and since <= revoked <= group.generation, f"{named} was revoked when it could not be"
-        )
+        want(ok.is_offset(revoked) and since < revoked <= group.generation, f"{named} was revoked when it could not be")
     return Piece(lo, hi, owner, since, target, revoked)
 
 
@@ -194,3 +224,4 @@ def _add_progress(named: str, kept: PartitionProgress, row: object) -> None:
     kept.initial = initial
     kept.metadata = metadata
     kept.progress = load_progress(named, done_through, ranges, NOTHING_DONE)
+    want(len(done_through) <= MAX_KEY_PIECES, f"{named} has more than {MAX_KEY_PIECES:,} pieces of done_through")

@@ -6,10 +6,11 @@ the progress and what a member lets go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Final, Literal
 
 from rationalizer.groups.assignors import compute_targets
@@ -101,6 +102,7 @@ class Group:
     __slots__ = (
         "_deadlines",
         "_reports",
+        "_views",
         "clients",
         "counts",
         "generation",
@@ -133,7 +135,10 @@ class Group:
         #: (deadline, slot) of every member that is not late (`Member.watched`); those that have beaten since are put
         #: back when their time comes.
         self._deadlines: list[tuple[int, int]] = []
-        #: How many members reported a topic as their own.
+        #: What members reported as their own topics, and the slots of those that reported just this. Most report the
+        #: same: so a thousand members of ten thousand topics cost little more than one.
+        self._views: dict[frozenset[str], tuple[frozenset[str], set[int]]] = {}
+        #: How many of these a topic is in.
         self._reports: dict[str, int] = {}
 
     # -- reading ---------------------------------------------------------------------------------------
@@ -169,15 +174,27 @@ class Group:
         return late
 
     def subscriptions(self) -> dict[str, list[int]]:
-        """The slots that subscribe to each topic, ascending (G12)."""
-        found: dict[str, list[int]] = {topic: [] for topic in self.counts}
-        by_pattern: dict[str, set[str]] = {}
+        """The slots that subscribe to each topic, ascending (G12). Topics may share a list."""
+        by_pattern: dict[str, dict[frozenset[str], None]] = {}
         for member in self.members.values():
             if member.pattern:
-                by_pattern.setdefault(member.pattern, set()).update(member.topics)
+                by_pattern.setdefault(member.pattern, {})[member.topics] = None
+        seen = {pattern: frozenset[str]().union(*views) for pattern, views in by_pattern.items()}
+        alike: dict[frozenset[str], list[int]] = {}
         for slot, member in self.members.items():
-            for topic in by_pattern[member.pattern] if member.pattern else member.topics:
-                found[topic].append(slot)
+            alike.setdefault(seen[member.pattern] if member.pattern else member.topics, []).append(slot)
+        where: dict[str, list[int]] = {topic: [] for topic in self.counts}
+        for number, topics in enumerate(alike):
+            for topic in topics:
+                where[topic].append(number)
+        slots = list(alike.values())
+        joined: dict[tuple[int, ...], list[int]] = {(number,): each for number, each in enumerate(slots)}
+        found: dict[str, list[int]] = {}
+        for topic, numbers in where.items():
+            key = tuple(numbers)
+            if key not in joined:
+                joined[key] = sorted(chain.from_iterable([slots[number] for number in numbers]))
+            found[topic] = joined[key]
         return found
 
     def partitions(self) -> list[tuple[str, int]]:
@@ -209,20 +226,36 @@ class Group:
         for slot in slots:
             member = self.members.pop(slot)
             del self.clients[member.client_id]
-            self.report(member, frozenset())
+            self._take_back(slot, member.topics)
         self.late -= slots
 
     def report(self, member: Member, topics: frozenset[str]) -> None:
         """These are the member's own topics from now on (G12)."""
-        reports = self._reports
-        for topic in topics - member.topics:
-            reports[topic] = reports.get(topic, 0) + 1
-        for topic in member.topics - topics:
-            if reports[topic] == 1:
-                del reports[topic]
+        if topics not in self._views:
+            self._views[topics] = (topics, set())
+            for topic in topics:
+                self._reports[topic] = self._reports.get(topic, 0) + 1
+        before = member.topics
+        member.topics, slots = self._views[topics]
+        slots.add(member.slot)
+        if before != topics:
+            self._take_back(member.slot, before)
+
+    def _take_back(self, slot: int, topics: frozenset[str]) -> None:
+        _, slots = self._views.get(topics, (topics, {slot}))
+        slots.discard(slot)
+        if slots or topics not in self._views:  # a newcomer has reported nothing yet
+            return
+        del self._views[topics]
+        for topic in topics:
+            if self._reports[topic] == 1:
+                del self._reports[topic]
             else:
-                reports[topic] -= 1
-        member.topics = topics
+                self._reports[topic] -= 1
+
+    def reported(self) -> AbstractSet[str]:
+        """All topics that some member reported."""
+        return self._reports.keys()
 
     def renew(self, member: Member, session_timeout_ms: int, log_time: int) -> None:
         """The member beats, under this session timeout."""
@@ -245,22 +278,26 @@ class Group:
         self.counts = counts
         self.weight = sum(max(1, count) for count in counts.values())
 
-    def weight_after(self, gone: Iterable[Member], reported: Topics, raised: Topics = ()) -> int:
+    def weight_after(self, leaving: AbstractSet[int], reported: Topics, raised: Topics = ()) -> int:
         """What the group's topics would count against MAX_GROUP_PARTITIONS (G11).
 
-        If `gone` took their topics with them, somebody reported `reported`, and the counts of `raised` went up.
+        If the members `leaving` took their topics with them, somebody reported `reported`, and the counts of `raised`
+        went up. A record may be rejected for this again and again: it costs what the leaving reported, and no more.
         """
         fewer: dict[str, int] = {}
-        for member in gone:
-            for topic in member.topics:
-                fewer[topic] = fewer.get(topic, 0) + 1
-        counts = {topic: n for topic, n in self.counts.items() if self._reports[topic] > fewer.get(topic, 0)}
+        for topics in {self.members[slot].topics for slot in leaving}:
+            if self._views[topics][1] <= leaving:
+                for topic in topics:
+                    fewer[topic] = fewer.get(topic, 0) + 1
+        gone = {topic for topic, views in fewer.items() if views == self._reports[topic]}
+        known, after = self.counts, dict[str, int]()
         for topic, count in reported:
-            counts[topic] = max(count, counts.get(topic, 0), self.counts.get(topic, 0))
+            after[topic] = max(count, after.get(topic, 0), known.get(topic, 0))
         for topic, count in raised:
-            if topic in counts:
-                counts[topic] = max(count, counts[topic])
-        return sum([max(1, count) for count in counts.values()])
+            if topic in after or (topic in known and topic not in gone):
+                after[topic] = max(count, after.get(topic, 0), known.get(topic, 0))
+        before = sum([max(1, known[topic]) for topic in gone | (known.keys() & after.keys())])
+        return self.weight - before + sum([max(1, count) for count in after.values()])
 
     def partition_count(self) -> int:
         """How many partitions have pieces or progress (S2)."""

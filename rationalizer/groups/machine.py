@@ -27,7 +27,7 @@ from typing import Any, Final
 from rationalizer import codes
 from rationalizer.groups.assignors import STRATEGIES
 from rationalizer.groups.canonical import group_row, load_groups
-from rationalizer.groups.commits import commit_entry, reposition_entry
+from rationalizer.groups.commits import Commits, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Handler, Verdict
@@ -236,8 +236,8 @@ class GroupPlane:
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
         self._lives(group, sender, context)
-        slot = sender.slot
-        return _of_entries(tuple([commit_entry(group, slot, generation, in_order, entry) for entry in entries]))
+        commits = Commits(group, sender.slot, generation, in_order)
+        return _of_entries(tuple(map(commits.commit, entries)))
 
     def _reposition(self, message: Message, context: ApplyContext) -> Verdict:
         """G21: the pausing client sets positions, of a group where nobody is at work."""
@@ -321,7 +321,7 @@ class GroupPlane:
         most = self._weight + sum([max(1, count) for _, count in topics])
         if most <= MAX_GROUP_PARTITIONS:
             return False  # the common case, without looking at what all members subscribe to
-        after = group.weight_after([group.members[slot] for slot in leaving], reported, topics)
+        after = group.weight_after(leaving, reported, topics)
         return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
 
     def _rebalance(self, group: Group, context: ApplyContext, gone: AbstractSet[int]) -> None:

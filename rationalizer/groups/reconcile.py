@@ -53,23 +53,31 @@ def reconcile(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int],
             topic.revoked[partition] = generation
 
 
-def let_go(topic: TopicPieces, partition: int, lo: int, hi: int, generation: int) -> None:
-    """Every revoked piece that lies within lo … hi goes to its target, or vanishes (G14)."""
+def let_go(topic: TopicPieces, partition: int, lo: int, hi: int, generation: int) -> list[Piece]:
+    """Every revoked piece that lies within lo … hi goes to its target, or vanishes (G14).
+
+    Returns those of a partition that was cut.
+    """
     if partition not in topic.cut:
         if topic.revoked[partition] != NEVER and lo == 0 and hi == MAX_KEY_HASH:
             target = topic.targets[partition]
             topic.owners[partition] = target
             topic.since[partition] = NEVER if target == NOBODY else generation
             topic.revoked[partition] = NEVER
-        return
+        return []
     left, right = topic.touched(partition, lo, hi)
     pieces: list[Piece] = []
+    gone: list[Piece] = []
     for piece in topic.cut[partition][left:right]:
         if piece.revoked == NEVER or piece.lo < lo or hi < piece.hi:
             pieces.append(piece)
-        elif piece.target != NOBODY:
+            continue
+        gone.append(piece)
+        if piece.target != NOBODY:
             pieces.append(Piece(piece.lo, piece.hi, piece.target, generation, piece.target, NEVER))
-    topic.replace(partition, left, right, pieces)
+    if gone:
+        topic.replace(partition, left, right, pieces)
+    return gone
 
 
 def _parts(before: object, target: Target, gone: AbstractSet[int], generation: int) -> list[Piece]:

@@ -10,7 +10,7 @@ from rationalizer import World, intervals
 from rationalizer.leases.machine import LeasePlane
 from rationalizer.snapshot_log import SnapshotParts
 from rationalizer.wire.unpacking import Message
-from tests.campaigns.fuzz import run_offline, run_story
+from tests.campaigns.fuzz import Author, run_offline, run_story
 from tests.campaigns.fuzz.__main__ import main
 from tests.campaigns.fuzz.campaign import RSS_LIMIT_MB, OfflineReport
 
@@ -119,3 +119,38 @@ def test_memory_that_one_large_value_needed_is_no_growth_and_a_little_more_each_
     report.memory[2] = [50.0 + 0.5 * chunk for chunk in range(100)]
     assert report.grown_mb > RSS_LIMIT_MB
     assert not report.holds
+
+
+#: What an author of hostile records meets of coordinated groups in a few logs: most of what there is (codes of entries
+#: under "entry"). Full groups and starts that are too large are for others: they are slow.
+MET = {
+    "JoinGroup": "OK ALREADY_MEMBER REPLACED UNKNOWN_CONSUMER UNKNOWN_PARTITIONING_STRATEGY WRONG_KIND PAUSED "
+    "INCONSISTENT_PARTITIONING_STRATEGY SESSION_TIMEOUT_TOO_HIGH TOO_MANY_PARTITIONS WRONG_PARTITION MALFORMED",
+    "GroupHeartbeat": "OK ILLEGAL_GENERATION UNKNOWN_CONSUMER WRONG_KIND PAUSED",
+    "LeaveGroup": "OK UNKNOWN_CONSUMER WRONG_KIND",
+    "CommitOffsets": "OK PARTIAL ILLEGAL_GENERATION UNKNOWN_CONSUMER GROUP_ACTIVE WRONG_KIND",
+    "entry": "OK DUPLICATE_COMMIT OFFSET_REGRESSION NOT_ASSIGNED ILLEGAL_GENERATION ALREADY_STARTED OUT_OF_ORDER "
+    "INDIVIDUAL_COMMIT_NOT_ALLOWED INDIVIDUAL_COMMIT_TOO_OLD MAX_INDIVIDUAL_COMMIT_REACHED REPOSITIONED",
+    "TopicsChanged": "OK UNKNOWN_CONSUMER WRONG_KIND",
+    "ConfigureGroup": "OK WRONG_KIND MALFORMED",
+    "ForgetGroup": "OK GROUP_ACTIVE",
+    "ClaimingPartition": "OK HELD WRONG_KIND",
+}
+
+
+def test_its_author_gets_far_into_coordinated_groups() -> None:
+    met: set[tuple[str | None, str]] = set()
+    wanted = {(name, code) for name, found in MET.items() for code in found.split()}
+    for seed in range(60):
+        cps = (1, 1, 3, 8)[seed % 4]
+        author, world, offset = Author(seed, 0, cps, large_every=0, upgrades=False), World(0, cps), 0
+        for _ in range(1_000):
+            value = author.next()
+            offset += author.step()
+            outcome = world.apply(offset, author.stamp(), value)
+            author.hear(offset, outcome)
+            met.add((outcome.type, outcome.code))
+            met |= {("entry", code) for code in outcome.entries or () if outcome.of_group}
+        if wanted <= met:
+            break
+    assert wanted - met == set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.mutants.callbacks import CALLBACKS
 from tests.mutants.faults import FAULTS
+from tests.mutants.groups import GROUPS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
@@ -17,7 +18,7 @@ from tests.mutants.short_cut import SHORT_CUT
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
 
 #: The fixed ones of CI, each caught within seconds; between them they need every part of the short forms.
 QUICK = frozenset(
@@ -32,5 +33,7 @@ QUICK = frozenset(
         "the balance drops a partition",
         "a torn read is not seen",
         "what fetched messages take is not looked at",
+        "who lost it and got it back is not fenced",
+        "after an outage all but the first are dead",
     ]
 )

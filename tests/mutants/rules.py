@@ -204,9 +204,9 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a group at work is forgotten",
-        "is_active",
-        "self.leases[key].held and not self.leases[key].is_stale(log_time)",
-        'self.leases[key].freshness(log_time) == "fresh"',
+        "LeasePlane.is_active",
+        "self.leases[key].held and not self.leases[key].is_stale(context.log_time)",
+        'self.leases[key].freshness(context.log_time) == "fresh"',
         "C16",
     ),
     Mutation(
@@ -226,24 +226,10 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "one interval too many is kept",
-        "commit",
-        "if len(self.intervals) + growth - moves_stable > max_intervals:",
-        "if len(self.intervals) + growth - moves_stable > max_intervals + 1:",
+        "Progress.commit",
+        "if growth > moves_stable and len(self.intervals) + growth - moves_stable > max_intervals:",
+        "if growth > moves_stable and len(self.intervals) + growth - moves_stable > max_intervals + 1:",
         "P5",
-    ),
-    Mutation(
-        "a key range takes back what was done",
-        "commit_key_range",
-        "if piece_hi < lo or hi < piece_lo or offset <= done:",
-        "if piece_hi < lo or hi < piece_lo:",
-        "P8",
-    ),
-    Mutation(
-        "a key range ends one hash early",
-        "commit_key_range",
-        "pieces.append((max(piece_lo, lo), min(piece_hi, hi), offset))",
-        "pieces.append((max(piece_lo, lo), min(piece_hi, hi - 1), offset))",
-        "P8",
     ),
     Mutation(
         "true is an offset",
@@ -362,8 +348,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a batch with a refused entry is refused",
         "_replay",
-        "return code, not found.isdisjoint(codes.ACCEPTED), kind, message, answer",
-        "return code, found <= codes.ACCEPTED, kind, message, answer",
+        "return Verdict(code, not found.isdisjoint(codes.ACCEPTED), tuple(answer)), kind, message",
+        "return Verdict(code, found <= codes.ACCEPTED, tuple(answer)), kind, message",
         "D2",
     ),
     # Snapshots.

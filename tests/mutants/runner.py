@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.faults import FAULTS
+from tests.mutants.groups import GROUPS
 from tests.mutants.mutation import ROOT, Mutation, apply
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
@@ -70,8 +71,11 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
         if mutation is not None and mutation.file.startswith(SHELL):
             short += ["--depth", "0", "--logs", "0"]
+            short += ["--groups", "0"]
         if mutation in FAULTS:
             short += ["--first", "faults"]
+        if mutation in GROUPS:
+            short += ["--first", "groups"]
         command = [sys.executable, "-m", "tests.mutants.short", *short]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         by, what, seconds, timed_out = _read(done, budget_s)

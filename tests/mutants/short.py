@@ -21,6 +21,7 @@ import rationalizer
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import Upgrade, World, encode
+from tests.campaigns.small_scope.groups import explore_groups
 from tests.campaigns.small_scope.records import BrokenError, explore
 from tests.faults.cases import CASES
 from tests.faults.crew import WITHIN_S
@@ -32,7 +33,8 @@ from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
 from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
-from tests.rationalizer.forged_states import restore_differs
+from tests.rationalizer.forged_states import GROUPS_EVERY, restore_differs
+from tests.rationalizer.group_sides import in_one_go, record_by_record
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
 
@@ -40,6 +42,9 @@ __all__ = ["Found", "main"]
 
 #: Records of one log that is held against the oracle.
 LOG_LENGTH = 80
+
+#: The same of coordinated groups; and how many records in a row are searched.
+GROUP_LENGTH, GROUP_DEPTH = 150, 3
 
 #: Short ones, but many: there are many ways to be malformed.
 ODD_LENGTH = 40
@@ -72,6 +77,27 @@ def _exhaustive(depth: int) -> Found | None:
         return "exhaustive", str(error)
     if depth >= 4 and missing:  # from there on all of them are met
         return "exhaustive", f"transitions that were not met: {missing}"
+    return None
+
+
+def _groups(logs: int) -> Found | None:
+    """What differs of coordinated groups: logs held against the oracle, short and at limits; every order of a few."""
+    if not logs:
+        return None
+    try:
+        explore_groups(GROUP_DEPTH)
+    except BrokenError as error:
+        return "exhaustive", f"{error}"
+    for seed in range(logs):
+        for proof in (record_by_record, in_one_go):
+            try:
+                proof(seed, GROUP_LENGTH)
+            except AssertionError as error:
+                told = " ".join((str(error).splitlines() or [""])[:1] + getattr(error, "__notes__", []))
+                return "logs", f"group log {seed}: {told}"
+        wrong = restore_differs(GROUPS_EVERY * seed) or progress_differs(seed)
+        if wrong:
+            return "logs", f"group {wrong}"
     return None
 
 
@@ -219,6 +245,7 @@ def _first_found(options: argparse.Namespace) -> Found | None:
     parts: list[tuple[str, Callable[[], Found | None]]] = [
         ("exhaustive", lambda: _exhaustive(depth)),
         ("logs", lambda: _oracle(logs)),
+        ("groups", lambda: _groups(options.groups)),
         ("simulation", lambda: _simulation(range(judged), OracleJudge)),
         ("simulation", lambda: _written(options.stories) if seeds else None),
         ("simulation", lambda: _simulation(range(judged, seeds), None)),
@@ -233,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
     parser.add_argument("--logs", type=int, default=30, help="logs that are held against the oracle (30)")
+    parser.add_argument("--groups", type=int, default=30, help="logs of coordinated groups (30); 0: nothing of groups")
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
     parser.add_argument("--stories", type=int, default=len(STORIES), help="those written down (all)")
     parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60); 0: none")

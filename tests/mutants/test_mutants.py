@@ -1,4 +1,4 @@
-"""The list of planted bugs holds, and ten of them are caught in every run of the tests."""
+"""The list of planted bugs holds, and twelve of them are caught in every run of the tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,27 @@ from rationalizer import Outcome, World
 from tests.mutants import MUTATIONS, QUICK, Mutation, StaleMutationError, mutated
 from tests.mutants.__main__ import main
 from tests.mutants.drawn import draw
+from tests.mutants.groups import GROUPS
 from tests.mutants.oracle import OracleJudge
 from tests.mutants.runner import CONTROL, ROOT, run_all
 
-#: What the ten run: less of everything, so that the product itself is through soon.
-SHORT = ("--depth", "4", "--logs", "10", "--judged", "1", "--stories", "4", "--seeds", "4", "--faults", "1")
+#: What they run: less of everything, so that the product itself is through soon.
+SHORT = (
+    "--depth",
+    "4",
+    "--logs",
+    "10",
+    "--groups",
+    "4",
+    "--judged",
+    "1",
+    "--stories",
+    "4",
+    "--seeds",
+    "4",
+    "--faults",
+    "1",
+)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -29,6 +45,7 @@ def test_each_still_applies_and_compiles_to_something_else(mutation: Mutation) -
 
 def test_there_are_enough_of_them_and_no_two_alike() -> None:
     assert len(MUTATIONS) >= 40
+    assert len(GROUPS) >= 40
     assert sum(mutation.is_in_core for mutation in MUTATIONS) >= 30
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
     assert len({(x.at, x.old, x.new) for x in MUTATIONS}) == len(MUTATIONS)
@@ -63,9 +80,9 @@ def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a machine that others use, too
-def test_the_fixed_ten_are_caught_and_the_product_passes() -> None:
+def test_the_fixed_dozen_are_caught_and_the_product_passes() -> None:
     chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
-    assert len(chosen) == len(QUICK) == 10
+    assert len(chosen) == len(QUICK) == 12
     rows = list(run_all(chosen, SHORT, budget_s=150))
     assert rows[0].name == CONTROL
     assert [(row.name, row.what) for row in rows if not row.is_right] == []
@@ -76,11 +93,8 @@ def test_the_fixed_ten_are_caught_and_the_product_passes() -> None:
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
     nonsense = Mutation("nonsense", "Lease.freshness", "if self.client_id is None:", "if self.client_id is", "C1")
-    rows = list(
-        run_all(
-            [nonsense], ("--depth", "1", "--logs", "1", "--judged", "0", "--seeds", "0", "--faults", "0"), budget_s=30
-        )
-    )
+    little = ("--depth", "1", "--logs", "1", "--groups", "0", "--judged", "0", "--seeds", "0", "--faults", "0")
+    rows = list(run_all([nonsense], little, budget_s=30))
     assert [(row.by, row.is_right) for row in rows] == [("", True), ("raised", True)]
     assert "SyntaxError" in rows[1].what
 

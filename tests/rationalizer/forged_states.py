@@ -7,6 +7,7 @@ from typing import Any
 
 from rationalizer import SnapshotError, World
 from rationalizer.limits import SUPPORTED_LEVEL
+from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import is_state, parse
 from tests.rationalizer.oracle.lease_states import MOST_RANGES
 from tests.rationalizer.oracle.progress import LARGEST_HASH
@@ -15,8 +16,10 @@ from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
 __all__ = ["restore_differs"]
 
-#: Records of the log whose state is tampered with.
-LENGTH = 40
+#: Records of the log whose state is tampered with, of claims and of groups.
+LENGTH, GROUP_LENGTH = 40, 80
+#: One log in so many is of coordinated groups.
+GROUPS_EVERY = 2
 #: So many of each.
 FORGERIES = 40
 
@@ -24,8 +27,12 @@ FORGERIES = 40
 def restore_differs(seed: int) -> str:
     """What the two disagree about; nothing where they agree."""
     source = Random(seed)
-    cp, cps = ((0, 1), (1, 2))[seed % 2]
-    _, after = write_log(by_seed(seed), LENGTH, cp, cps)
+    of_groups = seed % GROUPS_EVERY == 0 and SUPPORTED_LEVEL > 1
+    cp, cps = ((0, 1), (1, 2))[seed // GROUPS_EVERY % 2]
+    if of_groups:
+        _, after = write_group_log(by_seed(seed), GROUP_LENGTH, cp, cps)
+    else:
+        _, after = write_log(by_seed(seed), LENGTH, cp, cps)
     tree: Any = parse(after.snapshot())
     if seed % 40 == 0 and (wrong := _limit_differs(MOST_RANGES + seed // 40 % 2)):
         return f"state {seed}: {wrong}"
@@ -60,6 +67,11 @@ def _forged(tree: Any, source: Random) -> bytes:
     for place in range(len(tree[5])):
         if source.random() < 0.5:
             tree = replaced(tree, (5, place), [*tree[5][place][:8], *_progress(source)])
+    for place, group in enumerate(tree[7]):
+        if group[6] and source.random() < 0.3:
+            number = source.randrange(len(group[6]))
+            changed = _partition(group, group[6][number], source)
+            tree = replaced(tree, (7, place, 6, number), changed)
     for _ in range(source.choice((0, 0, 1, 1, 1, 2))):
         tree = _tampered(tree, source) if isinstance(tree, list) and tree else tree
     data = spell(tree, source.choice) if source.random() < 0.1 else spell(tree)
@@ -82,6 +94,30 @@ def _progress(source: Random) -> list[Any]:
         at = first + source.choice((0, 0, 1, 3)) + 1
         ranges.append([first, at - 1])
     return [pieces, ranges, stable + source.choice((-2, -1, 0, 0, 1)) if stable > 0 else -1]
+
+
+def _partition(group: Any, row: Any, source: Random) -> Any:
+    """A partition of a coordinated group with pieces as sharers leave them, or with progress, or nearly."""
+    topic, number, pieces, progress = row
+    generation, slots = group[1], [member[0] for member in group[5]]
+    if source.random() < 0.5 or not slots or not pieces:
+        done_through, ranges, _ = _progress(source)
+        return [
+            topic,
+            number,
+            pieces,
+            [source.choice((-1, 0, 3)), done_through, ranges, source.choice((None, "", "m"))],
+        ]
+    edges = sorted(set(source.choices((1, 7, 1 << 40, LARGEST_HASH), k=source.choice((0, 1, 1, 2)))))
+    found = []
+    for lo, hi in zip([0, *edges], [*edges, LARGEST_HASH + 1], strict=True):
+        owner, target = source.choice(slots), source.choice((*slots * 3, -1))
+        since = source.choice((owner, generation, generation, owner - 1))
+        revoked = -1 if owner == target else source.choice((generation, generation, since, since + 1, -1))
+        found.append([lo, hi - 1, owner, since, target, revoked])
+    if source.random() < 0.1:
+        del found[source.randrange(len(found))]
+    return [topic, number, found, progress]
 
 
 def _way_down(tree: Any, source: Random) -> tuple[int, ...]:

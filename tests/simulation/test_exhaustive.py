@@ -11,6 +11,7 @@ from rationalizer import World, codes
 from rationalizer.leases.lease import Lease
 from rationalizer.progress import Progress
 from tests.campaigns.small_scope import records as exhaustive
+from tests.campaigns.small_scope import search
 from tests.campaigns.small_scope.records import BrokenError, explore
 
 
@@ -23,7 +24,7 @@ def test_every_order_of_five_records_and_every_transition() -> None:
 
 def test_how_many_processes_there_are_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = explore(4)
-    monkeypatch.setattr(exhaustive, "CHUNK", 100)
+    monkeypatch.setattr(search, "CHUNK", 100)
     assert explore(4, jobs=2) == alone
     assert alone.states < alone.all_states < 2 * alone.states
 
@@ -32,7 +33,7 @@ def test_a_broken_rule_is_told_with_the_records_that_lead_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Lease, "is_stale", lambda self, log_time: True)
-    monkeypatch.setattr(exhaustive, "CHUNK", 5)
+    monkeypatch.setattr(search, "CHUNK", 5)
     assert exhaustive.main(["--depth", "3", "--jobs", "2"]) == 1
     told = capsys.readouterr().out.splitlines()
     assert "C3" in told[0]

@@ -17,7 +17,9 @@ from typing import Any, Final, TypeVar
 from msgpack import ExtType, Packer, Timestamp
 
 from rationalizer import Outcome, Upgrade
+from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.routing import route_lease
+from tests.campaigns.fuzz.groups import GROUP_TYPES, GroupHand
 from tests.campaigns.fuzz.large import large_value
 
 __all__ = ["Author"]
@@ -35,7 +37,7 @@ INTERVALS: Final = (100, 101, 1_000, 600_000)
 #: Types by how often they are written: beats most, as in life.
 TYPES: Final = (1,) * 30 + (2,) * 14 + (3,) * 6 + (4,) * 8 + (5,) * 2 + (6,) * 10 + (7,) * 16 + (8,) + (32,) * 4 + (33,)
 
-UNKNOWN_TYPES: Final = (0, -1, 9, 15, 16, 17, 22, 27, 31, 34, 127, 128, 255, 2**31, LARGEST, 2**64 - 1, -(2**63))
+UNKNOWN_TYPES: Final = (0, -1, 9, 15, 22, 27, 31, 34, 127, 128, 255, 2**31, LARGEST, 2**64 - 1, -(2**63))
 VERSIONS: Final = (0, -1, 2, 3, 127, 2**31, LARGEST, 2**64 - 1, True, None, 1.0)
 
 #: What a field may be instead of what it should be.
@@ -84,6 +86,8 @@ WRONG: Final = (SOUND,) * 24 + (FIELD,) * 5 + (RAW_FIELD,) * 2 + (COUNT,) + (VER
 #: One value in so many is above 1 kB; in so many a story may ask for a level that nobody supports.
 LARGE_EVERY: Final = 1_500
 UPGRADE_EVERY: Final = 6
+#: One log in so many stays at level 1, where nobody knows of coordinated groups.
+LEVEL_1_EVERY: Final = 4
 #: Mutations of one value, at most.
 MOST_MUTATIONS: Final = 4
 #: Values kept to be mutated.
@@ -114,6 +118,10 @@ class Author:
         #: Leases that are fought for, and one of another CP.
         self.homes = [*homes[:6], ("t", 41)]
         self.upgrades = upgrades and self._below(UPGRADE_EVERY) == 0
+        #: What it does first, in most logs: raise the level to what is supported.
+        self._raises = self._below(LEVEL_1_EVERY) > 0
+        self._types = TYPES + (GROUP_TYPES * 2 if self._raises else GROUP_TYPES[::9])
+        self._groups = GroupHand(self.random, cp, partitions, GROUPS[:2])
         #: What it believes of leases: holder and epoch, and how far they are.
         self._held: dict[tuple[str, str, int], tuple[str, str, int]] = {}
         self._far: dict[tuple[str, str, int], int] = {}
@@ -136,6 +144,7 @@ class Author:
 
     def hear(self, offset: int, outcome: Outcome) -> None:
         """What became of the record at this offset."""
+        self._groups.hear(offset, outcome)
         message = outcome.message
         if not outcome.accepted or message is None:
             return
@@ -171,11 +180,15 @@ class Author:
 
     def next(self) -> bytes | None:
         """The next value."""
+        if self._raises:
+            self._raises = False
+            raised: bytes = self._packer.pack([1, Upgrade.TYPE, "1", "admin", GROUPS[0], SUPPORTED_LEVEL])
+            return raised
         rng = self._next()
         if self._large_every and rng < 1 / self._large_every:
             key = self._one_of(list(self._held)) if self._held else self._key()
             instance, client, epoch = self._who(key)
-            value = large_value(self.random, (instance, client, *key, epoch))
+            value = large_value(self.random, (instance, client, *key, epoch), self._groups.large)
             return self._mutated(value) if self._next() < 0.2 else value
         if rng > 0.999:
             return self._one_of((None, b"", b"\x90", b"\xc0", b"\x99\x01\x01"))
@@ -186,10 +199,12 @@ class Author:
         return value
 
     def _record(self) -> bytes:
-        number = self._one_of(TYPES)
-        instance, client, group, own = self._makers[number]()
+        number = self._one_of(self._types)
+        make = self._makers.get(number)
+        instance, client, group, own = make() if make is not None else self._groups.write(number)
         wrong = SOUND if number == Upgrade.TYPE and not self.upgrades else self._one_of(WRONG)
-        fields: list[Any] = [1, number, instance, client, group, *own]
+        version = 1 if make is not None or self._next() < 0.2 else 2
+        fields: list[Any] = [version, number, instance, client, group, *own]
         if wrong == FIELD:
             fields[self._below(len(fields))] = self._one_of(WILD)
         elif wrong == COUNT:
@@ -252,7 +267,7 @@ class Author:
 
     def _pause(self) -> tuple[str, str, str, list[Any]]:
         expires = self.log_time + self._one_of((-1, 0, 1, 50, 2_000)) if self._next() < 0.98 else LARGEST
-        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of(GROUPS), [min(expires, LARGEST)]
+        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._group(), [min(expires, LARGEST)]
 
     def _batch(self) -> tuple[str, str, str, list[Any]]:
         key = self._key()
@@ -275,14 +290,17 @@ class Author:
         return instance, client, key[0], [*key[1:], epoch, ranges]
 
     def _forget(self) -> tuple[str, str, str, list[Any]]:
-        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of(GROUPS), []
+        return self._one_of(INSTANCES), self._one_of(CLIENTS), self._group(), []
+
+    def _group(self) -> str:
+        return self._one_of((*GROUPS, *self._groups.names))
 
     def _tick(self) -> tuple[str, str, str, list[Any]]:
         return self._one_of(INSTANCES), self._one_of(CLIENTS), self._one_of((*GROUPS, "partitions=3")), []
 
     def _upgrade(self) -> tuple[str, str, str, list[Any]]:
         level = (
-            self._one_of((2, 3, 2**31 - 1))
+            self._one_of((3, 4, 2**31 - 1))
             if self.upgrades and self._next() < 0.1
             else self._one_of((1, 1, 0, 2**31, -1))
         )

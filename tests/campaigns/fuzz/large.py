@@ -134,7 +134,12 @@ SHAPES: Final[dict[str, Shape]] = {
 NAMES: Final = (*SHAPES, *("ranges", "ranges far apart", "beats") * 3)
 
 
-def large_value(rng: random.Random, aim: Aim) -> bytes:
-    """A value of one of SHAPES, of about 1 kB … 1 MB, small ones more often; some are about that lease."""
+def large_value(rng: random.Random, aim: Aim, of_group: Callable[[int], bytes]) -> bytes:
+    """A value of one of SHAPES, of about 1 kB … 1 MB, small ones more often; some are about that lease.
+
+    Or what `of_group` makes of a size, about a coordinated group.
+    """
     size = int(SMALLEST * (LARGEST / SMALLEST) ** rng.random())
+    if rng.random() < 0.2:
+        return of_group(size)
     return SHAPES[rng.choice(NAMES)](rng, size, aim)

@@ -194,7 +194,7 @@ class _Run:
             return
         if outcome.code in (codes.MALFORMED, codes.UNKNOWN_TYPE, codes.UNSUPPORTED_VERSION):
             self.found(f"decode reads {record!r}, apply says {outcome.code}")
-        if decode(encode(record)) != record:
+        if decode(encode(record), world.level) != record:
             self.found(f"{record!r} does not survive being written anew")
 
     def otherwise(self, world: World) -> None:

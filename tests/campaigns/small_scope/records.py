@@ -15,14 +15,11 @@ written down here once more, apart from that code. With ``--engine`` it is the m
 from __future__ import annotations
 
 import argparse
-import gc
-import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -48,6 +45,7 @@ from rationalizer import (
     encode,
 )
 from rationalizer.wire.records import KINDS
+from tests.campaigns.small_scope.search import BrokenError, Explored, Part, State, search, transitions
 
 __all__ = ["BrokenError", "Explored", "explore", "main"]
 
@@ -60,60 +58,12 @@ ADMIN = ("z", "z1")
 #: Progress is followed up to here; beyond it nothing new can happen.
 LAST_OFFSET = 2
 START = 1_000_000
-#: States that a process is given at a time.
-CHUNK = 500
+#: Records in a row, unless somebody says otherwise.
+DEPTH = 8
 
 
-class BrokenError(AssertionError):
-    """A step that must not be. Its notes tell the records that lead there."""
-
-
-@dataclass(slots=True)
-class Explored:
-    """What was met."""
-
-    depth: int = 0
-    #: States visited, which differ in more than which partition is which; and with those that do not.
-    states: int = 1
-    all_states: int = 1
-    #: Records applied.
-    steps: int = 0
-    #: States first met at each depth.
-    by_depth: list[int] = field(default_factory=lambda: [1])
-    #: (record, outcome) → how often.
-    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Every state there is was met: the next depth has no new one.
-    is_all: bool = False
-
-    def missing(self) -> list[tuple[str, str]]:
-        """Transitions of the protocol's table that were not met."""
-        return sorted(_transitions() - set(self.transitions))
-
-    def tell(self) -> str:
-        """For people."""
-        lines = [f"depth {depth}: {states:>10,} new states" for depth, states in enumerate(self.by_depth)]
-        lines += [f"{name:18} {code:26} {times:>10,}" for (name, code), times in sorted(self.transitions.items())]
-        missing = ", ".join(f"{name} {code}" for name, code in self.missing())
-        whole = "all there are" if self.is_all else f"to depth {self.depth}"
-        lines.append(
-            f"{self.states:,} states visited one by one ({whole}; the partitions may change places, which makes "
-            f"{self.all_states:,} of them), {self.steps:,} records applied, "
-            f"{len(_transitions() - set(self.missing()))} of {len(_transitions())} transitions"
-            + (f"; not met: {missing}" if missing else "")
-        )
-        return "\n".join(lines)
-
-    def figures(self) -> dict[str, object]:
-        """The same, for a file."""
-        return {
-            "depth": self.depth,
-            "states": self.states,
-            "states_with_partitions_told_apart": self.all_states,
-            "new_states_by_depth": self.by_depth,
-            "records_applied": self.steps,
-            "transitions": {f"{name} {code}": times for (name, code), times in sorted(self.transitions.items())},
-            "not_met": [f"{name} {code}" for name, code in self.missing()],
-        }
+#: By (instance, partition), the last two epochs that it had.
+_Epochs = dict[tuple[str, int], tuple[int, ...]]
 
 
 #: What three clients with well-formed records of level 1 can't show.
@@ -123,105 +73,35 @@ _ELSEWHERE = frozenset(
         codes.UNSUPPORTED_VERSION,
         codes.UNKNOWN_TYPE,
         codes.WRONG_PARTITION,
+        codes.WRONG_KIND,
         codes.MAX_INDIVIDUAL_COMMIT_REACHED,
     ]
 )
-_NAMES = [kind.name for kind in KINDS.values() if kind.type != Upgrade.TYPE]
 
 
-def _transitions() -> set[tuple[str, str]]:
-    """The protocol's table of outcomes, as (record, outcome)."""
-    found: set[tuple[str, str]] = set()
-    for row in codes.TABLE:
-        names = _NAMES if row.records == "any" else [name.strip() for name in row.records.split(",")]
-        if row.code not in _ELSEWHERE:
-            found.update((name, row.code) for name in names)
-    return found
+class _Leases:
+    """Claims of three clients and two partitions."""
 
+    wanted = transitions(
+        [*(kind.name for kind in KINDS.values() if kind.level == 1 and kind.type != Upgrade.TYPE), "batch entry"],
+        _ELSEWHERE,
+    )
 
-#: By (instance, partition), the last two epochs that it had.
-_Epochs = dict[tuple[str, int], tuple[int, ...]]
+    def first(self) -> tuple[bytes, State]:
+        """An empty CP."""
+        return _key(*_canonical(World(0, 1), _numbered({}))), (World(0, 1).snapshot(), (), b"")
 
-#: One state: a CP's snapshot, the epochs, and which choices lead there: of each step, its place in `_records`.
-_State = tuple[bytes, tuple[tuple[tuple[str, int], tuple[int, ...]], ...], bytes]
-
-
-@dataclass(slots=True)
-class _Part:
-    """What comes of some states of one depth: new states, each with its key and for how many it stands."""
-
-    found: list[tuple[bytes, int, _State | None]] = field(default_factory=list)
-    steps: int = 0
-    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    def steps(self, state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
+        """Every record that may come."""
+        return _steps(state, part)
 
 
 def explore(depth: int, most: int | None = None, jobs: int = 1) -> Explored:
-    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken.
-
-    What is found, and in which order, does not depend on the number of processes (jobs).
-    """
-    explored = Explored()
-    frontier: list[_State] = [(World(0, 1).snapshot(), (), b"")]
-    seen = {_key(*_canonical(World(0, 1), _numbered({})))}
-    while frontier and explored.depth < depth and (most is None or explored.states < most):
-        explored.depth += 1
-        following: list[_State] = []
-        new = 0
-        for part in _expanded(frontier, seen, explored.depth < depth, jobs):
-            explored.steps += part.steps
-            explored.transitions.update(part.transitions)
-            for key, stands_for, state in part.found:
-                if key not in seen:
-                    seen.add(key)
-                    new += 1
-                    explored.all_states += stands_for
-                    if state is not None:
-                        following.append(state)
-            if most is not None and explored.states + new >= most:
-                break
-        explored.by_depth.append(new)
-        explored.states += new
-        frontier = following
-    explored.is_all = explored.by_depth[-1] == 0
-    return explored
+    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
+    return search(_Leases(), depth, most, jobs)
 
 
-def _expanded(frontier: list[_State], seen: set[bytes], goes_on: bool, jobs: int) -> Iterator[_Part]:
-    """What comes of each of these states, in their order; goes_on: it is to be gone on from."""
-    chunks = (frontier[at : at + CHUNK] for at in range(0, len(frontier), CHUNK))
-    if jobs == 1 or len(frontier) <= CHUNK:
-        yield from (_expand(chunk, seen, goes_on) for chunk in chunks)
-        return
-    global _seen
-    _seen = seen  # forked processes have it for nothing, as it is before this depth
-    gc.freeze()
-    try:
-        with multiprocessing.get_context("fork").Pool(jobs, gc.freeze) as pool:
-            yield from pool.imap(_expand_seen, ((chunk, goes_on) for chunk in chunks))
-    finally:
-        gc.unfreeze()
-        _seen = frozenset()
-
-
-_seen: Collection[bytes] = frozenset()
-
-
-def _expand_seen(work: tuple[list[_State], bool]) -> _Part:
-    return _expand(work[0], _seen, work[1])
-
-
-def _expand(states: list[_State], seen: Collection[bytes], goes_on: bool) -> _Part:
-    part = _Part()
-    here: set[bytes] = set()
-    for state in states:
-        for key, stands_for, after in _steps(state, part):
-            if key not in seen and key not in here:
-                here.add(key)
-                part.found.append((key, stands_for, after if goes_on else None))
-    return part
-
-
-def _steps(state: _State, part: _Part) -> Iterator[tuple[bytes, int, _State]]:
+def _steps(state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
     snapshot, held, path = state
     epochs = dict(held)
     before = World.restore(snapshot, 1)
@@ -441,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, help="records and expiries in a row (8); with --engine: moves (6 to 8)")
     parser.add_argument("--most", type=int, help="stop at so many states")
     parser.add_argument("--engine", action="store_true", help="explore real members, not the rationalizer alone")
+    parser.add_argument("--groups", action="store_true", help="explore coordinated groups, not claims")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     parser.add_argument("--json", type=Path, help="write the figures to this file, each search to its part")
     options = parser.parse_args(arguments)
@@ -450,7 +331,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tests.campaigns.small_scope.engine.report import tell
 
             return tell(options.depth, options.most, options.jobs, options.json)
-        explored = explore(8 if options.depth is None else options.depth, options.most, options.jobs)
+        if options.groups:
+            from tests.campaigns.small_scope.groups import GROUP_DEPTH, explore_groups
+
+            depth = GROUP_DEPTH if options.depth is None else options.depth
+            explored = explore_groups(depth, options.most, options.jobs)
+        else:
+            explored = explore(DEPTH if options.depth is None else options.depth, options.most, options.jobs)
     except BrokenError as error:
         sys.stdout.write("\n".join((str(error), *getattr(error, "__notes__", ()))) + "\n")
         return 1
@@ -458,5 +345,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"{explored.tell()}, {seconds:.0f} s\n")
     if options.json is not None:
         figures = {**explored.figures(), "processes": options.jobs, "seconds": round(seconds, 1)}
-        keep_figures(options.json, "rationalizer", figures)
+        keep_figures(options.json, "groups" if options.groups else "rationalizer", figures)
     return int(bool(explored.missing()))

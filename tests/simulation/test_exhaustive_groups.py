@@ -1,0 +1,76 @@
+"""Small scope of coordinated groups: every order of a few records, and that a rule that is broken is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import pytest
+
+from rationalizer import Progress
+from rationalizer.groups import commits, machine
+from rationalizer.groups import group as group_module
+from rationalizer.groups.assignors import Target
+from rationalizer.groups.group import Group, Member
+from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
+from rationalizer.limits import MAX_KEY_HASH
+from tests.campaigns.small_scope import records as exhaustive
+from tests.campaigns.small_scope.groups import explore_groups
+from tests.campaigns.small_scope.search import BrokenError
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.slow
+def test_every_order_of_four_records_and_every_transition() -> None:
+    explored = explore_groups(4, jobs=2)
+    assert explored.missing() == []
+    assert explored.states > 10_000
+    assert explored.steps > 50_000
+
+
+def test_the_command_searches_groups_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "found.json"
+    # Not every transition can be met in two records.
+    assert exhaustive.main(["--groups", "--depth", "2", "--jobs", "1", "--json", str(path)]) == 1
+    assert "CommitOffsets" in capsys.readouterr().out
+    assert '"groups"' in path.read_text()
+
+
+def _on(where: object, name: str, value: object) -> Plant:
+    return lambda patch: patch.setattr(where, name, value)
+
+
+def _give(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int], generation: int) -> None:
+    """A rebalance that asks nobody to let go."""
+    topic.grow(len(targets))
+    for partition, target in enumerate(targets):
+        parts = ((0, MAX_KEY_HASH, target),) if isinstance(target, int) else target
+        topic.put(partition, [Piece(lo, hi, slot, generation, slot, NEVER) for lo, hi, slot in parts])
+
+
+def _everybody_else(group: Group, sender: Member | None, log_time: int) -> tuple[frozenset[int], bool]:
+    return frozenset(slot for slot in group.members if sender is None or slot != sender.slot), False
+
+
+PLANTED: dict[str, tuple[Plant, str]] = {
+    "nobody is ever overdue": (_on(machine, "_who_goes", lambda group, sender, now: (frozenset(), False)), "G8"),
+    "everybody else is overdue": (_on(machine, "_who_goes", _everybody_else), "G8"),
+    "a beat does not count": (_on(Group, "beat", lambda self, member, log_time: None), "G8|G9"),
+    "more is let go than was asked for": (
+        _on(commits, "let_go", lambda topic, p, lo, hi, generation: topic.put(p, []) or []),
+        "K4|G4|G14",
+    ),
+    "commits of anybody count": (_on(commits.Commits, "_refusal", lambda self, entry: None), "G14|G16"),
+    "progress goes back": (_on(Progress, "through", lambda self, offset: self.reposition(offset)), "P2"),
+    "what is revoked goes at once": (_on(group_module, "reconcile", _give), "G4|G5|G14|G16"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rule_that_is_broken_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, rule = PLANTED[name]
+    plant(monkeypatch)
+    with pytest.raises(BrokenError, match=rule):
+        explore_groups(4)
