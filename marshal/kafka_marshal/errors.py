@@ -19,6 +19,8 @@
     │   ├── GroupPausedError        an admin has paused the group (C10)
     │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
     │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
+    ├── GroupError                  something about a coordinated group
+    │   └── WrongKindError          the group is of the other kind: ``kafka-marshal convert-group`` (G1)
     ├── ClientReplacedError         a newer instance of this client_id took over (C7)
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
     │   └── PositionLostError       the stored position lies outside the partition's log, or in another (P11, P12)
@@ -61,6 +63,7 @@ __all__ = [
     "CoordinationTopicError",
     "ExtraMissingError",
     "ForkedError",
+    "GroupError",
     "GroupPausedError",
     "HeldError",
     "KafkaUnavailableError",
@@ -83,6 +86,7 @@ __all__ = [
     "TopicMissingError",
     "TopicUnsafeError",
     "UpgradeRequiredError",
+    "WrongKindError",
 ]
 
 
@@ -177,6 +181,14 @@ class LeaseLostError(LeaseError):
 
 class ClaimTimeoutError(LeaseError, TimeoutError):
     """The log did not answer in time. Should the claim be granted later, it is released at once (C17)."""
+
+
+class GroupError(MarshalError):
+    """Something about a coordinated group (G1-G22)."""
+
+
+class WrongKindError(GroupError):
+    """The group is claimed and a coordinated one was wanted, or the other way round (G1). Nothing was changed."""
 
 
 class ClientReplacedError(MarshalError):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
-from rationalizer import Lease, World, route_lease
+from rationalizer import Group, Lease, Piece, Progress, World, route_lease
+from rationalizer.groups.history import done_in
+from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["LeaseInfo", "WorldView", "lease_info"]
+__all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One lease at one moment."""
+    """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 
     topic: str
     partition: int
@@ -38,6 +41,14 @@ class LeaseInfo:
     #: At-most-once high-water mark; None: none (C12).
     granted: int | None
     group_id: str
+    #: "coordinated": ``epoch`` is the generation since which the owner has the piece, 0 where nobody has it, and
+    #: ``heartbeat_interval_ms`` half of its session.
+    kind: Literal["claimed", "coordinated"] = "claimed"
+    #: The key hashes that it is about, both inclusive; all of them unless a coordinated group shares the partition.
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
+    #: client_id of the member that waits for it: its owner finishes what is in hand, and lets go of it.
+    goes_to: str | None = None
 
     @property
     def holder(self) -> str | None:
@@ -64,6 +75,59 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
     )
 
 
+def holdings(world: World, group_id: str | None = None) -> Iterator[tuple[LeaseInfo, Progress]]:
+    """All that is known of partitions in a CP, leases and pieces of coordinated groups, each with its progress.
+
+    group_id: of this group only. Sorted by group, topic, partition and keys within each kind.
+    """
+    for lease in world.leases():
+        if group_id is None or lease.group_id == group_id:
+            yield lease_info(lease, world), lease.progress
+    for group in world.groups():
+        if group_id is None or group.group_id == group_id:
+            yield from _pieces_of(group, world)
+
+
+def _pieces_of(group: Group, world: World) -> Iterator[tuple[LeaseInfo, Progress]]:
+    nothing = Progress()
+    for topic, partition in group.partitions():
+        kept, pieces = group.kept(topic, partition), group.pieces.get(topic)
+        progress = nothing if kept is None else kept.progress
+        found = [] if pieces is None else list(pieces[partition])
+        if not found:
+            found.append(Piece(0, MAX_KEY_HASH, -1, 0, -1, -1))
+        for piece in found:
+            yield _piece_info(group, topic, partition, piece, progress, world.log_time), progress
+
+
+def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress: Progress, log_time: int) -> LeaseInfo:
+    owner, target = group.members.get(piece.owner), group.members.get(piece.target)
+    interval = 0 if owner is None else (owner.session_timeout_ms + 1) // 2
+    freshness = "free"
+    if owner is not None:
+        silence = log_time - owner.last_beat
+        freshness = "stale" if owner.is_overdue(log_time) else "fresh" if silence <= interval else "unknown"
+    done = done_in(group, topic, partition, piece.lo, piece.hi)
+    return LeaseInfo(
+        topic=topic,
+        partition=partition,
+        client_id=None if owner is None else owner.client_id,
+        instance_id=None if owner is None else owner.instance_id,
+        epoch=piece.since,
+        freshness=freshness,
+        heartbeat_interval_ms=interval,
+        last_beat=0 if owner is None else owner.last_beat,
+        stable=done if done >= 0 else None,
+        ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
+        granted=None,
+        group_id=group.group_id,
+        kind="coordinated",
+        lo=piece.lo,
+        hi=piece.hi,
+        goes_to=None if owner is None or target is None or target is owner else target.client_id,
+    )
+
+
 class WorldView(OneProcess):
     """What the log says about this Marshal's group. Every call reads the present state."""
 
@@ -86,18 +150,17 @@ class WorldView(OneProcess):
             return None if lease is None else lease_info(lease, world)
 
     def leases(self) -> list[LeaseInfo]:
-        """All leases of the group, sorted by topic and partition."""
+        """All leases (or pieces) of the group, sorted by topic, partition and keys."""
         return self._driver.call(self._leases)
 
     def _leases(self) -> list[LeaseInfo]:
         with self._driver.locked(step=False) as engine:
             found = [
-                lease_info(lease, world)
+                info
                 for world in self._driver.replica.worlds.values()
-                for lease in world.leases()
-                if lease.group_id == engine.settings.group_id
+                for info, _ in holdings(world, engine.settings.group_id)
             ]
-        return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+        return sorted(found, key=lambda lease: (lease.topic, lease.partition, lease.lo))
 
     @property
     def log_time(self) -> int:
