@@ -29,6 +29,7 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
+from kafka_marshal.adapters.kafka.group_calls import GroupCalls
 from kafka_marshal.adapters.kafka.metadata_cache import looks_with
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
@@ -76,7 +77,7 @@ class _NoLeadersError(Exception):
     """librdkafka found no leader for any partition: unknown, new, forbidden or unreachable. It does not say which."""
 
 
-class KafkaCluster:
+class KafkaCluster(GroupCalls):
     """A Kafka cluster, reached through confluent-kafka.
 
     All methods may be called from any thread. Blocking ones raise KafkaUnavailableError when their time is up
