@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress
+from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress, ended_early
 
 if TYPE_CHECKING:
     import psycopg
@@ -196,7 +196,7 @@ class PostgresSink(FencedSink["Connection"]):
         from psycopg.pq import TransactionStatus
 
         if connection.info.transaction_status == TransactionStatus.IDLE:
-            raise self._ended_early()
+            raise ended_early(self._name())
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         import psycopg

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kafka_marshal import arguments
-from kafka_marshal.sinks.base import COLUMNS, FencedSink, Key, Progress
+from kafka_marshal.sinks.base import COLUMNS, FencedSink, Key, Progress, ended_early
 
 __all__ = ["SqliteSink"]
 
@@ -123,7 +123,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     def _check_still_open(self, connection: sqlite3.Connection) -> None:
         if not connection.in_transaction:
-            raise self._ended_early()
+            raise ended_early(self._name())
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         name = getattr(error, "sqlite_errorname", "")
