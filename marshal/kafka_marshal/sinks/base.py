@@ -425,9 +425,10 @@ def ended_early(name: str) -> SinkError:
 def _wrong_kind(group_id: str, claim: _Claim, theirs: GroupKind) -> WrongEpochKindError:
     ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
     return WrongEpochKindError(
-        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group, and ours "
-        f"is of a {ours} one: they can't be compared. {_NOTHING_WRITTEN}. If the group was converted (kafka-marshal "
-        f"convert-group), and no worker of the {theirs} group writes any more: sink.convert({group_id!r}, {ours!r}). "
+        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
+        f"ours is of a {ours} one: they can't be compared. {_NOTHING_WRITTEN}. If the group was converted "
+        f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
+        f"sink.convert({group_id!r}, {ours!r}). "
         "Else stop this worker",
         topic=claim.topic,
         partition=claim.partition,
@@ -444,7 +445,7 @@ _KINDS: Final = ("claimed", "coordinated")
 
 
 def _checked(group_id: object, claims: object, kind: GroupKind) -> list[_Claim]:
-    """With epochs as they are stored; sorted, each partition once: the order in which rows are locked is the same for all."""
+    """With epochs as they are stored. Sorted, each partition once: all lock rows in the same order."""
     merged: dict[Key, _Claim] = {}
     wanted = "a list of (topic, partition, epoch, last_offset)"
     for claim in arguments.several("claims", claims, wanted):
