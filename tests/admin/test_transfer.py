@@ -74,8 +74,7 @@ def stable(group: Group) -> dict[int, int]:
 def join(group: Group, client: str = "a") -> str:
     """A member, by a raw record; its member_id."""
     ids = (f"{client}-1", client, group.group)
-    fields = ("", 0, 30_000, "sticky", False, "", ((group.data, 3),))
-    group.append((home(group), JoinGroup(*ids, *fields)))
+    group.append((home(group), JoinGroup(*ids, "", 0, 30_000, "sticky", False, "", ((group.data, 3),))))
     found = group.worlds()[home(group)].group(group.group)
     assert found is not None
     return found.clients[client].member_id

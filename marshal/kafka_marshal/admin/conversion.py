@@ -17,7 +17,7 @@ from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Conversion", "Plan", "Repeat", "Saved", "file_of"]
+__all__ = ["Conversion", "Plan", "Repeat", "Saved", "file_of", "is_unfinished"]
 
 _FORMAT: Final = "kafka-marshal convert-group 1"
 
@@ -36,6 +36,11 @@ class Repeat:
     last: int
     lo: int = 0
     hi: int = MAX_KEY_HASH
+
+    @property
+    def is_of_all_keys(self) -> bool:
+        """Whether they come again whatever their key."""
+        return self.lo == 0 and self.hi == MAX_KEY_HASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,14 @@ class Plan:
             ) from error
         return plan
 
+    def check(self, path: Path, group: str, log: str, to: GroupKind) -> None:
+        """Raise ConfigurationError where this is of another conversion, which was not finished."""
+        if self.phase != "done" and (self.group, self.log, self.to) != (group, log, to):
+            raise ConfigurationError(
+                f"{path} is of a conversion of group {self.group!r} of {self.log!r} to a {self.to} one that was not "
+                "finished. Nothing was changed. Finish that one, or name another file"
+            )
+
     def conversion(self, path: Path, *, resumed: bool) -> Conversion:
         """What is said of it."""
         repeats = tuple(repeat for each in self.saved for repeat in each.repeats())
@@ -151,6 +164,13 @@ class Conversion:
     repeats: tuple[Repeat, ...]
     #: An earlier run had been interrupted, and this one finished it.
     resumed: bool
+
+
+def is_unfinished(group: str, file: Path | None) -> Path | None:
+    """The file of an earlier conversion of the group that has begun to change it and did not come to its end."""
+    path = file_of(group) if file is None else file
+    plan = Plan.read(path)
+    return path if plan is not None and plan.group == group and plan.phase == "changing" else None
 
 
 def file_of(group: str) -> Path:

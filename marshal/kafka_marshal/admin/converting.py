@@ -23,7 +23,7 @@ from kafka_marshal.admin.pausing import PauseWork
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import progress_of_all
-from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.errors import AdminError
 from rationalizer import Progress, World
 
 __all__ = ["convert", "plan_conversion", "saved_in"]
@@ -56,11 +56,6 @@ def convert(work: PauseWork, log: str, to: GroupKind, path: Path, force: bool) -
     _refuse_living(work)
     plan = Plan.read(path)
     is_old = plan is not None and plan.phase != "done"
-    if plan is not None and is_old and (plan.group, plan.log, plan.to) != (work.group_id, log, to):
-        raise ConfigurationError(
-            f"{path} is of a conversion of group {plan.group!r} of {plan.log!r} to a {plan.to} one that was not "
-            "finished. Nothing was changed. Finish that one, or name another file"
-        )
     if plan is None or plan.phase != "changing":
         plan = _saved(work, log, to).write(path, "saved")
         passed("saved")

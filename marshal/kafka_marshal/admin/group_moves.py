@@ -104,11 +104,12 @@ class GroupMoves(OneProcess):
         timeout = arguments.seconds("timeout", timeout)
         self._check_group(group)
         plan = Plan.read(path)
+        if plan is not None:
+            plan.check(path, group, self.topic, to)
         if dry_run:
             return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
         # The pause of an admin that was killed may be in force still: it is carried on in its name.
-        going_on = plan is not None and plan.phase != "done" and (plan.group, plan.log) == (group, self.topic)
-        client_id = plan.client_id if plan is not None and going_on else self.client_id
+        client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
         with self._pause_as(group, client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             return pause.carry_out("convert", convert, self.topic, to, path, force)

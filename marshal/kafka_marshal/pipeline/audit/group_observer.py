@@ -108,7 +108,7 @@ class GroupObserver:
             return
         alive = [each.client for each in watched.members.values() if not each.is_overdue(at[1])]
         if alive:
-            self._about_group(Kind.MEMBERS, group_id, f"the group was forgotten while {', '.join(alive)} lived (C16)")
+            self._about_group(Kind.MEMBERS, group_id, f"the group was forgotten while {', '.join(alive)} lived")
         self._end(self.spans.forget(group_id, at))
 
     def finish(self) -> None:
@@ -326,7 +326,7 @@ class GroupObserver:
         pause = self._pauses.get(done.key[0])
         if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
             why = (
-                f"{client} set the position from {done.stable} back to {through} without having the group paused (G21)"
+                f"{client} set the position from {done.stable} back to {through} without having the group paused"
             )
             self._report(Kind.PROGRESS_BACK, done.key, _NOBODY, why)
         done.reposition(through)
