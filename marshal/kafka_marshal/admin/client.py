@@ -321,12 +321,6 @@ class Admin(GroupMoves):
         cluster = self._open_cluster()
         return have_done(cluster.runtime, lambda: self._open(group, cluster).run(act))
 
-    def _pause_as(self, group: str, client_id: str, expires_in: float) -> Pause:
-        """A pause in the name of this admin, or of an earlier one that it goes on for."""
-        if client_id == self.client_id:
-            return self.pause(group, expires_in)
-        return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)
-
     def _open(self, group: str, cluster: Cluster, client_id: str | None = None) -> Session:
         return Session(
             cluster, self.topic, group, client_id or self.client_id, self._heartbeat_interval_ms, self._timeout_s

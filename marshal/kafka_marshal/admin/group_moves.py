@@ -12,7 +12,7 @@ from kafka_marshal.admin.conversion import Conversion, Plan, file_of
 from kafka_marshal.admin.converting import convert, plan_conversion, saved_in
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move
-from kafka_marshal.admin.session import GroupKind, kind_in
+from kafka_marshal.admin.session import GroupKind, Session, kind_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import (
     empty_kafka_group,
@@ -41,7 +41,9 @@ class GroupMoves(OneProcess):
     client_id: str
     _look: Callable[..., Any]
     _check_group: Callable[[str], None]
-    _pause_as: Callable[[str, str, float], Pause]
+    pause: Callable[[str, float], Pause]
+    _open: Callable[[str, Cluster, str], Session]
+    _open_cluster: Callable[[], Cluster]
 
     def import_group(
         self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
@@ -113,6 +115,12 @@ class GroupMoves(OneProcess):
         with self._pause_as(group, client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             return pause.carry_out("convert", convert, self.topic, to, path, force)
+
+    def _pause_as(self, group: str, client_id: str, expires_in: float) -> Pause:
+        """A pause in the name of this admin, or of an earlier one that it goes on for."""
+        if client_id == self.client_id:
+            return self.pause(group, expires_in)
+        return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)
 
     def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path) -> Conversion:
         kind, level_1 = kind_in(replica.worlds, group), below_level(replica.worlds)

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar
 from kafka_marshal import arguments
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
 
-__all__ = ["TABLE", "FencedSink", "GroupKind", "Progress", "Stage", "Transaction", "ended_early"]
+__all__ = ["TABLE", "FencedSink", "GroupKind", "Progress", "Stage", "Transaction", "ended_early", "wrong_shape"]
 
 #: The table that sinks keep beside the user's.
 TABLE = "kafka_marshal_progress"
@@ -405,12 +405,14 @@ class FencedSink(ABC, Generic[Connection]):
             retry=retry or stage == "commit",
         )
 
-    def _wrong_shape(self, found: Iterable[str]) -> SinkError:
-        return SinkError(
-            f"{self._name()}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
-            f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
-            "table, or name another database."
-        )
+
+def wrong_shape(name: str, found: Iterable[str]) -> SinkError:
+    """There is a table of that name with other columns. name: of the sink, for people."""
+    return SinkError(
+        f"{name}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
+        f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
+        "table, or name another database."
+    )
 
 
 def ended_early(name: str) -> SinkError:

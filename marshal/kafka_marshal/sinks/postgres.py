@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress, ended_early
+from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Key, Progress, ended_early, wrong_shape
 
 if TYPE_CHECKING:
     import psycopg
@@ -138,7 +138,7 @@ class PostgresSink(FencedSink["Connection"]):
                 )
         found = self._shape(connection)
         if found is None or found != (list(COLUMNS), list(COLUMNS[:3])):
-            raise self._wrong_shape(found[0] if found is not None else [])
+            raise wrong_shape(self._name(), found[0] if found is not None else [])
 
     def _shape(self, connection: Connection) -> tuple[list[str], list[str]] | None:
         """(columns, primary key) of the table, None where it is not there."""

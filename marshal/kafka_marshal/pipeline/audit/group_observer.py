@@ -282,8 +282,8 @@ class GroupObserver:
 
     def _owner(self, watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
         """Who owned a key before this record."""
-        for piece in watched.pieces.get((topic, partition), ()):
-            if piece.lo <= key <= piece.hi and (member := watched.members.get(piece.owner)) is not None:
+        for piece in watched.touched(topic, partition, key, key):
+            if (member := watched.members.get(piece.owner)) is not None:
                 return member.client, member.instance, piece.since
         return _NOBODY
 
@@ -325,9 +325,7 @@ class GroupObserver:
     def _reposition(self, done: Watched, client: str, through: int) -> None:
         pause = self._pauses.get(done.key[0])
         if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
-            why = (
-                f"{client} set the position from {done.stable} back to {through} without having the group paused"
-            )
+            why = f"{client} set the position from {done.stable} back to {through} without having the group paused"
             self._report(Kind.PROGRESS_BACK, done.key, _NOBODY, why)
         done.reposition(through)
 

@@ -7,7 +7,10 @@ for the data. Who has it is: that is judged where keys change hands.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
 from kafka_marshal.pipeline.audit.invariants import Watched
 from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place
@@ -214,14 +217,19 @@ class WatchedGroup:
 
     # -- who may commit, and who has let go ------------------------------------------------------------
 
+    def touched(self, topic: str, partition: int, lo: int, hi: int) -> tuple[Piece, ...]:
+        """The pieces that had some of these keys before this record, ascending."""
+        pieces = self.pieces.get((topic, partition), ())
+        left = bisect_left(pieces, lo, key=_HI)
+        return pieces[left : bisect_right(pieces, hi, left, key=_LO)]
+
     def owns(self, slot: int, topic: str, partition: int, lo: int, hi: int, generation: int) -> bool:
         """Whether the member owned all of these keys before this record, in a generation that it knew (G14)."""
         at = lo
-        for piece in self.pieces.get((topic, partition), ()):
-            if piece.hi >= lo and piece.lo <= hi:
-                if piece.lo > at or piece.owner != slot or piece.since > generation:
-                    return False
-                at = piece.hi + 1
+        for piece in self.touched(topic, partition, lo, hi):
+            if piece.lo > at or piece.owner != slot or piece.since > generation:
+                return False
+            at = piece.hi + 1
         return at > hi
 
     def owns_any(self, slot: int, topic: str, partition: int, generation: int) -> bool:
@@ -237,8 +245,12 @@ class WatchedGroup:
         for lo, hi in sorted(event.released.get(place[1:], ())):
             if lo <= at:
                 at = max(at, hi + 1)
-        orders = [x.revoked for x in self.pieces[place[1:]] if x.lo <= span.hi and x.hi >= span.lo]
+        orders = [piece.revoked for piece in self.touched(*place[1:], span.lo, span.hi)]
         return at > span.hi and all(NEVER < revoked <= event.generation for revoked in orders)
+
+
+_LO: Final = attrgetter("lo")
+_HI: Final = attrgetter("hi")
 
 
 def pieces_in(group: Group, topic: str, partition: int) -> tuple[Piece, ...]:
