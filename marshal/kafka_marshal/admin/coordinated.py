@@ -7,7 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from kafka_marshal.admin.positions import Move, moves_to
-from kafka_marshal.admin.session import Asked, Session, kind_in, wrong_kind
+from kafka_marshal.admin.session import Asked, Session, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.ports import TopicPartition
@@ -50,7 +50,7 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
     """Set these in every CP, which makes it a coordinated group if it is none yet; all that is set then (G2, G19)."""
     record = ConfigureGroup(*session.ids, check_settings(settings).settings)
     with session.locked():
-        if kind_in(session.worlds, session.group_id) == "claimed":
+        if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
         low = [cp for cp in session.cps if session.worlds[cp].level < KINDS[ConfigureGroup.TYPE].level]
     if low:

@@ -180,7 +180,7 @@ class PauseWork:
         session = self.session
         with session.locked():
             at = {key: stands_at(session.progress(key)) for key in positions}
-            is_coordinated = session.group() is not None
+            is_coordinated = session.kind() == "coordinated"
         targets = resolve(session.cluster, positions, at.__getitem__, force=force)
         if dry_run or not targets:
             with session.locked():
