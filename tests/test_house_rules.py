@@ -336,6 +336,7 @@ MOST_ATTRIBUTES = 15
 #: Larger than that: (methods, attributes) that they may have, to become fewer.
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (32, 11),
+    "kafka_marshal.admin.client.Admin": (27, 6),
     "kafka_marshal.client.base.Membership": (36, 10),
     "kafka_marshal.client.fetching.FetchingConsumer": (34, 17),
     "kafka_marshal.client.marshal.Marshal": (31, 18),

@@ -43,8 +43,8 @@ class Moved(NamedTuple):
 
     @property
     def vacant_ms(self) -> int | None:
-        """From the former owner's last sign of life until the next one had it; None: there is none of the two."""
-        if self.before is None or not self.after.held or self.before.since == BEFORE == self.before.last_beat:
+        """From the former owner's last sign of life until the next one had it; None: one of the two is not known."""
+        if self.before is None or not self.after.held or self.before.last_beat == BEFORE:
             return None
         return max(0, self.after.since - self.before.last_beat)
 
@@ -90,7 +90,7 @@ class Assignments:
         for topic, partition in group.partitions():
             spans = _spans(group, topic, partition, 0, 0)
             for span in spans:
-                span.since, span.since_offset = BEFORE, max(0, span.epoch)
+                span.since, span.since_offset, span.last_beat = BEFORE, max(0, span.epoch), BEFORE
             self.now[topic, partition] = spans
         self._remember(group)
 

@@ -237,7 +237,7 @@ def append(cluster: KafkaCluster, topic: str, values: dict[int, list[bytes]]) ->
 def log_values(topic: str, partitions: int) -> dict[int, list[bytes]]:
     """Two workers' beats, releases and claims on four data partitions."""
     values: dict[int, list[bytes]] = {cp: [] for cp in range(partitions)}
-    next_offset = dict.fromkeys(range(partitions), 1)  # behind the marker (L2)
+    next_offset = dict.fromkeys(range(partitions), 2)  # behind the marker and the Upgrade (L2, E4)
     for number in range(4):
         cp = route_lease(topic, number, partitions)
         epoch = next_offset[cp]

@@ -13,7 +13,18 @@ from kafka_marshal.cli.problems import problems_of
 from kafka_marshal.cli.reading import name_the_topic
 from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
-from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, ReleasingPartition, World, encode
+from rationalizer import (
+    ClaimingPartition,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    World,
+    encode,
+)
+from tests.fleet import Fleet
 
 A = ("host/17/1.0/x", "a", "g")
 B = ("host/18/1.0/x", "b", "g")
@@ -70,6 +81,29 @@ def test_a_late_record_of_an_epoch_before_asks_for_nothing() -> None:
     log.add(ClaimingPartition(*A, "t", 0, 1_000), 200)
     log.add(ReleasingPartition("before", "a", "g", "t", 0, 0, 5), 300)
     assert log.run().asked_at is None
+
+
+def test_members_of_a_coordinated_group() -> None:
+    log = Log()
+    clock = [0]
+
+    def append(record: Record, cp: int) -> int:
+        clock[0] += 100
+        log.add(record, clock[0])
+        return log.world.next_offset - 1
+
+    fleet = Fleet("g", 1, append)
+    fleet.upgrade()
+    generation = fleet.join("a", {"t": 1})
+    assert (log.run().last_at, log.run().asked_at) == (200, None)
+    append(LeaveGroup("operator", *fleet.ids("a")[1:], generation), 0)
+    assert log.run().asked_at == 300
+    fleet.leave("a", generation)
+    assert (log.run().asked_at, log.run().released) == (300, True)
+    append(JoinGroup("b1", "b", "g", "", 0, 1_000, "worst", False, "", (("t", 1),)), 0)
+    assert log.run("b").refused == "UNKNOWN_PARTITIONING_STRATEGY"
+    assert HeardRow("g", "b", "b1", 0, refused="X").doing == "its join was rejected: X"
+    assert HeardRow("g", "b", "b1", 0, is_member=True).doing == "a member; there is no partition for it"
 
 
 def test_an_admin_is_no_worker() -> None:

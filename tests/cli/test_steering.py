@@ -117,11 +117,11 @@ def silent_since(kafka: Command, ms: int) -> None:
 def test_a_dead_holders_lease_is_released(kafka: Command, append: Callable[..., None]) -> None:
     append(ClaimingPartition(*A, "t", 0, 600))
     silent_since(kafka, 601)
-    assert kafka("evict", "g", "t", 0, "--dry-run").out.startswith("a (epoch 1, next offset: 0) would be evicted")
+    assert kafka("evict", "g", "t", 0, "--dry-run").out.startswith("a (epoch 2, next offset: 0) would be evicted")
     assert kafka("status", "--group", "g").table[0]["holder"] == "a"
     ran = kafka("evict", "g", "t", 0, "--yes")
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out == "released: a no longer holds t partition 0 (epoch 1).\n"
+    assert ran.out == "released: a no longer holds t partition 0 (epoch 2).\n"
     assert kafka("status", "--group", "g").table[0]["seen"] == "free"
 
 
@@ -298,7 +298,7 @@ def test_work_in_hand_for_too_long_is_named_and_nothing_is_moved_without_wait(
     kafka: Command, append: Callable[..., None], data: str
 ) -> None:
     append(ClaimingPartition("d1", "dead", "g", data, 0, 300))
-    append(Heartbeat("d1", "dead", "g", data, 0, 1, 41))
+    append(Heartbeat("d1", "dead", "g", data, 0, 2, 41))
     ran = kafka("release-group", "g", "--partition", f"{data}:0=10", "--yes")
     assert ran.status == 1
     assert f"{data} partition 0: dead handed in what lies below offset 42" in ran.err

@@ -9,11 +9,13 @@ import pytest
 from kafka_marshal.cli import stuck
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
 from kafka_marshal.cli.problems import places, problems_of
-from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow
+from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
 from kafka_marshal.cli.stuck import mark_stuck
 from kafka_marshal.cli.watch import deleted_notes, lag_cell
+from kafka_marshal.client.view import holdings
 from rationalizer import (
     ClaimingPartition,
+    CommitEntry,
     CommitRanges,
     Heartbeat,
     Record,
@@ -22,6 +24,7 @@ from rationalizer import (
     World,
     encode,
 )
+from tests.fleet import Fleet, started
 
 A = ("a1", "a", "g")
 KEY = ("g", "t", 0, 0)
@@ -394,6 +397,50 @@ def test_a_group_of_which_nobody_was_seen_for_a_day_is_dead() -> None:
     assert GroupRow("g", [free], silent_ms=86_400_001).is_dead
     assert not GroupRow("g", [free], silent_ms=86_400_000).is_dead
     assert not GroupRow("g", [held()], silent_ms=86_400_001).is_dead, "a holder with a long heartbeat interval"
+
+
+class Shared:
+    """A partition with 100 messages that two members share: w1 has done 49 of its half, w2 nothing."""
+
+    HALF = 2**62 - 1
+
+    def __init__(self) -> None:
+        self.world = World(0, 1)
+        self.meter = Meter(10_000)
+        fleet = Fleet("g", 1, self.append)
+        fleet.upgrade()
+        fleet.configure(accept_range_fetch=("t",))
+        fleet.join("w1", {"t": 1}, share=True)
+        generation = fleet.join("w2", {"t": 1}, share=True)
+        fleet.commit("w1", generation, *started("t", 0))
+        fleet.commit("w1", generation, CommitEntry("t", 0, 0, self.HALF, through=49))
+
+    def append(self, record: Record, cp: int) -> int:
+        assert self.world.apply(self.world.next_offset, 1_000 * self.world.next_offset, encode(record)).accepted
+        self.meter.sample(self.world)
+        return self.world.next_offset - 1
+
+
+def test_a_piece_is_a_row_as_a_lease_is() -> None:
+    shared = Shared()
+    first, second = (info for info, _ in holdings(shared.world))
+    assert (first.kind, first.client_id, first.goes_to, first.stable) == ("coordinated", "w1", None, 49)
+    assert (second.client_id, second.goes_to, second.stable) == ("w1", "w2", None)
+    assert (first.hi, second.lo) == (Shared.HALF, Shared.HALF + 1)
+    assert (first.freshness, first.heartbeat_interval_ms) == ("fresh", 5_000)
+    assert first.epoch == second.epoch
+    assert shared.meter.has_moved(("g", "t", 0, 0))
+    assert not shared.meter.has_moved(("g", "t", 0, Shared.HALF + 1))
+
+
+def test_an_owner_counts_its_part_of_the_keys() -> None:
+    half = row(lo=0, hi=Shared.HALF, log_start=0, log_end=100, stable=49)
+    assert (half.lag, half.place) == (25, "0 (0-50%)")
+    rest = row(lo=Shared.HALF + 1, hi=2**63 - 1, log_start=0, log_end=100)
+    assert (rest.lag, rest.place) == (50, "0 (50-100%)")
+    assert (partitions_of([half, rest]), GroupRow("g", [half, rest]).lag) == (1, 75)
+    assert row(client="a", goes_to="b").holder == "a → b"
+    assert (row(client="a").holder, row().holder, row(kind="coordinated").state) == ("a", "-", "not assigned")
 
 
 def test_beyond_and_in_flight() -> None:

@@ -19,6 +19,7 @@ from rationalizer import (
 )
 from rationalizer.history import Span
 from tests.cli.harness import Command, Log
+from tests.fleet import Fleet, let_go
 
 A = ("a1", "a", "g")
 A2 = ("a2", "a", "g")
@@ -180,3 +181,108 @@ def test_a_bad_dump_is_named(command: Command) -> None:
     ran = command("who", "g", "t", "0", "--from-dump", "-", stdin=story().dump + b"x\n")
     assert ran.status == 2
     assert "line 11:" in ran.err
+
+
+# -- coordinated groups --------------------------------------------------------------------------------------
+
+
+class GroupLog(Log):
+    """A log of four partitions with a coordinated group g; `now` is the log time of what comes next."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(4)
+        self.now = 1_000
+        self.fleet = Fleet("g", 4, lambda record, cp: self.add(record, self.now, cp), **options)
+        self.fleet.upgrade()
+        self.fleet.configure(accept_range_fetch=("t",))
+
+
+def coordinated() -> GroupLog:
+    """a has both partitions at 1,000; b joins at 2,000, and gets partition 1 at 2,500; it dies, and a finds out."""
+    log = GroupLog()
+    log.fleet.join("a", {"t": 2})
+    log.now = 2_000
+    generation = log.fleet.join("b", {"t": 2})
+    log.now = 2_500
+    log.fleet.commit("a", generation, let_go("t", 1, 41))
+    for log.now in (9_000, 12_600):
+        log.fleet.beat("a", generation)
+    return log
+
+
+def test_who_owned_a_piece_of_a_coordinated_group(command: Command) -> None:
+    log = coordinated()
+    found = command("who", "g", "t", "1", "--json", "--from-dump", "-", stdin=log.dump).json
+    assert (found["kind"], found["partition"]) == ("coordinated", log.fleet.home)
+    assert [
+        (each["holder"] and each["holder"]["client"], each["since"], each["until"]) for each in found["history"]
+    ] == [
+        ("a", 1_000, 2_500),
+        ("b", 2_500, 12_600),
+        ("a", 12_600, None),
+    ]
+    assert [each["ended"] for each in found["history"]] == [
+        "released, next offset 42; then b",
+        "silent for 10 s, then it went to a",
+        None,
+    ]
+    assert (found["answer"]["holder"]["client"], found["answer"]["state"]) == ("a", "seen")
+    assert found["answers"] == [found["answer"]]
+    whole = command("who", "g", "t", "1", "--from-dump", "-", stdin=log.dump)
+    assert whole.out.splitlines()[-1].endswith("all")
+    assert "epoch" in whole.out
+
+
+@pytest.mark.parametrize(
+    ("at", "client", "state"),
+    [
+        ("1500", "a", "seen"),
+        ("2499", "a", "seen"),
+        ("2500", "b", "seen"),
+        ("7001", "b", "silent"),
+        ("12500", "b", "gone"),
+        ("12600", "a", "seen"),
+    ],
+)
+def test_who_owned_a_piece_at_a_time(command: Command, at: str, client: str, state: str) -> None:
+    ran = command("who", "g", "t", "1", "--json", "--at", at, "--from-dump", "-", stdin=coordinated().dump)
+    answer = ran.json["answer"]
+    assert (answer["holder"]["client"], answer["state"]) == (client, state)
+    text = command("who", "g", "t", "1", "--at", at, "--from-dump", "-", stdin=coordinated().dump).out
+    assert ("its session had ended at" in text) == (state == "gone")
+    assert ("more than half a session before" in text) == (state == "silent")
+
+
+def test_who_owned_which_keys_of_a_shared_partition(command: Command) -> None:
+    log = GroupLog(strategy="roundrobin")
+    log.fleet.join("a", {"t": 1}, share=True)
+    log.now = 2_000
+    generation = log.fleet.join("b", {"t": 1}, share=True)
+    log.now = 3_000
+    log.fleet.commit("a", generation, let_go("t", 0, 9, lo=2**62, hi=2**63 - 1))
+    found = command("who", "g", "t", "0", "--json", "--from-dump", "-", stdin=log.dump).json
+    assert [(each["holder"]["client"], each["keys"]) for each in found["answers"]] == [
+        ("a", [0, 2**62 - 1]),
+        ("b", [2**62, 2**63 - 1]),
+    ]
+    ran = command("who", "g", "t", "0", "--from-dump", "-", stdin=log.dump)
+    assert "Now, keys 0-50%: a, epoch" in ran.out
+    assert "Now, keys 50-100%: b, epoch" in ran.out
+    before = command("who", "g", "t", "0", "--json", "--at", "2999", "--from-dump", "-", stdin=log.dump).json
+    assert {each["holder"]["client"] for each in before["answers"]} == {"a"}
+    assert command("who", "g", "t", "0", "--offset", "3", "--from-dump", "-", stdin=log.dump).status == 0
+    assert command("who", "g", "t", "0", "--offset", "99", "--from-dump", "-", stdin=log.dump).status == 2
+    assert command("who", "h", "t", "0", "--from-dump", "-", stdin=log.dump).status == 1
+
+
+def test_a_group_of_leases_that_became_a_coordinated_one_is_told_as_that(command: Command) -> None:
+    log = Log(4)
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    for cp in range(4):
+        log.add(ForgetGroup(*B), 9000, cp)
+    fleet = Fleet("g", 4, lambda record, cp: log.add(record, 10_000, cp))
+    assert ask(command, log=log)["kind"] == "claimed"
+    fleet.upgrade()
+    fleet.configure()
+    fleet.join("a", {"t": 1})
+    assert ask(command, log=log)["kind"] == "coordinated"

@@ -9,14 +9,21 @@ from rationalizer import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
     CommitRanges,
+    ConfigureGroup,
     ForgetGroup,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
+    JoinGroup,
+    LeaveGroup,
     Record,
     ReleaseGroup,
     ReleasingPartition,
     Tick,
+    TopicsChanged,
     Upgrade,
     World,
     codes,
@@ -24,6 +31,8 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.wire.records import KINDS
+from rationalizer.wire.wellformed import LET_GO, START
+from tests.fleet import Fleet, let_go, started
 
 A = ("a1", "a", "g")
 B = ("b1", "b", "g")
@@ -40,6 +49,39 @@ RECORDS: list[tuple[Record, str]] = [
     (HeartbeatBatch(*A, (BeatEntry("t", 3, 0, 5), BeatEntry("t", 4, 0, None))), "beats for t/3=5, t/4"),
     (CommitRanges(*A, "t", 3, 0, ((1, 1), (4, 9))), "has done 1, 4-9 of t/3"),
     (ForgetGroup(*A), "forgets the group"),
+    (JoinGroup(*A, "", 7, 10_000, "sticky", False, "", (("t", 3), ("u", 1))), "joins for t, u: sticky, session 10 s"),
+    (
+        JoinGroup(*A, "g-1", 7, 10_000, "range", True, "t.*", (("t", 3),)),
+        "joins again for topics like t.* (t): range, session 10 s, may share partitions by key",
+    ),
+    (
+        JoinGroup(*A, "", 7, 10_000, "range", False, "t.*", ()),
+        "joins for topics like t.* (none yet): range, session 10 s",
+    ),
+    (GroupHeartbeat(*A, "g-1", 70), "beats, knows generation 70"),
+    (LeaveGroup(*A, "g-1", 70), "leaves the group, knows generation 70"),
+    (TopicsChanged(*A, "g-1", (("t", 3), ("u", 0))), "sees topics: t (3), u (0)"),
+    (ConfigureGroup(*A), "makes it a coordinated group"),
+    (
+        ConfigureGroup(*A, (("accept_individual_commit", False), ("accept_range_fetch", ("t", "u")))),
+        "sets accept_individual_commit=false, accept_range_fetch=t,u",
+    ),
+    (
+        CommitOffsets(
+            *A,
+            "g-1",
+            70,
+            True,
+            (
+                CommitEntry("t", 0, through=41),
+                CommitEntry("t", 1, ranges=((3, 3), (7, 9))),
+                CommitEntry("t", 2, 0, 2**62 - 1, LET_GO, 5),
+                CommitEntry("t", 3, action=START, through=-1, metadata="m"),
+            ),
+        ),
+        "starts t/3=nothing (with metadata); has done t/0=41, t/1: 3, 7-9; lets go of t/2 (0-50%)=5, in order",
+    ),
+    (CommitOffsets(*A, "", 0, False, (CommitEntry("t", 0, through=41),)), "sets positions: t/0=41"),
     (Tick(*A), "tells the time"),
     (Tick("i", "c", "partitions=8"), "fixes the number of partitions of the log at 8"),
     (Upgrade(*A, 2), "raises the log to level 2"),
@@ -146,8 +188,88 @@ def test_why_each_code() -> None:
     assert told[26][0] == "UNKNOWN_TYPE"
     assert told[26][1]
     seen = {code for code, _ in told}
-    assert seen | {codes.WRONG_PARTITION, codes.MAX_INDIVIDUAL_COMMIT_REACHED} == {row.code for row in codes.TABLE}
+    others = {codes.WRONG_PARTITION, codes.MAX_INDIVIDUAL_COMMIT_REACHED}
+    assert seen | others == {row.code for row in codes.TABLE} - OF_COORDINATED
     assert all(why for code, why in told if code != "OK")
+
+
+class GroupStory(Story):
+    """One CP at level 2 with a coordinated group; `last` is what was said of the last record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000
+        self.told: list[tuple[str, str]] = []
+        self.fleet = Fleet("g", 1, self.append)
+        self.fleet.upgrade()
+
+    def append(self, record: Record, cp: int) -> int:
+        self.told.append(self(record, self.now))
+        return self.world.next_offset - 1
+
+    @property
+    def last(self) -> tuple[str, str]:
+        return self.told[-1]
+
+
+@pytest.mark.usefixtures("environment")
+def test_why_each_code_of_a_coordinated_group() -> None:
+    story = GroupStory()
+    fleet = story.fleet
+    story.append(CommitOffsets(*A, "g-1", 0, False, (CommitEntry("t", 0, through=1),)), 0)
+    assert story.last == ("UNKNOWN_CONSUMER", "there is no such group")
+    first = fleet.join("a", {"t": 2})
+    assert story.last == ("OK", f"generation {first}, 1 member")
+    story.append(ClaimingPartition(*B, "t", 0, 1000), 0)
+    assert story.last == (
+        "WRONG_KIND",
+        "it is a coordinated group: kafka-marshal convert-group --to claimed makes it another",
+    )
+    second = fleet.join("b", {"t": 2})
+    assert story.last == ("OK", f"generation {second}, 2 members")
+    ids = fleet.ids("a")
+    story.append(JoinGroup(*ids, 99, 10_000, "sticky", False, "", (("t", 2),)), 0)
+    assert story.last == ("ALREADY_MEMBER", f"nothing changed, generation {second}")
+    fleet.beat("a", first)
+    assert story.last == ("ILLEGAL_GENERATION", f"the generation is {second} by now")
+    fleet.beat("a", second)
+    assert story.last == ("OK", "")
+    fleet.beat("a", second + 9)
+    assert story.last == ("ILLEGAL_GENERATION", f"the generation is {second}, and was never above")
+    fleet.commit("a", second, let_go("t", 1, 4), let_go("t", 0, 3), CommitEntry("t", 1, through=9))
+    assert story.last == ("PARTIAL", "t/1 NOT_ASSIGNED")
+    fleet.commit("a", second, *started("t", 0), *started("t", 1))
+    assert story.last == ("PARTIAL", "t/0 ALREADY_STARTED, t/1 NOT_ASSIGNED")
+    story.append(JoinGroup(*ids[:3], "", 1, 10_000, "range", False, "", (("t", 2),)), 0)
+    assert story.last == ("INCONSISTENT_PARTITIONING_STRATEGY", "b have sticky")
+    story.append(JoinGroup("a2", "a", "g", "", 1, 10_000, "sticky", False, "", (("t", 2),)), 0)
+    assert story.last == ("REPLACED", f"its successor {ids[0]} joined at {story.world.groups()[0].clients['a'].joined}")
+    story.append(JoinGroup("c1", "c", "g", "", 99, 2**31 - 1, "sticky", False, "", (("t", 2),)), 0)
+    assert story.last == ("SESSION_TIMEOUT_TOO_HIGH", "the group allows 30 min")
+    story.append(JoinGroup("c1", "c", "g", "", 99, 1_000, "best", False, "", (("t", 2),)), 0)
+    assert story.last == ("UNKNOWN_PARTITIONING_STRATEGY", "The strategy is none of G17's.")
+    story.append(GroupHeartbeat("a2", *ids[1:], second), 0)
+    assert story.last == ("UNKNOWN_CONSUMER", f"the member is {ids[0]}, {ids[3]}")
+    story.append(LeaveGroup("operator", *ids[1:], second), 0)
+    assert story.last == ("UNKNOWN_CONSUMER", "an operator asks the member to hand over, and to leave")
+    story.append(CommitOffsets("x", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=1),)), 0)
+    assert story.last == ("UNKNOWN_CONSUMER", "it has not paused the group")
+    story.append(ReleaseGroup("x", "admin", "g", 50_000), 0)
+    story.append(ForgetGroup("x", "admin", "g"), 0)
+    assert story.last == ("GROUP_ACTIVE", "members are there: a, b")
+    fleet.leave("b", second)
+    assert story.last[0] == "OK"
+    assert story.last[1].endswith(", 1 member")
+    assert all(why for code, why in story.told if code != "OK")
+
+
+#: Outcomes of coordinated groups: in the test above, or with the protocol's own words.
+OF_COORDINATED = {
+    *(codes.ALREADY_MEMBER, codes.UNKNOWN_CONSUMER, codes.ILLEGAL_GENERATION, codes.WRONG_KIND, codes.REPLACED),
+    *(codes.INCONSISTENT_PARTITIONING_STRATEGY, codes.UNKNOWN_PARTITIONING_STRATEGY, codes.SESSION_TIMEOUT_TOO_HIGH),
+    *(codes.GROUP_FULL, codes.TOO_MANY_PARTITIONS, codes.NOT_ASSIGNED, codes.ALREADY_STARTED, codes.OUT_OF_ORDER),
+    codes.INDIVIDUAL_COMMIT_NOT_ALLOWED,
+}
 
 
 def test_where_a_record_in_the_wrong_partition_belongs() -> None:
@@ -167,3 +289,19 @@ def test_what_only_shows_that_somebody_lives() -> None:
         outcome = world.apply(world.next_offset, 1000, encode(record))
         beats.append(is_beat(outcome, outcome.record))
     assert beats == [False, True, False, True, False]
+
+
+def test_what_only_shows_that_a_member_lives() -> None:
+    story = GroupStory()
+    generation = story.fleet.join("a", {"t": 1})
+    found = []
+    for record in (
+        GroupHeartbeat(*story.fleet.ids("a"), generation),
+        CommitOffsets(*story.fleet.ids("a"), generation, False, tuple(started("t", 0))),
+        CommitOffsets(*story.fleet.ids("a"), generation, False, (CommitEntry("t", 0, through=5),)),
+        CommitOffsets(*story.fleet.ids("a"), generation, False, (let_go("t", 0),)),
+    ):
+        outcome = story.world.apply(story.world.next_offset, 1_000, encode(record))
+        assert outcome.code == codes.OK
+        found.append(is_beat(outcome, outcome.record))
+    assert found == [True, False, True, False]

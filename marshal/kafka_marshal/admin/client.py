@@ -124,7 +124,8 @@ class Admin(GroupMoves):
         """Create the coordination topic with its log of snapshots, or check the one that exists; returns what was done.
 
         May be called again at any time; it goes on where it stopped. ``partitions``: how many a new topic gets (8);
-        one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent.
+        one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent. A new topic is at the
+        newest level of the protocol; one of an older release keeps its own, with a warning (``upgrade``).
         Raises CoordinationTopicError where the topic is not fit for use, ConfigurationError where it has another
         number of partitions.
         """

@@ -24,14 +24,12 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRITTEN_BYTES
+from rationalizer.wire.records import KINDS
 
 __all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "set_positions"]
 
 #: Of an entry beside its topic, at most; with room for the ids in front.
 _ENTRY_BYTES = 64
-
-#: Codes with which a CP below level 2 answers (E3, E6).
-_LEVEL_1 = (codes.UNSUPPORTED_VERSION, codes.UNKNOWN_TYPE)
 
 
 def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
@@ -55,6 +53,12 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
     with session.locked():
         if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
+        low = [cp for cp in session.cps if session.worlds[cp].level < KINDS[ConfigureGroup.TYPE].level]
+    if low:
+        raise AdminError(
+            f"partition(s) {low} of the coordination topic are at level 1 of the protocol, which knows no coordinated "
+            "groups. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
+        )
     # Home first: what it refuses is marked nowhere.
     answers = session.ask((session.home, record))
     _check_configured(session, answers)
@@ -79,11 +83,6 @@ def _check_configured(session: Session, answers: Sequence[Asked]) -> None:
             )
         if code == codes.WRONG_KIND:
             raise wrong_kind(session.group_id, "claimed")
-        if code in _LEVEL_1:
-            raise AdminError(
-                f"{where} is at level 1 of the protocol, which knows no coordinated groups. Nothing was changed "
-                "there. Raise the topic first: kafka-marshal upgrade"
-            )
         if code is None:
             raise AdminError(f"{where} did not show the settings in time; they may be written or not. Do it again")
         if not asked.accepted:

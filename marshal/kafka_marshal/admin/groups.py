@@ -139,7 +139,7 @@ def _held_by(session: Session, client_id: str) -> list[Lease]:
 def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tuple[LeaseInfo, Asked]]:
     """Release these leases in their holders' names: each as it was, and the answer."""
     with session.locked():
-        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
         releases: list[tuple[int, Record]] = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
     alive = [was for was in were if was.freshness == "fresh"]
     if alive and not force:
@@ -170,7 +170,7 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
     session.tick(session.cps)
     held = _held_by(session, client_id)
     with session.locked():
-        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
         by_cp = {session.cp_of(key_of(lease)): lease for lease in held}
         asks: list[tuple[int, Record]] = [
             (cp, replace(bare_release(lease), instance_id=session.instance_id)) for cp, lease in by_cp.items()

@@ -1,4 +1,4 @@
-"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19)."""
+"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19, G20)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kafka_marshal.cli.names import (
 )
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
+from kafka_marshal.cli.rows import place_text
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.text import count, span
 from rationalizer.limits import MAX_PARTITION
@@ -66,6 +67,10 @@ def evict(
     within its interval is left alone, unless --force takes the lease from it: it is fenced then, stops, and claims
     nothing until its handler has come back, and not this partition for three of its heartbeat intervals.
 
+    A member of a coordinated group owns no lease one by one: --member has it leave the group, and others get its
+    partitions. One that beat within half its session is left alone without --force; it joins again when its handler
+    has come back and three of its sessions have gone by.
+
     \b
     Exit status: 0 released; 1 nobody holds the lease, or its holder may be alive; 2 nobody to ask; 3 no Kafka.
     """
@@ -73,44 +78,50 @@ def evict(
         raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
     with admin_of(options) as admin:
         if member is not None:
-            held = _held(options, admin, group, member)
+            name, held = _held(options, admin, group, member)
         else:
-            held = [_lease(options, admin, group or "", topic_name, partition)]
+            name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
             for lease in [] if options.json else held:
                 say(f"{_described(lease)} would be evicted from {lease.topic} partition {lease.partition}.")
             if options.json:
                 _print(held, member, done=False)
             return DONE
-        if not ask(f"Evict {_all(held)} of group {held[0].group_id}?", yes):
+        if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
             tell(options, _NOT_DONE)
             return NO
         options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
         if member is not None:
-            _say_if_last(admin, held)
-            held = admin.evict(held[0].group_id, member, force=force)
+            _say_if_last(admin, name, member)
+            held = admin.evict(name, member, force=force)
         else:
             held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
     for was in [] if options.json else held:
-        say(f"released: {was.client_id} no longer holds {was.topic} partition {was.partition} (epoch {was.epoch}).")
+        where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
+        say(f"released: {was.client_id} no longer holds {where} (epoch {was.epoch}).")
+    if not held and not options.json:
+        say(f"{member} has left group {name}; it owned nothing.")
     if options.json:
         _print(held, member, done=True)
     return DONE
 
 
-def _held(options: Options, admin: Admin, group: str | None, client: str) -> list[LeaseInfo]:
-    """What a worker holds, in one group."""
+def _held(options: Options, admin: Admin, group: str | None, client: str) -> tuple[str, list[LeaseInfo]]:
+    """A group, and what a worker holds in it; a member of a coordinated one may own nothing."""
     held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
     groups = sorted({lease.group_id for lease in held})
     if not held:
         known = read_names(options, options.timeout)
         if group is not None:
             refuse_name(known, group, None, _NOT_DONE)
+        joined = [name for name in known if group in (None, name) and client in clients_of(known, name)]
+        if len(joined) == 1:
+            return joined[0], []
         where = "" if group is None else f" in group {group!r}"
         raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{_NOT_DONE}", NO)
     if len(groups) > 1:
         raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
-    return held
+    return groups[0], held
 
 
 def _who_does(clients: set[str]) -> str:
@@ -119,9 +130,8 @@ def _who_does(clients: set[str]) -> str:
     return f"Who does: {listed}. " if clients else ""
 
 
-def _say_if_last(admin: Admin, held: list[LeaseInfo]) -> bool:
+def _say_if_last(admin: Admin, group: str, client: str) -> bool:
     """Warn where nobody else of the group is at work, and say whether that is so."""
-    group, client = held[0].group_id, held[0].client_id
     rest = [lease for lease in admin.progress(group) if lease.client_id not in (None, client)]
     is_last = all(lease.freshness == "stale" for lease in rest)
     if is_last:
@@ -174,6 +184,7 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 @click.pass_obj
 def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
     r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
+    A member of a coordinated group finishes, commits and leaves it.
 
     Nothing is lost or repeated. kafka-marshal status --members shows who was asked; where it is the last one of its
     group at work, a warning says so. It can't be taken back: the worker claims again when its process is started again.
@@ -187,14 +198,14 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
         raise click.UsageError("name a worker, and its group where it works in several: drain [GROUP] CLIENT")
     client = names[-1]
     with admin_of(options) as admin:
-        held = _held(options, admin, names[0] if len(names) == 2 else None, client)
+        name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
-        is_last = _say_if_last(admin, held)
-        held = admin.drain(held[0].group_id, client, timeout=None if wait is None else wait / 1000)
+        is_last = _say_if_last(admin, name, client)
+        held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
     if options.json:
         print_json(
             {
-                "group": held[0].group_id,
+                "group": name,
                 "member": client,
                 "held": len(held),
                 "waited": wait is not None,
@@ -202,9 +213,9 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
             }
         )
     elif wait is None:
-        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {held[0].group_id}.")
+        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {name}.")
     else:
-        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {held[0].group_id}.")
+        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {name}.")
     return DONE
 
 
@@ -222,7 +233,7 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
 @click.option("--dry-run", is_flag=True, help="Say what would be forgotten; change nothing.")
 @click.pass_obj
 def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
-    r"""Drop all that the log knows of a group that is gone: leases and positions.
+    r"""Drop all that the log knows of a group that is gone, of either kind: leases, pieces, settings and positions.
 
     The group is paused, and forgotten when nobody of it is at work any more; otherwise it goes on as before. A member
     that comes later begins from its start=, as if the group were new. Epochs go on growing all the same.
@@ -236,7 +247,9 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
             refuse_unknown(options, group, effect=_NOT_DONE)
         topics = ", ".join(sorted({lease.topic for lease in leases}))
         held = sum(lease.client_id is not None for lease in leases)
-        about = f"{count(len(leases), 'lease')} with their positions" + (f" (of {topics})" if topics else "")
+        is_coordinated = any(lease.kind == "coordinated" for lease in leases)
+        amount = count(len(leases), "piece" if is_coordinated else "lease")
+        about = f"{amount} with their positions" + (f" (of {topics})" if topics else "")
         if dry_run:
             if options.json:
                 print_json({"group": group, "leases": len(leases), "held": held, "forgotten": False})
@@ -254,5 +267,5 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
     if options.json:
         print_json({"group": group, "leases": forgotten, "held": held, "forgotten": True})
     else:
-        say(f"forgotten: {count(forgotten, 'lease')} of group {group}.")
+        say(f"forgotten: {count(forgotten, 'partition' if is_coordinated else 'lease')} of group {group}.")
     return DONE

@@ -394,7 +394,7 @@ class GroupRow:
     @property
     def worker_count(self) -> int:
         """Who holds something, or is a member, and is not gone."""
-        return sum(member.state != "gone" for member in self.members) + sum(run.is_member for run in self.heard)
+        return sum(member.state != "gone" for member in self.members) + sum(run.is_member for run in self.idle)
 
     @property
     def moving(self) -> list[LeaseRow]:

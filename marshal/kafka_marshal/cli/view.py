@@ -24,7 +24,7 @@ from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
-from rationalizer import Group, Progress, Tick, World, encode, route_group
+from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
 
 __all__ = ["View"]
 
@@ -55,6 +55,8 @@ class View:
         self.clock = BrokerClock()
         self.meter = Meter(window_ms)
         self.heard = Heard(self.replica.worlds)
+        #: Called for each record that is applied, from the first one on, while there are any.
+        self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
         #: The topics as the cluster described them then.
@@ -104,12 +106,17 @@ class View:
         return _COARSE_MS if stamp >= self._window_start - _HISTORY_MS else 0
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
-        is_recent = self._step_ms(entries[-1][1]) > 0
-        self.replica.apply(TailBatch({cp: entries}), self.heard.note if is_recent else None, history=is_recent)
+        is_followed = self._step_ms(entries[-1][1]) > 0 or bool(self.observers)
+        self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
         if stamp >= self._window_start or (self._step_ms(stamp) and world.listed * len(self.worlds) <= _MANY):
             self.meter.sample(world)
             self.heard.look(world)
+
+    def _note(self, cp: int, offset: int, outcome: Outcome) -> None:
+        self.heard.note(cp, offset, outcome)
+        for observe in self.observers:
+            observe(cp, offset, outcome)
 
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Take in what comes within this time, or until the condition holds; learn the broker's time from it."""
@@ -119,7 +126,7 @@ class View:
             for entries in batch.records.values():
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
-            self.replica.apply(batch, self.heard.note)
+            self.replica.apply(batch, self._note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
                 self.heard.look(self.worlds[cp])

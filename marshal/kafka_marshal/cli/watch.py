@@ -35,7 +35,7 @@ from kafka_marshal.ports import Cluster
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["Picture", "Section", "deleted_notes", "lag_cell", "show", "stuck_section"]
+__all__ = ["Picture", "Section", "deleted_notes", "lag_cell", "print_picture", "show", "stuck_section"]
 
 _STUCK = (
     Column("stuck group", fold=True),
@@ -97,7 +97,7 @@ def show(
         elif listen:
             view.learn_time()
         if interval is None:
-            return _print(picture(view), options)
+            return print_picture(picture(view), options)
         view.patience_s = _PATIENCE_S
         if options.json or not is_terminal():
             return _repeat(view, cluster, options, picture, interval)
@@ -106,7 +106,8 @@ def show(
         view.replica.close()
 
 
-def _print(taken: Picture, options: Options) -> int:
+def print_picture(taken: Picture, options: Options) -> int:
+    """Print one picture; the exit status."""
     if options.json:
         print_json(taken.json)
         return taken.status

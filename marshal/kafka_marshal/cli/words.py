@@ -342,7 +342,10 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
         return "there is no such group" if outcome.code == codes.UNKNOWN_CONSUMER else _MEANS.get(outcome.code, "")
     others = _some([member.client_id for member in group.members.values() if member.client_id != record.client_id])
     is_rebalance = group.generation == world.next_offset - 1
+    home = route_group(record.group_id, world.partitions)
     match outcome.code:
+        case codes.OK if isinstance(record, ConfigureGroup) and home != world.partition:
+            return f"only says so: the group is kept in partition {home} of the log"
         case codes.OK if is_rebalance:
             left = f", {count(len(group.members), 'member')}"
             return f"generation {group.generation}{left}"

@@ -1,0 +1,239 @@
+"""What `Admin` does with a coordinated group, on a real broker; its members are records (G2, G19-G21)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError
+from kafka_marshal.admin import Target, coordinated
+from kafka_marshal.errors import WrongKindError
+from rationalizer import ClaimingPartition, CommitEntry, Record, ReleaseGroup, Settings, encode, route_lease
+from rationalizer.groups.group import Group as CoordinatedGroup
+from tests.admin.conftest import Group
+from tests.client.conftest import wait_until
+from tests.fleet import Fleet, let_go, started
+
+LONG = 600_000
+CPS = 3
+
+
+@pytest.fixture
+def fleet(group: Group) -> Fleet:
+    """The scene's group, coordinated; nobody has joined it yet."""
+
+    def append(record: Record, cp: int) -> int:
+        offsets: list[int | None] = []
+        appender = group.cluster.appender(group.coordination, delivery_timeout_ms=10_000)
+        appender.append(cp, encode(record), lambda ack: offsets.append(ack.offset))
+        assert appender.flush(10) == 0
+        appender.close()
+        assert offsets[0] is not None
+        return offsets[0]
+
+    return Fleet(group.group, CPS, append)
+
+
+def state(group: Group, fleet: Fleet) -> CoordinatedGroup:
+    found = group.worlds()[fleet.home].group(group.group)
+    assert found is not None
+    return found
+
+
+def two(group: Group, fleet: Fleet) -> int:
+    """a owns 0 and 1 of the data topic, b 2; the generation."""
+    fleet.configure()
+    fleet.join("a", {group.data: 3}, session=LONG)
+    generation = fleet.join("b", {group.data: 3}, session=LONG)
+    fleet.commit("a", generation, *started(group.data, 0, 1, 2), let_go(group.data, 2, 9))
+    return generation
+
+
+def test_g2_g19_configuring_makes_a_group_and_keeps_what_is_not_named(group: Group) -> None:
+    admin = group.admin()
+    assert admin.configure_group(group.group, max_session_timeout_ms=5_000) == Settings(max_session_timeout_ms=5_000)
+    found = admin.configure_group(group.group, accept_range_fetch=["b", "a"], accept_individual_commit=False)
+    assert found == Settings(False, ("a", "b"), 5_000, 60_000)
+    assert {cp for cp, world in group.worlds().items() if world.group(group.group)} == set(range(CPS)), "marked in all"
+    assert admin.configure_group(group.group) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_sesion_timeout_ms": 1_000}, "did you mean 'max_session_timeout_ms'"),
+        ({"color": 1}, "there are accept_individual_commit"),
+        ({"max_session_timeout_ms": 99}, "100 … 2"),
+        ({"accept_individual_commit": 1}, "a boolean"),
+        ({"accept_range_fetch": "orders"}, "an array"),
+    ],
+)
+def test_settings_that_can_not_be(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Admin("127.0.0.1:1").configure_group("g", **settings)
+
+
+def test_g1_a_claimed_group_is_refused_with_the_way_out(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 5)
+    cp = route_lease(group.data, 0, CPS)
+    group.append((cp, ClaimingPartition("i", "c", group.group, group.data, 0, 60_000)))
+    with pytest.raises(WrongKindError, match=f"kafka-marshal convert-group {group.group} --to coordinated"):
+        group.admin().configure_group(group.group, max_individual_commits=5)
+    assert [world.group(group.group) for world in group.worlds().values()] == [None] * CPS, "nothing was marked"
+
+
+def test_a_paused_group_is_not_configured(group: Group, fleet: Fleet) -> None:
+    fleet.configure()
+    with (
+        group.admin("other").pause(group.group),
+        pytest.raises(GroupPausedError, match="its settings can't be changed") as caught,
+    ):
+        group.admin().configure_group(group.group, max_individual_commits=5)
+    assert caught.value.client_id == "other"
+
+
+def test_g20_evicting_a_member(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 20)
+    generation = two(group, fleet)
+    admin = group.admin()
+    with pytest.raises(AdminError, match="within half its session"):
+        admin.evict(group.group, "b")
+    with pytest.raises(AdminError, match="--member CLIENT"):
+        admin.evict(group.group, group.data, 2, force=True)
+    with pytest.raises(AdminError, match="is no member of group"):
+        admin.evict(group.group, "c")
+    (was,) = admin.evict(group.group, "b", force=True)
+    assert (was.client_id, was.partition, was.epoch, was.stable, was.kind) == ("b", 2, generation, 9, "coordinated")
+    assert list(state(group, fleet).clients) == ["a"]
+    held = admin.held_by("a")
+    assert [info.partition for info in held] == [0, 1, 2]
+    assert held == admin.progress(group.group)
+
+
+def test_a_silent_member_is_evicted_without_force(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 5)
+    fleet.configure()
+    fleet.join("a", {group.data: 3}, session=200)
+    assert len(wait_until(lambda: evicted(group.admin(), group.group, "a"))) == 3
+    assert state(group, fleet).clients == {}
+
+
+def evicted(admin: Admin, group: str, client: str) -> list[object]:
+    try:
+        return list(admin.evict(group, client))
+    except AdminError:
+        return []
+
+
+def test_drain_is_a_request_that_changes_nothing_by_itself(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 5)
+    generation = two(group, fleet)
+    asked = group.admin().drain(group.group, "a")
+    assert [info.partition for info in asked] == [0, 1]
+    assert list(state(group, fleet).clients) == ["a", "b"]
+    with pytest.raises(AdminError, match="owns 2 partitions still") as caught:
+        group.admin().drain(group.group, "a", timeout=0.2)
+    assert caught.value.in_hand == ((group.data, 0), (group.data, 1))
+    done: list[int] = []
+    asked_before = requests(group, fleet)
+    waiting = threading.Thread(
+        target=lambda: done.append(len(group.admin().drain(group.group, "a", timeout=20))), daemon=True
+    )
+    waiting.start()
+    wait_until(lambda: requests(group, fleet) > asked_before)
+    fleet.leave("a", generation)
+    waiting.join(20)
+    assert done == [2]
+    with pytest.raises(AdminError, match="is no member"):
+        group.admin().drain(group.group, "a")
+
+
+def requests(group: Group, fleet: Fleet) -> int:
+    """How many members were asked to leave, by the replicas' own count."""
+    return group.worlds()[fleet.home].rejected.get("UNKNOWN_CONSUMER", 0)
+
+
+def test_g21_positions_are_moved_when_every_member_has_left(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 20)
+    generation = two(group, fleet)
+    fleet.commit("a", generation, CommitEntry(group.data, 0, ranges=((4, 5),)))
+    admin = group.admin()
+    positions: dict[tuple[str, int], Target] = {(group.data, 0): "latest", (group.data, 2): 3}
+    plan = admin.plan(group.group, positions)
+    assert [(move.before, move.after, move.done_ahead) for move in plan] == [(0, 20, 2), (10, 3, 0)]
+    with admin.pause(group.group) as pause:
+        with pytest.raises(AdminError, match="have not let go") as caught:
+            pause.wait_released(0.2)
+        assert caught.value.in_hand == tuple((group.data, partition) for partition in range(3))
+        with pytest.raises(AdminError, match="still at work"):
+            pause.reposition(positions)
+        fleet.leave("a", generation)
+        with pytest.raises(AdminError, match="still at work"):  # another partition's owner is a member, too
+            pause.reposition({(group.data, 0): 0})
+        fleet.leave("b", generation)
+        assert pause.wait_released(20) == []
+        assert pause.signs_of_life.keys() == {"a", "b"}
+        moves = pause.reposition(positions)
+        assert [(move.before, move.after) for move in moves] == [(0, 20), (10, 3)]
+    found = {info.partition: (info.stable, info.ranges) for info in admin.progress(group.group)}
+    assert found == {0: (19, ()), 1: (None, ()), 2: (2, ())}
+    fleet.join("c", {group.data: 3}, session=LONG)
+    assert list(state(group, fleet).clients) == ["c"], "it goes on"
+
+
+def test_dead_members_are_waited_for_until_their_sessions_are_over(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 20)
+    fleet.configure()
+    generation = fleet.join("a", {group.data: 3}, session=800)
+    fleet.commit("a", generation, *started(group.data, 0, 1, 2, through=4))
+    with group.admin().pause(group.group) as pause:
+        left = pause.wait_released(20)
+        assert [(each.partition, each.client_id, each.state, each.stable) for each in left] == [
+            (partition, "a", "stale", 4) for partition in range(3)
+        ]
+        assert len(pause.reposition({(group.data, 0): 0})) == 1
+    assert state(group, fleet).clients == {}
+
+
+def test_many_positions_go_in_as_few_records_as_they_fit(
+    group: Group, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.fill(3, 20)
+    generation = two(group, fleet)
+    fleet.leave("a", generation)
+    fleet.leave("b", generation)
+    monkeypatch.setattr(coordinated, "MAX_COMMIT_ENTRIES", 1)
+    before = group.worlds()[fleet.home].accepted.get("REPOSITIONED", 0)
+    with group.admin().pause(group.group) as pause:
+        assert len(pause.reposition({(group.data, partition): 5 for partition in range(3)})) == 3
+    assert before == 0
+    assert {info.stable for info in group.admin().progress(group.group)} == {4}
+
+
+def test_c16_a_group_is_forgotten_at_home_and_everywhere(group: Group, fleet: Fleet) -> None:
+    group.fill(3, 5)
+    generation = two(group, fleet)
+    with pytest.raises(AdminError, match="is at work; nothing was forgotten"):
+        group.admin().forget(group.group, 0.2)
+    assert len(state(group, fleet).clients) == 2
+    fleet.leave("a", generation)
+    fleet.leave("b", generation)
+    assert group.admin().forget(group.group, 20) == 3
+    assert [world.group(group.group) for world in group.worlds().values()] == [None] * CPS
+    assert [world.pauses() for world in group.worlds().values()] == [[]] * CPS
+
+
+def test_a_members_name_is_not_used_to_pause(group: Group, fleet: Fleet) -> None:
+    fleet.configure()
+    fleet.join("a", {"t": 1}, session=LONG)
+    with pytest.raises(ConfigurationError, match="it joined it"):
+        group.admin("a").pause(group.group).start()
+
+
+def test_resume_ends_the_pause_of_a_dead_admin(group: Group, fleet: Fleet) -> None:
+    fleet.configure()
+    group.append(*((cp, ReleaseGroup("x", "dead", group.group, 2**60)) for cp in range(CPS)))
+    assert {each.client_id for each in group.admin().resume(group.group)} == {"dead"}
+    fleet.join("a", {"t": 1}, session=LONG)
+    assert list(state(group, fleet).clients) == ["a"]
