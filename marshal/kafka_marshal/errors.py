@@ -37,7 +37,8 @@
     ├── AuditError                  an audit could not be done; it says nothing about the log
     ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
-    │   └── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
+    │   ├── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
+    │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind (G1, G5)
     ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
     │   ├── TopicAbsentError        a topic that was asked for does not exist
     │   ├── RangeGoneError          retention took a part of the batch while it was read (P9)
@@ -106,6 +107,7 @@ __all__ = [
     "UnknownConsumerError",
     "UnknownPartitioningStrategyError",
     "UpgradeRequiredError",
+    "WrongEpochKindError",
     "WrongKindError",
 ]
 
@@ -320,6 +322,18 @@ class StaleEpochError(SinkError):
         #: The writer's epoch, and the newer one that the sink has seen.
         self.epoch = epoch
         self.stored_epoch = stored_epoch
+
+
+class WrongEpochKindError(SinkError):
+    """The sink holds epochs of the group as one of the other kind: claimed or coordinated (G1, G5)."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, kind: str, stored_kind: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        #: "claimed" or "coordinated": the writer's, and what is stored.
+        self.kind = kind
+        self.stored_kind = stored_kind
 
 
 class BatchError(MarshalError):

@@ -25,6 +25,7 @@ __all__ = [
     "DataFault",
     "DataReader",
     "FaultKind",
+    "KafkaGroup",
     "LogEntry",
     "Message",
     "Tail",
@@ -214,6 +215,16 @@ class TopicConfig:
     settings: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaGroup:
+    """A consumer group of Kafka's own (classic or KIP-848). Both are empty where there is none of that name."""
+
+    #: client.id of each member, sorted.
+    members: tuple[str, ...]
+    #: The offset to be read next, and the metadata beside it.
+    committed: Mapping[TopicPartition, tuple[int, str]]
+
+
 class Cluster(Protocol):
     """One Kafka cluster (or its in-memory double): look-ups, and a factory for the readers and writers."""
 
@@ -266,6 +277,17 @@ class Cluster(Protocol):
 
         Partitions that do not exist are left out. A log that starts further up already stays as it is. MarshalError
         where the broker says no; some partitions may have been cut by then.
+        """
+
+    def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
+        """A consumer group of Kafka's own, as its coordinator knows it now (*blocking*)."""
+
+    def commit_for_group(
+        self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float
+    ) -> None:
+        """Commit (offset to be read next, metadata) for a consumer group of Kafka's own, made if need be (*blocking*).
+
+        MarshalError where the broker says no: while the group has members, it does.
         """
 
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from kafka_marshal.pipeline.audit import plots
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
-from kafka_marshal.pipeline.audit.report import write_report
+from kafka_marshal.pipeline.audit.report import _lease_name, write_report
 from kafka_marshal.pipeline.audit.sources import DumpSource
 from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition
+from rationalizer.limits import MAX_KEY_HASH
+from tests.audit.group_logs import GroupLog
 from tests.cli.harness import Log
 
 NOON = 1_764_072_000_000  # 2025-11-25 12:00 UTC
@@ -108,3 +110,25 @@ def test_a_lost_position_has_no_lag(findings: Findings, tmp_path: Path, drawn: l
     legend = drawn[-1].axes[0].get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["delays"]
+
+
+def test_coordinated_groups_are_shown(tmp_path: Path) -> None:
+    log = GroupLog()
+    log.share("t")
+    log.join("a", share=True)
+    log.join("<b>", share=True)
+    log.leave("<b>")
+    with Audit(DumpSource(log.whole.write_dump(tmp_path / "log.jsonl"), None)) as audit:
+        found = audit.run()
+        assert found.groups() == ["g"]
+        page = write_report(found, tmp_path / "page.html", group="g").read_text()
+    assert "Which member of a coordinated group owned which partition when" in page
+    assert "Rebalances of coordinated groups" in page
+    assert page.index("<td>left") < page.index("<td>joined")
+    assert "&lt;b&gt;" in page and "<b>" not in page
+
+
+def test_keys_of_a_partition_have_a_name_of_their_own(tmp_path: Path) -> None:
+    row = {"group": "g", "topic": "t", "topic_partition": 0}
+    assert _lease_name(row) == _lease_name({**row, "lo": 0, "hi": MAX_KEY_HASH}) == "g: t/0"
+    assert _lease_name({**row, "lo": 2**62, "hi": MAX_KEY_HASH}) == "g: t/0 keys 50-100 %"

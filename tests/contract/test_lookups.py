@@ -20,6 +20,8 @@ LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {
     "watermarks": lambda cluster, s: cluster.watermarks([("t", 0)], s),
     "offsets_for_time": lambda cluster, s: cluster.offsets_for_time([("t", 0)], 0, s),
     "delete_records": lambda cluster, s: cluster.delete_records({("t", 0): 1}, s),
+    "kafka_group": lambda cluster, s: cluster.kafka_group("g", s),
+    "commit_for_group": lambda cluster, s: cluster.commit_for_group("g", {("t", 0): (1, "")}, s),
 }
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rationalizer import CommitEntry, ForgetGroup, Record, ReleaseGroup, Tick, World, encode
-from rationalizer.groups.history import Assignments, Rebalance
+from rationalizer.groups.history import Assignments, Rebalance, done_in
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH
 from tests.fleet import Fleet, let_go, started
@@ -51,7 +51,7 @@ class Story:
 
     def told(self, partition: int = 0) -> list[tuple[str, int, int | None, End]]:
         found = sorted(
-            (span for span in self.spans if span.partition == partition), key=lambda s: (s.since_offset, s.lo)
+            (span for span in self.spans if span.key[1:] == ("t", partition)), key=lambda s: (s.since_offset, s.lo)
         )
         return [(span.client_id, span.since, span.until, span.ended) for span in found]
 
@@ -129,6 +129,31 @@ def test_a_shared_partition_falls_into_spans_by_key() -> None:
         ("a", 1_000, 3_000, End.RELEASED),
         ("b", 3_000, None, End.OPEN),
     ]
+
+
+def test_what_is_done_of_some_keys() -> None:
+    story = Story()
+    generation = story.fleet.join("a", {"t": 1})
+    for lo, hi, through in ((0, 9, 5), (10, 19, 8), (20, MAX_KEY_HASH, 2)):
+        story.fleet.commit("a", generation, CommitEntry("t", 0, lo, hi, through=through))
+    group = story.world.group("g")
+    assert group is not None
+    places = [(0, 9), (10, 19), (5, 15), (15, 25), (20, MAX_KEY_HASH), (0, MAX_KEY_HASH)]
+    assert [done_in(group, "t", 0, lo, hi) for lo, hi in places] == [5, 8, 5, 2, 2, 2]
+    assert done_in(group, "t", 1, 0, 9) == -1
+
+
+def test_a_topic_whose_last_reader_died_had_nobody_since_its_last_beat() -> None:
+    story = Story()
+    story.fleet.join("a", {"u": 1})
+    generation = story.fleet.join("b", {"t": 1})
+    for story.now in (9_000, 12_000):
+        story.fleet.beat("a", generation)
+    assert story.told() == [("b", 0, 12_000, End.REPLACED), ("", 12_000, None, End.OPEN)]
+    story.now = 15_000
+    story.fleet.join("c", {"t": 1})
+    (moved,) = story.fold.rebalances[-1].moved
+    assert (moved.after.client_id, moved.vacant_ms) == ("c", 15_000)
 
 
 def test_a_forgotten_group_has_no_owners() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
+from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, Progress
 from tests.sinks.conftest import Kind
 
@@ -290,3 +290,60 @@ def test_sinks_that_start_together_make_the_table_once(kind: Kind) -> None:
         for each in [pool.submit(first_write, partition) for partition in range(6)]:
             each.result(60)
     assert len(kind.sink().progress("group")) == 6
+
+
+# -- coordinated groups ------------------------------------------------------------------------------------------------
+
+
+def write_as(kind: Kind, sink: FencedSink[Any], group_kind: Any, epoch: int, offset: int) -> None:
+    with sink.transaction("group", [("flights", 0, epoch, offset)], kind=group_kind) as tx:
+        tx.executemany(kind.insert(), [(offset, f"{group_kind}:{epoch}")])
+
+
+def test_tokens_of_a_coordinated_group_fence_as_epochs_do(kind: Kind) -> None:
+    sink = kind.sink()
+    write_as(kind, sink, "coordinated", 7, 0)
+    write_as(kind, sink, "coordinated", 9, 1)
+    with pytest.raises(StaleEpochError) as caught:
+        write_as(kind, sink, "coordinated", 7, 2)
+    assert (caught.value.epoch, caught.value.stored_epoch) == (7, 9)
+    assert sink.progress("group") == {("flights", 0): Progress(1, 9, coordinated=True)}
+
+
+@pytest.mark.parametrize(("before", "after"), [("claimed", "coordinated"), ("coordinated", "claimed")])
+def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(kind: Kind, before: Any, after: Any) -> None:
+    """However the numbers compare: they are offsets of different partitions of the log."""
+    sink = kind.sink()
+    write_as(kind, sink, before, 50, 0)
+    for epoch in (0, 49, 50, 51, 2**40):
+        with pytest.raises(WrongEpochKindError, match=f"sink.convert\\('group', '{after}'\\)") as caught:
+            write_as(kind, sink, after, epoch, 1)
+        assert (caught.value.kind, caught.value.stored_kind) == (after, before)
+        assert "Nothing of this transaction was written" in str(caught.value)
+    sink.convert("group", after)
+    sink.convert("group", after)
+    assert sink.progress("group") == {("flights", 0): Progress(0, -1, coordinated=after == "coordinated")}
+    with pytest.raises(WrongEpochKindError):
+        write_as(kind, sink, before, 2**40, 1)
+    write_as(kind, sink, after, 3, 1)
+    with pytest.raises(StaleEpochError):
+        write_as(kind, sink, after, 2, 2)
+    assert [offset for offset, _ in kind.rows()] == [0, 1]
+    assert sink.progress("group") == {("flights", 0): Progress(1, 3, coordinated=after == "coordinated")}
+
+
+def test_a_sink_of_an_older_release_refuses_its_writers_once_the_group_is_coordinated(kind: Kind) -> None:
+    """It knows no kinds: to it a token is an epoch that is newer than any."""
+    sink = kind.sink()
+    write_as(kind, sink, "claimed", 50, 0)
+    sink.convert("group", "coordinated")
+    with sink._work() as work:
+        stored = sink._stored(work.connection, "group")["flights", 0].epoch
+    assert stored > 2**61
+
+
+def test_a_kind_that_is_none(kind: Kind) -> None:
+    with pytest.raises(ConfigurationError, match="kind"):
+        write_as(kind, kind.sink(), "coordinate", 1, 0)
+    with pytest.raises(ConfigurationError, match="kind"):
+        kind.sink().convert("group", "claims")  # type: ignore[arg-type]

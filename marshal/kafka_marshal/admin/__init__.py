@@ -9,6 +9,9 @@
 ``members``     what members do meanwhile: who holds what, who let go when
 ``positions``   where to: offsets, ``"earliest"``, ``"latest"``, moments → :class:`Move`
 ``groups``      what needs no pause or ends one: evict, forget, resume
+``transfer``    positions from Kafka's own consumer groups, and to them (G21)
+``converting``  a group made one of the other kind; ``conversion``: the file that is written first
+``group_moves`` what :class:`Admin` offers of these two
 ``topic``       the coordination topic, created or completed: what ``init`` does
 ``prune``       old log and old snapshots, removed up to a checked snapshot (L1, S2)
 ``session``     one run against one group: a replica, and records appended and awaited
@@ -17,6 +20,7 @@
 """
 
 from kafka_marshal.admin.client import Admin
+from kafka_marshal.admin.conversion import Conversion, Repeat
 from kafka_marshal.admin.groups import PausedPartition
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.pause import Pause
@@ -26,12 +30,14 @@ from kafka_marshal.admin.topic import TopicReport
 
 __all__ = [
     "Admin",
+    "Conversion",
     "InHand",
     "Move",
     "Pause",
     "PausedPartition",
     "PrunePlan",
     "PrunedPartition",
+    "Repeat",
     "Target",
     "TopicReport",
 ]

@@ -9,6 +9,7 @@ from typing import Self, TypeVar, overload
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups, prune
+from kafka_marshal.admin.group_moves import GroupMoves
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import (
@@ -23,7 +24,6 @@ from kafka_marshal.admin.positions import (
 )
 from kafka_marshal.admin.session import Session, progress_in
 from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
-from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -54,7 +54,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(OneProcess):
+class Admin(GroupMoves):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
@@ -322,8 +322,10 @@ class Admin(OneProcess):
         cluster = self._open_cluster()
         return have_done(cluster.runtime, lambda: self._open(group, cluster).run(act))
 
-    def _open(self, group: str, cluster: Cluster) -> Session:
-        return Session(cluster, self.topic, group, self.client_id, self._heartbeat_interval_ms, self._timeout_s)
+    def _open(self, group: str, cluster: Cluster, client_id: str | None = None) -> Session:
+        return Session(
+            cluster, self.topic, group, client_id or self.client_id, self._heartbeat_interval_ms, self._timeout_s
+        )
 
     def _open_to_pause(self, group: str) -> Session:
         if not self._is_new:

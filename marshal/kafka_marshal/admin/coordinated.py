@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from kafka_marshal.admin.positions import Move, moves_to
-from kafka_marshal.admin.session import Asked, Session, kind_in, wrong_kind
+from kafka_marshal.admin.session import Asked, Session, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.ports import TopicPartition
@@ -22,7 +23,7 @@ from rationalizer import (
     Settings,
     codes,
 )
-from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_WRITTEN_BYTES
+from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRITTEN_BYTES
 from rationalizer.wire.records import KINDS
 
 __all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "set_positions"]
@@ -50,7 +51,7 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
     """Set these in every CP, which makes it a coordinated group if it is none yet; all that is set then (G2, G19)."""
     record = ConfigureGroup(*session.ids, check_settings(settings).settings)
     with session.locked():
-        if kind_in(session.worlds, session.group_id) == "claimed":
+        if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
         low = [cp for cp in session.cps if session.worlds[cp].level < KINDS[ConfigureGroup.TYPE].level]
     if low:
@@ -168,16 +169,21 @@ def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> lis
     return owned
 
 
-def set_positions(session: Session, targets: Mapping[TopicPartition, int]) -> list[Move]:
+def set_positions(
+    session: Session,
+    targets: Mapping[TopicPartition, int],
+    metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+) -> list[Move]:
     """Put each partition's position at its offset (the one to be read next), under our pause (G21).
 
+    metadata: what is kept beside it from now on; of others it stays.
     Raises AdminError, which says what moved and what did not; doing it again finishes it.
     """
     with session.locked():
         moves = moves_to(targets, session.progress)
     done: list[Move] = []
-    for chunk in _chunks(session, moves):
-        (asked,) = session.ask((session.home, _record(session, chunk)))
+    for chunk in _chunks(moves, _ENTRY_BYTES + (MAX_METADATA_BYTES if metadata else 0)):
+        (asked,) = session.ask((session.home, _record(session, chunk, metadata)))
         outcome = asked.outcome
         under_pause = asked.pause is not None and asked.pause.client_id == session.client_id
         if outcome is not None and outcome.accepted and outcome.code != codes.PARTIAL and under_pause:
@@ -197,15 +203,18 @@ def set_positions(session: Session, targets: Mapping[TopicPartition, int]) -> li
     return moves
 
 
-def _record(session: Session, moves: Sequence[Move]) -> CommitOffsets:
-    entries = tuple(CommitEntry(move.topic, move.partition, through=move.last_offset) for move in moves)
+def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPartition, str]) -> CommitOffsets:
+    entries = tuple(
+        CommitEntry(move.topic, move.partition, through=move.last_offset, metadata=metadata.get(move.key))
+        for move in moves
+    )
     return CommitOffsets(*session.ids, "", 0, False, entries)
 
 
-def _chunks(session: Session, moves: list[Move]) -> list[list[Move]]:
+def _chunks(moves: list[Move], entry_bytes: int) -> list[list[Move]]:
     """As few records as there may be: each partition moves whole, and as a rule all of them in one record."""
-    size = sum(len(move.topic.encode()) + _ENTRY_BYTES for move in moves)
+    size = sum(len(move.topic.encode()) + entry_bytes for move in moves)
     if len(moves) <= MAX_COMMIT_ENTRIES and size <= MAX_WRITTEN_BYTES:
         return [moves] if moves else []
     half = len(moves) // 2
-    return [*_chunks(session, moves[:half]), *_chunks(session, moves[half:])]
+    return [*_chunks(moves[:half], entry_bytes), *_chunks(moves[half:], entry_bytes)]

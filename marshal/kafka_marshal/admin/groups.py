@@ -86,7 +86,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     check_name(key)
     where = f"{topic} [{partition}]"
     with session.locked():
-        is_coordinated = session.group() is not None
+        is_coordinated = session.kind() == "coordinated"
     if is_coordinated:
         raise AdminError(
             f"{where}: {session.group_id!r} is a coordinated group, whose members have no leases one by one. Nothing "
@@ -117,7 +117,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
 def evict_member(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
     """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
     with session.locked():
-        is_coordinated = session.group() is not None
+        is_coordinated = session.kind() == "coordinated"
     if is_coordinated:
         return coordinated.evict(session, client_id, force=force)
     session.tick(session.cps)
@@ -139,7 +139,7 @@ def _held_by(session: Session, client_id: str) -> list[Lease]:
 def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tuple[LeaseInfo, Asked]]:
     """Release these leases in their holders' names: each as it was, and the answer."""
     with session.locked():
-        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
         releases: list[tuple[int, Record]] = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
     alive = [was for was in were if was.freshness == "fresh"]
     if alive and not force:
@@ -164,13 +164,13 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
     timeout: seconds to wait until it holds nothing; None: do not wait.
     """
     with session.locked():
-        is_coordinated = session.group() is not None
+        is_coordinated = session.kind() == "coordinated"
     if is_coordinated:
         return coordinated.ask_to_leave(session, client_id, timeout)
     session.tick(session.cps)
     held = _held_by(session, client_id)
     with session.locked():
-        were = [lease_info(lease, session.world_of(key_of(lease))) for lease in held]
+        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
         by_cp = {session.cp_of(key_of(lease)): lease for lease in held}
         asks: list[tuple[int, Record]] = [
             (cp, replace(bare_release(lease), instance_id=session.instance_id)) for cp, lease in by_cp.items()

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.admin.session import Asked, Session
 from kafka_marshal.errors import AdminError, GroupPausedError, MarshalError
+from rationalizer import ForgetGroup, Record, ReleaseGroup
 from rationalizer import Pause as PauseInForce
-from rationalizer import Record, ReleaseGroup
 from rationalizer.limits import MAX_TIME_MS
 
 __all__ = ["PauseKeeper"]
@@ -64,6 +64,18 @@ class PauseKeeper:
         """Have at least half of the pause's length left. Raises AdminError where it had run out before."""
         if self._session.now_ms() >= self._extend_at:
             self._pause(self._session.cps)
+
+    def forget(self, cp: int) -> bool:
+        """Have the CP forget the group, and go on to pause it: whether it was accepted (C16).
+
+        A ForgetGroup ends the pause; the next one follows it at once, so that nobody comes in between.
+        """
+        session = self._session
+        stamp = session.tick([cp])[cp]
+        self._touched.add(cp)
+        again = ReleaseGroup(*session.ids, min(MAX_TIME_MS, stamp + self._length_ms))
+        forgotten, paused = session.ask((cp, ForgetGroup(*session.ids)), (cp, again))
+        return forgotten.accepted and self._take_in(paused)
 
     def _pause(self, cps: Sequence[int]) -> None:
         """Pause these CPs, or replace the expiry there: counted from the stamp of a Tick just appended (C11)."""

@@ -176,6 +176,10 @@ class Pause(OneProcess):
         """
         return self._have("forget", self._live().forget)
 
+    def carry_out(self, what: str, do: Callable[..., T], *args: Any) -> T:
+        """Have do(work, *args) done by a thread of ours (*blocking*); for the Admin. what: in words."""
+        return self._have(what, do, self._live(), *args)
+
     def check(self) -> None:
         """Raise AdminError unless the pause is in force in all of the log, and nobody works under our client_id."""
         self._have("check", self._live().check)

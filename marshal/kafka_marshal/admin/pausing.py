@@ -180,18 +180,18 @@ class PauseWork:
         session = self.session
         with session.locked():
             at = {key: stands_at(session.progress(key)) for key in positions}
-            is_coordinated = session.group() is not None
+            is_coordinated = session.kind() == "coordinated"
         targets = resolve(session.cluster, positions, at.__getitem__, force=force)
         if dry_run or not targets:
             with session.locked():
                 return moves_to(targets, session.progress)
-        self._ready(frozenset(targets))
+        self.ready(frozenset(targets))
         return set_positions(session, targets) if is_coordinated else move_all(self, session, targets)
 
     def forget(self) -> int:
         """Drop what is known of the group, and the pause with it, in every CP (C16); how many partitions it had."""
         session = self.session
-        self._ready(None)
+        self.ready()
         with session.locked():
             count = len({(info.topic, info.partition) for info in session.infos()})
         # Home first (G2): where a coordinated group is found at work, it is not forgotten anywhere.
@@ -216,7 +216,7 @@ class PauseWork:
             )
         return count
 
-    def _ready(self, chosen: frozenset[TopicPartition] | None) -> None:
+    def ready(self, chosen: frozenset[TopicPartition] | None = None) -> None:
         """Raise AdminError unless the pause is in force, long enough, and nobody is at work on these partitions."""
         session = self.session
         self.check()

@@ -210,22 +210,22 @@ class Session:
         """The CP that a lease belongs to (L3)."""
         return route_lease(*key, len(self.worlds))
 
-    def world_of(self, key: TopicPartition) -> World:
-        """The CP's world that a lease belongs to."""
-        return self.worlds[self.cp_of(key)]
-
     def infos(self) -> list[LeaseInfo]:
         """All leases or pieces of the group; look under ``locked()``."""
         return [info for world in self.worlds.values() for info, _ in holdings(world, self.group_id)]
 
     def lease(self, key: TopicPartition) -> Lease | None:
         """The lease, live; look under ``locked()``."""
-        return self.world_of(key).lease(self.group_id, *key)
+        return self.worlds[self.cp_of(key)].lease(self.group_id, *key)
 
     @property
     def home(self) -> int:
         """The CP that keeps the group, if it is a coordinated one (L3)."""
         return route_group(self.group_id, len(self.worlds))
+
+    def kind(self) -> GroupKind | None:
+        """What kind of group it is; look under ``locked()``."""
+        return kind_in(self.worlds, self.group_id)
 
     def group(self) -> Group | None:
         """The coordinated group, live, or None where it is none; look under ``locked()``."""

@@ -201,7 +201,7 @@ def _tell(findings: Findings, out: Path | None, group: str | None) -> None:
 
 
 def _violation_row(each: Violation) -> tuple[str, ...]:
-    lease = "-" if each.topic is None else f"{each.group} {each.topic}/{each.topic_partition}"
+    lease = (each.group or "-") if each.topic is None else f"{each.group} {each.topic}/{each.topic_partition}"
     when = "-" if each.time_ms is None else time_text(each.time_ms)
     return (each.kind, str(each.partition), str(each.offset), when, lease, each.detail)
 

@@ -34,7 +34,7 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
     stuck          the next message can't be read (see skip), or its partition has no leader
     deleted        retention took messages that the group had not done; until it goes on behind them
     hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s)
-    gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals
+    gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition that nobody works on; not in a paused group
     pause over     a pause whose time has passed, but which nothing has ended
     lag, silence   beyond --max-lag (the group's lag in all), --max-silence

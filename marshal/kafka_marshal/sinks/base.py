@@ -4,6 +4,10 @@ A table ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch
 transaction takes the rows of its partitions for itself, refuses where one has seen a newer epoch (C9), raises the
 epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
 any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
+
+Epochs of leases and fencing tokens of coordinated groups are offsets of different partitions of the log, so they can't
+be compared. The kind is stored within the epoch: tokens have 2^62 added. A release that does not know of kinds takes
+them for newer epochs, and is refused.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 from kafka_marshal import arguments
-from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError
+from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.types import Key, SharedEpoch
 
-__all__ = ["TABLE", "FencedSink", "Progress", "Stage", "Transaction"]
+__all__ = ["TABLE", "FencedSink", "GroupKind", "Progress", "Stage", "Transaction", "ended_early", "wrong_shape"]
 
 #: The table that sinks keep beside the user's.
 TABLE = "kafka_marshal_progress"
@@ -33,6 +37,16 @@ _SET_LAST_OFFSET = (
     "UPDATE kafka_marshal_progress SET last_offset = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 )
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
+
+#: Whose epochs they are: of leases, or of the pieces of a coordinated group.
+GroupKind = Literal["claimed", "coordinated"]
+
+#: Added to what is stored of a coordinated group.
+_COORDINATED: Final = 2**62
+
+#: Stored where nobody has written: of a new row, and of one that was converted to claims.
+_NOBODY: Final = -1
+_NOBODY_CLAIMED: Final = -2
 
 Connection = TypeVar("Connection")
 
@@ -59,6 +73,23 @@ class Progress:
     last_offset: int
     #: The newest epoch that has written, or tried to; -1: none.
     epoch: int
+    #: The epochs are fencing tokens of a coordinated group.
+    coordinated: bool = False
+
+    @classmethod
+    def of(cls, last_offset: int, stored: int) -> Self:
+        """As the table has it."""
+        kind = _kind_of(stored)
+        return cls(
+            last_offset, max(-1, stored - _COORDINATED if kind == "coordinated" else stored), kind == "coordinated"
+        )
+
+
+def _kind_of(stored: int) -> GroupKind | None:
+    """Whose epoch is stored; None: nobody's, so that either kind may begin."""
+    if stored == _NOBODY:
+        return None
+    return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +219,23 @@ class FencedSink(ABC, Generic[Connection]):
 
     @contextmanager
     def transaction(
-        self, group_id: str, claims: Iterable[tuple[str, int, int, int]]
+        self, group_id: str, claims: Iterable[tuple[str, int, int, int]], *, kind: GroupKind = "claimed"
     ) -> Iterator[Transaction[Connection]]:
         """One transaction over partitions that this writer holds: (topic, partition, epoch, last_offset) each.
 
         ``epoch`` is that of the lease (or range, or batch), ``last_offset`` the last one whose rows are written here;
         both are stored together with the rows. Offsets must be handed in ascending order in each partition: what is
         stored says that everything up to it is in. Leaving the block commits; an exception writes nothing.
+        ``kind``: "coordinated" where ``epoch`` is that of a piece, from a group consumer. (A partition that members
+        share by key has several tokens; this table has room for one.)
 
         Raises:
             StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
+            WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
             SinkError: the database can't do it; ``retry`` says whether trying again makes sense.
         """
-        wanted = _checked(group_id, claims)
+        arguments.one_of("kind", kind, _KINDS)
+        wanted = _checked(group_id, claims, kind)
         with self._work() as work:
             work.stage = "fence"
             stored = self._fence(work.connection, group_id, wanted)
@@ -214,11 +249,16 @@ class FencedSink(ABC, Generic[Connection]):
         """(topic, partition) → what is stored for this group. Raises SinkError."""
         arguments.text("group_id", group_id)
         with self._work() as work:
-            rows = self._run(
-                work.connection,
-                "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?",
-                (group_id,),
-            ).fetchall()
+            stored = self._stored(work.connection, group_id)
+        return {key: Progress.of(each.last_offset, each.epoch) for key, each in stored.items()}
+
+    def _stored(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
+        """The rows as they are."""
+        rows = self._run(
+            connection,
+            "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?",
+            (group_id,),
+        ).fetchall()
         return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
 
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
@@ -232,6 +272,19 @@ class FencedSink(ABC, Generic[Connection]):
         with self._work() as work:
             for (topic, partition), last_offset in sorted(positions.items()):
                 self._run(work.connection, _SET_LAST_OFFSET, (last_offset, group_id, topic, partition))
+
+    def convert(self, group_id: str, kind: GroupKind) -> None:
+        """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
+
+        Writers of the other kind are refused from now on, whatever their epoch. Raises SinkError.
+        """
+        arguments.text("group_id", group_id)
+        arguments.one_of("kind", kind, _KINDS)
+        with self._work() as work:
+            for (topic, partition), stored in self._stored(work.connection, group_id).items():
+                if _kind_of(stored.epoch) != kind:
+                    fresh = _COORDINATED - 1 if kind == "coordinated" else _NOBODY_CLAIMED
+                    self._run(work.connection, _SET_EPOCH, (fresh, group_id, topic, partition))
 
     def forget(self, group_id: str) -> None:
         """Drop what is stored for this group, epochs too: for a group that is gone, or a recreated coordination topic.
@@ -259,15 +312,19 @@ class FencedSink(ABC, Generic[Connection]):
         stored = self._lock_rows(connection, group_id, [(each.topic, each.partition) for each in wanted])
         for each in wanted:
             newest = stored[each.topic, each.partition].epoch
+            theirs = _kind_of(newest)
+            if theirs is not None and theirs != _kind_of(each.epoch):
+                raise _wrong_kind(group_id, each, theirs)
             if newest > each.epoch:
+                newest, epoch = Progress.of(-1, newest).epoch, Progress.of(-1, each.epoch).epoch
                 raise StaleEpochError(
                     f"{each.topic} [{each.partition}]: this sink has seen epoch {newest}, newer than ours "
-                    f"({each.epoch}): the lease went to another writer. {_NOTHING_WRITTEN} by us: the new holder goes "
+                    f"({epoch}): the lease went to another writer. {_NOTHING_WRITTEN} by us: the new holder goes "
                     "on from what is stored. Stop working on this partition. (If the coordination topic was made anew, "
                     "epochs began anew with it: sink.forget(group_id), once nobody writes.)",
                     topic=each.topic,
                     partition=each.partition,
-                    epoch=each.epoch,
+                    epoch=epoch,
                     stored_epoch=newest,
                 )
         for each in wanted:
@@ -313,7 +370,7 @@ class FencedSink(ABC, Generic[Connection]):
             well = True
         except self._driver_error as error:
             raise self._explain(error, work.stage) from error
-        except (StaleEpochError, ConfigurationError):
+        except (StaleEpochError, WrongEpochKindError, ConfigurationError):
             well = True
             raise
         finally:
@@ -364,23 +421,45 @@ class FencedSink(ABC, Generic[Connection]):
             retry=retry or stage == "commit",
         )
 
-    def _wrong_shape(self, found: Iterable[str]) -> SinkError:
-        return SinkError(
-            f"{self._name()}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
-            f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
-            "table, or name another database."
-        )
 
-    def _ended_early(self) -> SinkError:
-        return SinkError(
-            f"{self._name()}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
-            "until then may be in the database without its offsets, and will come again: look at the rows. Leave "
-            "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
-        )
+def wrong_shape(name: str, found: Iterable[str]) -> SinkError:
+    """There is a table of that name with other columns. name: of the sink, for people."""
+    return SinkError(
+        f"{name}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
+        f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
+        "table, or name another database."
+    )
 
 
-def _checked(group_id: object, claims: object) -> list[_Claim]:
-    """Sorted, each partition once: the order in which rows are locked is the same for all."""
+def ended_early(name: str) -> SinkError:
+    """The user's block has ended the transaction by itself. name: of the sink, for people."""
+    return SinkError(
+        f"{name}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
+        "until then may be in the database without its offsets, and will come again: look at the rows. Leave "
+        "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
+    )
+
+
+def _wrong_kind(group_id: str, claim: _Claim, theirs: GroupKind) -> WrongEpochKindError:
+    ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
+    return WrongEpochKindError(
+        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
+        f"ours is of a {ours} one: they can't be compared. {_NOTHING_WRITTEN}. If the group was converted "
+        f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
+        f"sink.convert({group_id!r}, {ours!r}). "
+        "Else stop this worker",
+        topic=claim.topic,
+        partition=claim.partition,
+        kind=ours,
+        stored_kind=theirs,
+    )
+
+
+_KINDS: Final = ("claimed", "coordinated")
+
+
+def _checked(group_id: object, claims: object, kind: GroupKind) -> list[_Claim]:
+    """With epochs as they are stored. Sorted, each partition once: all lock rows in the same order."""
     merged: dict[Key, _Claim] = {}
     wanted = "a list of (topic, partition, epoch, last_offset)"
     for claim in arguments.several("claims", claims, wanted):
@@ -407,6 +486,8 @@ def _checked(group_id: object, claims: object) -> list[_Claim]:
             )
         last = last_offset if before is None else max(last_offset, before.last_offset)
         merged[topic, partition] = _Claim(topic, partition, epoch, last)
+    if kind == "coordinated":
+        merged = {key: replace(each, epoch=each.epoch + _COORDINATED) for key, each in merged.items()}
     if not merged or not isinstance(group_id, str) or not group_id:
         raise ConfigurationError(
             "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Progress
+from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Progress, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class PostgresSink(FencedSink["Connection"]):
                 )
         found = self._shape(connection)
         if found is None or found != (list(COLUMNS), list(COLUMNS[:3])):
-            raise self._wrong_shape(found[0] if found is not None else [])
+            raise wrong_shape(self._name(), found[0] if found is not None else [])
 
     def _shape(self, connection: Connection) -> tuple[list[str], list[str]] | None:
         """(columns, primary key) of the table, None where it is not there."""
@@ -197,7 +197,7 @@ class PostgresSink(FencedSink["Connection"]):
         from psycopg.pq import TransactionStatus
 
         if connection.info.transaction_status == TransactionStatus.IDLE:
-            raise self._ended_early()
+            raise ended_early(self._name())
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         import psycopg

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kafka_marshal import arguments
-from kafka_marshal.sinks.base import COLUMNS, FencedSink, Progress
+from kafka_marshal.sinks.base import COLUMNS, FencedSink, Progress, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 __all__ = ["SqliteSink"]
@@ -87,7 +87,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         found = connection.execute("SELECT name, pk FROM pragma_table_info('kafka_marshal_progress')").fetchall()
         primary = [name for name, place in sorted(found, key=lambda row: row[1]) if place]
         if [name for name, _ in found] != list(COLUMNS) or primary != list(COLUMNS[:3]):
-            raise self._wrong_shape([name for name, _ in found])
+            raise wrong_shape(self._name(), [name for name, _ in found])
 
     @contextmanager
     def _scope(self, connection: sqlite3.Connection) -> Iterator[None]:
@@ -124,7 +124,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     def _check_still_open(self, connection: sqlite3.Connection) -> None:
         if not connection.in_transaction:
-            raise self._ended_early()
+            raise ended_early(self._name())
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         name = getattr(error, "sqlite_errorname", "")

@@ -140,4 +140,4 @@ def test_g5_a_share_has_a_token_of_its_own_which_a_sink_by_partition_refuses() -
     epochs = [member.consumers[0].assignments[T0].epoch for member in members]
     assert all(isinstance(epoch, SharedEpoch) for epoch in epochs)
     with pytest.raises(ConfigurationError, match="shared by key"):
-        _checked("g", [("t", 0, epochs[0], 5)])
+        _checked("g", [("t", 0, epochs[0], 5)], "coordinated")

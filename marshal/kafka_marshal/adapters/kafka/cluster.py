@@ -24,6 +24,7 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
+from kafka_marshal.adapters.kafka.group_calls import GroupCalls
 from kafka_marshal.adapters.kafka.metadata_cache import looks_with
 from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
@@ -41,7 +42,7 @@ K = TypeVar("K")
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
-class KafkaCluster:
+class KafkaCluster(GroupCalls):
     """A Kafka cluster, reached through confluent-kafka.
 
     All methods may be called from any thread. Blocking ones raise KafkaUnavailableError when their time is up

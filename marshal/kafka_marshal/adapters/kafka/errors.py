@@ -105,6 +105,8 @@ RETRY_CODES = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
         # librdkafka dropped the broker that it was asking, for one that it has learnt of: nobody answered.
         KafkaError._DESTROY_BROKER,
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kafka_marshal.adapters.memory.faults import Faults
 from kafka_marshal.errors import CoordinationTopicError
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.ports import TopicInfo, TopicPartition
 
 __all__ = ["MemoryBroker", "MemoryMessage"]
 
@@ -158,6 +158,8 @@ class MemoryBroker:
         #: Guards everything; notified upon every change.
         self.changed = threading.Condition(threading.RLock())
         self.existing: dict[str, Topic] = {}
+        #: Of Kafka's own consumer groups, which have no members here.
+        self.committed: dict[str, dict[TopicPartition, tuple[int, str]]] = {}
         self._made = 0
 
     # Topics.

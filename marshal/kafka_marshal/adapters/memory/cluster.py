@@ -9,7 +9,7 @@ from kafka_marshal.adapters.memory.appender import MemoryAppender
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
-from kafka_marshal.ports import TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.ports import KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["MemoryCluster", "unanswered"]
@@ -118,6 +118,17 @@ class MemoryCluster:
             for key in logs:
                 broker.delete_records(*key, before[key])
             return {key: log.start for key, log in logs.items()}
+
+    def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
+        with self._asking("asking for a consumer group", timeout_s) as broker:
+            return KafkaGroup((), dict(broker.committed.get(group_id, {})))
+
+    def commit_for_group(
+        self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float
+    ) -> None:
+        with self._asking("committing offsets for a consumer group", timeout_s) as broker:
+            if offsets:
+                broker.committed.setdefault(group_id, {}).update(offsets)
 
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
         pass

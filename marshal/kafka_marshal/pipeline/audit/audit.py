@@ -292,7 +292,11 @@ class Audit:
         for cp, chain in chains.items():
             stitched: Stitched = stitch(chain.so_far())
             unowned[cp] = stitched.unowned
-            for name, rows in (("ownership", stitched.ownership), ("takeovers", stitched.takeovers)):
+            for name, rows in (
+                ("ownership", stitched.ownership),
+                ("takeovers", stitched.takeovers),
+                ("assignments", stitched.assignments),
+            ):
                 place = TABLES[name].get_field_index("partition")
                 whole[name] += [(*row[:place], cp, *row[place:]) for row in rows]
         whole["violations"] = [lie.row() for lie in lies]

@@ -144,7 +144,8 @@ class Findings:
 
     def groups(self) -> list[str]:
         """All groups that ever held anything in this log."""
-        return sorted(pc.unique(self.table("ownership").to_table(columns=["group"])["group"]).to_pylist())
+        tables = [self.table(name).to_table(columns=["group"])["group"] for name in ("ownership", "generations")]
+        return sorted({group for each in tables for group in pc.unique(each).to_pylist()})
 
     def waits(self, group: str | None = None) -> dict[str, dict[str, float]]:
         """How long leases waited for their next holder, by how they came to it: count, median and max (ms)."""

@@ -35,6 +35,20 @@ class Kind(StrEnum):
     SNAPSHOT_DIFFERS = "snapshot differs from the log"
     #: A record took effect whose sender or epoch was not the holder's (C5), or a new epoch is not above the last (C9).
     STALE_EPOCH = "record accepted with a stale epoch"
+    #: Of coordinated groups. Keys came to another owner, or have two, while theirs had not let go and lives (G4, G14).
+    TWO_OWNERS_OF_A_KEY = "two owners of one key"
+    #: The fencing token of a new owner is not above that of the one before (G5).
+    FENCE = "fencing token that does not grow"
+    #: Keys are owned, or to be owned, by nobody who is a member.
+    NO_MEMBER = "owner that is no member"
+    #: A rebalance whose generation is not its offset, or no larger than the last; or one without a cause (G5, G9).
+    GENERATION = "generation that does not grow"
+    #: A record took effect of somebody who is no member, or does not own what it commits (G10, G14).
+    STALE_GENERATION = "record accepted with a stale generation"
+    #: Somebody is a member who is gone, or is none although it lives (G8, G11, G13).
+    MEMBERS = "members other than the log says"
+    #: A group is claimed and coordinated at once (G1).
+    TWO_KINDS = "group that is claimed and coordinated"
 
 
 class Watched:

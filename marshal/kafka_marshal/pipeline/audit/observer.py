@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.pipeline.audit.group_observer import GroupObserver
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched
+from kafka_marshal.pipeline.audit.piece_spans import EndedPiece, PieceSpan, Place
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Lease, World, codes
 from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
@@ -43,6 +45,10 @@ class Loose:
     now: list[Span] = field(default_factory=list)
     #: Rows of `takeovers` that don't say from whom and after how long, the lease having been freed before the segment.
     takeovers: list[Row] = field(default_factory=list)
+    #: Pieces of coordinated groups: those that are over, those at the end, and groups forgotten on the way.
+    pieces_ended: list[EndedPiece] = field(default_factory=list)
+    pieces_now: dict[Place, list[PieceSpan]] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
 
 
 class Observer:
@@ -61,10 +67,13 @@ class Observer:
         self._watched = {(each.group_id, each.topic, each.partition): Watched.of(each) for each in world.leases()}
         self._pauses = {pause.group_id: (pause.client_id, pause.expires) for pause in world.pauses()}
         self._rows: dict[str, list[Row]] = {
-            name: [] for name in ("records", "ownership", "progress", "violations", "takeovers")
+            name: []
+            for name in ("records", "ownership", "progress", "violations", "takeovers", "generations", "assignments")
         }
+        self._groups = GroupObserver(world, self._rows, self._pauses, self._report)
         self._records = self._rows["records"]
         self._progress = self._rows["progress"]
+        self._pieces = self._rows["assignments"]
         self._judges: dict[int, Callable[[Watched, Message, str], None]] = {
             1: self._heartbeat,
             2: self._claim,
@@ -98,7 +107,12 @@ class Observer:
                         self._lease_record(kind, message, outcome.accepted, code)
                 else:
                     names = (message[4], message[3], message[2], None, None, None)
-                    self._other_record(kind, message, outcome.accepted, entries)
+                    if outcome.of_group:
+                        leases = () if self._groups.knows(message[4]) else self._watched
+                        is_claimed = any(key[0] == message[4] for key in leases)
+                        self._groups.record(kind, message, outcome, (offset, self._log_time), is_claimed)
+                    else:
+                        self._other_record(kind, message, outcome.accepted, entries)
             rows.append(
                 (
                     offset,
@@ -110,14 +124,20 @@ class Observer:
                     outcome.epoch,
                     *names,
                     entries,
+                    outcome.generation,
+                    outcome.member,
                 )
             )
-            if len(rows) >= KEPT_ROWS or len(self._progress) >= KEPT_ROWS:
+            if len(rows) >= KEPT_ROWS or len(self._progress) >= KEPT_ROWS or len(self._pieces) >= KEPT_ROWS:
                 self._flush()
 
     def finish(self) -> None:
         """The segment ends here: the last rows, and what is loose."""
+        self._groups.finish()
         self.loose.now += self._owners.now.values()
+        self.loose.pieces_ended += self._groups.ended
+        self.loose.pieces_now |= self._groups.spans.now
+        self.loose.forgotten |= self._groups.spans.forgotten
         self._flush()
 
     def _flush(self) -> None:
@@ -139,6 +159,8 @@ class Observer:
             watched = self._watched.get(key)
             if watched is None:
                 watched = self._watched[key] = Watched(key)
+                if self._groups.knows(key[0]):
+                    self._violation(Kind.TWO_KINDS, watched, "a lease of a coordinated group was granted (G1)")
             self._judges[kind](watched, message, code)
         return key
 
@@ -160,6 +182,7 @@ class Observer:
                 self._pauses.pop(message[4], None)
         elif kind == 8 and accepted:
             self._forget(message[4])
+            self._groups.forget(message, (self._offset, self._log_time))
 
     def _heartbeat(self, watched: Watched, message: Message, code: str) -> None:
         _, _, instance, client, _, _, _, epoch, done = message
@@ -368,16 +391,15 @@ class Observer:
         self._violation(Kind.STALE_EPOCH, watched, what)
 
     def _violation(self, kind: Kind, watched: Watched, detail: str) -> None:
+        epoch = watched.epoch if watched.epoch >= 0 else None
+        self._report(kind, watched.key, (watched.client, watched.instance, epoch), detail)
+
+    def _report(
+        self,
+        kind: Kind,
+        about: tuple[str, str | None, int | None],
+        owner: tuple[str | None, str | None, int | None],
+        detail: str,
+    ) -> None:
         self.violations[kind] = self.violations.get(kind, 0) + 1
-        self._rows["violations"].append(
-            (
-                str(kind),
-                self._offset,
-                self._log_time,
-                *watched.key,
-                watched.client,
-                watched.instance,
-                watched.epoch if watched.epoch >= 0 else None,
-                detail,
-            )
-        )
+        self._rows["violations"].append((str(kind), self._offset, self._log_time, *about, *owner, detail))

@@ -53,7 +53,7 @@ against what the log had said before.</p>
 {% for each in findings.examples %}
 <tr><td>{{ each.kind | plain }}<td class="number">{{ each.partition }}<td class="number">{{ each.offset }}
 <td>{{ each.time_ms | time }}
-<td>{% if each.topic is not none %}{{ each | lease | plain }}{% endif %}
+<td>{% if each.group is not none %}{{ each | lease | plain }}{% endif %}
 
 <td>{% if each.client is not none %}{{ each.client | plain }}/{{ each.instance | plain }}, {{ each.epoch }}{% endif %}
 
@@ -99,6 +99,22 @@ is of the whole log.</p>
 {% endfor %}
 </table></div>
 {% if waits_left %}<p class="note">{{ waits_left | number }} more are in the table statistics.</p>{% endif %}
+
+{% endif %}
+{% if rebalances %}
+<h2>Rebalances of coordinated groups</h2>
+<div class="wide"><table>
+<tr><th>log time, UTC<th>group<th class="number">generation<th>reason<th>client<th>found dead<th class="number">members
+<th class="number">moved at once<th class="number">revoked</tr>
+{% for row in rebalances %}
+<tr><td>{{ row.time | time }}<td>{{ row.group | plain }}<td class="number">{{ row.generation }}<td>{{ row.reason }}
+<td>{{ row.client | plain }}<td>{{ row.died | join(', ') | plain }}<td class="number">{{ row.members }}
+<td class="number">{{ row.moved | number }}<td class="number">{{ row.revoked | number }}</tr>
+{% endfor %}
+</table></div>
+<p class="note">The newest first. Moved at once: pieces whose owner had left, died or was replaced. Revoked: pieces
+whose owner was told to finish and let go. All others went on.</p>
+{% if rebalances_left %}<p class="note">{{ rebalances_left | number }} more are in the table generations.</p>{% endif %}
 
 {% endif %}
 {% if churn %}

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from kafka_marshal.pipeline.audit.findings import Findings, Violation
 from kafka_marshal.pipeline.audit.page import TEMPLATE
 from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
+from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["LogEnds", "write_report"]
 
@@ -61,7 +62,14 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"lease": _lease_name, "time": time_text, "number": _number, "plain": _visible}
     wanted = None if group is None else pc.field("group") == group
-    pictures = [_timeline(findings, wanted), _takeovers(findings, wanted), _lag(findings, log_ends, wanted)]
+    pictures = [
+        _timeline(findings, wanted),
+        _assignments(findings, wanted),
+        _takeovers(findings, wanted),
+        _lag(findings, log_ends, wanted),
+    ]
+    rebalances = findings.table("generations").to_table(filter=wanted)
+    newest = rebalances.sort_by([("time", "descending"), ("generation", "descending")]).slice(0, _MOST_ROWS)
     statistics = findings.table("statistics").to_table()
     codes = _rows(statistics, ["rejected"], ["partition", "code", "count"])
     statistics = statistics if wanted is None else statistics.filter(wanted)
@@ -75,6 +83,8 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
         rejected=codes,
         waits=waits[:_MOST_ROWS],
         waits_left=max(0, len(waits) - _MOST_ROWS),
+        rebalances=newest.to_pylist(),
+        rebalances_left=rebalances.num_rows - newest.num_rows,
         churn=churn[:_MOST_ROWS],
         churn_left=max(0, len(churn) - _MOST_ROWS),
         counts={name: findings.table(name).count_rows() for name in findings.tables},
@@ -115,31 +125,58 @@ def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None)
 
 def _lease_name(row: Mapping[str, Any] | Violation) -> str:
     if isinstance(row, Violation):
-        return f"{row.group}: {row.topic}/{row.topic_partition}"
-    return f"{row['group']}: {row['topic']}/{row['topic_partition']}"
+        return row.group or "" if row.topic is None else f"{row.group}: {row.topic}/{row.topic_partition}"
+    name = f"{row['group']}: {row['topic']}/{row['topic_partition']}"
+    if row.get("lo", 0) == 0 and row.get("hi", MAX_KEY_HASH) == MAX_KEY_HASH:
+        return name
+    share = [f"{100 * key / MAX_KEY_HASH:.3g}" for key in (row["lo"], row["hi"])]
+    return f"{name} keys {share[0]}-{share[1]} %"
 
 
 def _timeline(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    return _bars(
+        findings,
+        "ownership",
+        _LEASE,
+        wanted,
+        "Who held which partition when",
+        "Every bar is one worker's time with one partition without a break (one epoch), by the broker's clock.",
+    )
+
+
+def _assignments(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    return _bars(
+        findings,
+        "assignments",
+        [*_LEASE, "lo", "hi"],
+        wanted,
+        "Which member of a coordinated group owned which partition when",
+        "Every bar is one member's time with one partition, or the keys of one, under one fencing token.",
+    )
+
+
+def _bars(
+    findings: Findings, name: str, columns: list[str], wanted: pc.Expression | None, title: str, caption: str
+) -> _Picture | None:
     known = pc.field("from_time").is_valid()
-    table = findings.table("ownership").to_table(
-        columns=[*_LEASE, "client", "from_time", "to_time"], filter=known if wanted is None else known & wanted
+    table = findings.table(name).to_table(
+        columns=[*columns, "client", "from_time", "to_time"], filter=known if wanted is None else known & wanted
     )
     if not table.num_rows:
         return None
-    counted = table.group_by(_LEASE).aggregate([("client", "count")]).sort_by([("client_count", "descending")])
-    shown = counted.slice(0, _MOST_LEASES).select(_LEASE)
-    rows = table.join(shown, keys=_LEASE, join_type="inner").sort_by([(each, "ascending") for each in _LEASE])
+    counted = table.group_by(columns).aggregate([("client", "count")]).sort_by([("client_count", "descending")])
+    shown = counted.slice(0, _MOST_LEASES).select(columns)
+    rows = table.join(shown, keys=columns, join_type="inner").sort_by([(each, "ascending") for each in columns])
     end = max(each.log_time for each in findings.partitions)
     found = [
         Bar(_lease_name(row), row["client"], row["from_time"], max(row["from_time"], row["to_time"] or end))
         for row in rows.slice(0, _MOST_BARS).to_pylist()
     ]
-    caption = "Every bar is one worker's time with one partition without a break (one epoch), by the broker's clock."
     if counted.num_rows > _MOST_LEASES:
-        caption += f" The {_MOST_LEASES} of {counted.num_rows} partitions that changed hands most often."
+        caption += f" The {_MOST_LEASES} of {counted.num_rows} that changed hands most often."
     if rows.num_rows > _MOST_BARS:
-        caption += f" {_MOST_BARS:,} of {rows.num_rows:,} bars; all are in the table ownership."
-    return _Picture("Who held which partition when", bars(found), caption)
+        caption += f" {_MOST_BARS:,} of {rows.num_rows:,} bars; all are in the table {name}."
+    return _Picture(title, bars(found), caption)
 
 
 def _takeovers(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:

@@ -29,8 +29,9 @@ _LEASE: Final = [("group", pa.string()), ("topic", pa.string()), ("topic_partiti
 _HOLDER: Final = [("client", pa.string()), ("instance", pa.string()), ("epoch", pa.int64())]
 
 TABLES: Final[dict[str, pa.Schema]] = {
-    # Every record: `accepted`, `code`, `log_time`, `epoch` and `entries` as in D2; `last_offset` is what it says is
-    # done (its proposal, for ClaimingMessages). Names are null where the record was too malformed to have any.
+    # Every record: `accepted`, `code`, `log_time`, `epoch`, `entries`, `generation`, `member` as in D2. `last_offset`:
+    # what it says is done (its proposal, for ClaimingMessages). Names are null where the record was too malformed to
+    # have any.
     "records": pa.schema(
         [
             ("partition", pa.int32()),
@@ -48,6 +49,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("topic_partition", pa.int32()),
             ("last_offset", pa.int64()),
             ("entries", pa.list_(pa.string())),
+            ("generation", pa.int64()),
+            ("member", pa.string()),
         ]
     ),
     # One row for each time that somebody held a lease. It held at the log's offsets from_offset … to_offset − 1. A null
@@ -66,8 +69,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
     ),
     # One row for each run of data offsets, `first` … `last`, that a record made done, by whom; every offset in one row
     # at most, unless the position was set back. `what`: done (all below too), range, topic (a mark: P12), granted (at
-    # most once), or repositioned (no first and last; `stable` says where to). `stable` and `granted` as they are
-    # afterwards, -1: none.
+    # most once), shared (by several members of a coordinated group, by key), or repositioned (no first and last;
+    # `stable` says where to). `stable` and `granted` as they are afterwards, -1: none. `epoch` is the token of the
+    # piece in a coordinated group.
     "progress": pa.schema(
         [
             *_LEASE,
@@ -107,6 +111,44 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("from_client", pa.string()),
             ("from_instance", pa.string()),
             ("silent_ms", pa.int64()),
+            ("unowned_ms", pa.int64()),
+        ]
+    ),
+    # One row for each rebalance of a coordinated group (G16). `generation` is its record's offset. `reason`: joined,
+    # joined again, restarted, left, died, topics changed or configured; `client` sent the record, `died`: those that
+    # were found silent for too long. `members`: after it; `moved`: pieces that came to another owner at once,
+    # `revoked`: pieces whose owner was told to let go.
+    "generations": pa.schema(
+        [
+            ("group", pa.string()),
+            ("generation", pa.int64()),
+            ("partition", pa.int32()),
+            ("time", pa.int64()),
+            ("reason", pa.string()),
+            ("client", pa.string()),
+            ("died", pa.list_(pa.string())),
+            ("members", pa.int32()),
+            ("moved", pa.int32()),
+            ("revoked", pa.int32()),
+        ]
+    ),
+    # One row for each time that a member owned key hashes lo … hi of a partition under one fencing token. from and to
+    # as in `ownership`. `ended`: let go, left, died, restarted, forgotten or open. unowned_ms: how long nobody had them
+    # before: since the last owner let go, left, or was last heard of; null where nobody ever had, or it is not known.
+    "assignments": pa.schema(
+        [
+            *_LEASE,
+            ("lo", pa.int64()),
+            ("hi", pa.int64()),
+            ("client", pa.string()),
+            ("instance", pa.string()),
+            ("token", pa.int64()),
+            ("partition", pa.int32()),
+            ("from_offset", pa.int64()),
+            ("from_time", pa.int64()),
+            ("to_offset", pa.int64()),
+            ("to_time", pa.int64()),
+            ("ended", pa.string()),
             ("unowned_ms", pa.int64()),
         ]
     ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kafka_marshal.pipeline.audit.observer import ownership_row
+from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place, assignment_row, joined, parts_of
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.history import BEFORE, LeaseKey, Span
@@ -22,6 +23,7 @@ class Stitched:
 
     ownership: list[Row] = field(default_factory=list)
     takeovers: list[Row] = field(default_factory=list)
+    assignments: list[Row] = field(default_factory=list)
     #: Leases free at the log's end: how long, in ms of log time, where that is known.
     unowned: dict[LeaseKey, int] = field(default_factory=dict)
 
@@ -30,6 +32,7 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
     """Put the segments of one CP together, which come in order."""
     found = Stitched()
     now: dict[LeaseKey, Span] = {}
+    pieces: dict[Place, list[PieceSpan]] = {}
     log_time = 0
     for result in results:
         log_time = result.log_time
@@ -37,7 +40,13 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
         for row in result.loose.takeovers:
             found.takeovers.append(_from(row, now.get((row[0], row[1], row[2]))))  # type: ignore[arg-type]
         now = {span.key: _whole(span, now) for span in result.loose.now}
+        for end in result.loose.pieces_ended:
+            parts = parts_of(end.span, pieces.get(end.place, ()))
+            found.assignments += [assignment_row(end.place, part, end) for part in parts]
+        pieces = _pieces_after(result, pieces)
     found.ownership += [ownership_row(span) for span in now.values() if span.held]
+    owned = [(place, span) for place, spans in pieces.items() for span in spans if span.owned]
+    found.assignments += [assignment_row(place, span, None) for place, span in owned]
     found.unowned = {key: log_time - span.since for key, span in now.items() if not span.held and span.since != BEFORE}
     return found
 
@@ -49,6 +58,32 @@ def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
         return span
     names = (span.client_id, span.instance_id) if span.client_id else (known.client_id, known.instance_id)
     return replace(span, since=known.since, client_id=names[0], instance_id=names[1])
+
+
+def _pieces_after(result: TaskResult, before: Mapping[Place, list[PieceSpan]]) -> dict[Place, list[PieceSpan]]:
+    """The spans of pieces after a segment: its own, and those of nobody that it had nothing to say about."""
+    loose = result.loose
+    found = {place: spans for place, spans in before.items() if place[0] not in loose.forgotten}
+    for place, spans in loose.pieces_now.items():
+        old = found.get(place, [])
+        whole = [part for span in spans for part in parts_of(span, old)]
+        found[place] = joined(sorted([*whole, *_uncovered(old, spans)]))
+    return found
+
+
+def _uncovered(old: Iterable[PieceSpan], new: list[PieceSpan]) -> Iterator[PieceSpan]:
+    """The parts of spans of nobody that no newer span covers."""
+    for span in old:
+        if span.owned:
+            continue
+        at = span.lo
+        for each in new:
+            if at < each.lo <= span.hi:
+                yield span._replace(lo=at, hi=each.lo - 1)
+            if each.lo <= span.hi and each.hi >= at:
+                at = each.hi + 1
+        if at <= span.hi:
+            yield span._replace(lo=at)
 
 
 def _from(row: Row, freed: Span | None) -> Row:

@@ -1,0 +1,68 @@
+"""Kafka's own consumer groups, from outside: who is in one, what it has committed, and commits in its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_marshal.adapters.kafka.errors import kafka_error
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.ports import KafkaGroup, TopicPartition
+
+__all__ = ["GroupCalls"]
+
+
+class GroupCalls:
+    """What of a cluster is about consumer groups; asked through the cluster's own ``_ask``."""
+
+    _ask: Callable[..., Any]
+    _result: Callable[..., Any]
+
+    def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
+        """As in ``ports.Cluster``."""
+
+        def members(admin: AdminClient, left_s: float) -> tuple[str, ...]:
+            answer = admin.describe_consumer_groups([group_id], request_timeout=left_s)[group_id]
+            try:
+                return tuple(sorted(each.client_id for each in self._result(answer, left_s).members))
+            except KafkaException as error:
+                if kafka_error(error).code() != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise
+                return ()
+
+        def committed(admin: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, str]]:
+            asked = [ConsumerGroupTopicPartitions(group_id)]
+            answer = admin.list_consumer_group_offsets(asked, require_stable=True, request_timeout=left_s)[group_id]
+            found = self._result(answer, left_s).topic_partitions
+            return {(x.topic, x.partition): (x.offset, x.metadata or "") for x in found if x.offset >= 0}
+
+        doing = f"asking for the consumer group {group_id!r}"
+        return KafkaGroup(self._ask(doing, timeout_s, members), self._ask(doing, timeout_s, committed))
+
+    def commit_for_group(
+        self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float
+    ) -> None:
+        """As in ``ports.Cluster``."""
+        wanted = [
+            KafkaPartition(topic, partition, offset, metadata)
+            for (topic, partition), (offset, metadata) in sorted(offsets.items())
+        ]
+
+        def ask(admin: AdminClient, left_s: float) -> list[str]:
+            request = [ConsumerGroupTopicPartitions(group_id, wanted)]
+            answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
+            found = self._result(answer, left_s).topic_partitions
+            return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in found if each.error is not None]
+
+        if not wanted:
+            return
+        failed = self._ask(f"committing offsets for the consumer group {group_id!r}", timeout_s, ask, changing=True)
+        if failed:
+            raise MarshalError(
+                f"Kafka did not take all offsets of the consumer group {group_id!r}: {'; '.join(failed[:4])}. Others "
+                "were committed. Nothing in this log was changed; do it again when the reason is gone."
+            )

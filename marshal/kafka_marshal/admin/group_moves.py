@@ -1,0 +1,147 @@
+"""What an Admin offers to move groups in from Kafka, out to it, and from one kind to the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kafka_marshal import arguments
+from kafka_marshal.admin.conversion import Conversion, Plan, file_of
+from kafka_marshal.admin.converting import convert, plan_conversion, saved_in
+from kafka_marshal.admin.pause import Pause
+from kafka_marshal.admin.positions import Move
+from kafka_marshal.admin.session import GroupKind, Session, kind_in
+from kafka_marshal.admin.topic import below_level
+from kafka_marshal.admin.transfer import (
+    empty_kafka_group,
+    export_positions,
+    import_positions,
+    planned_export,
+    planned_import,
+    progress_of_all,
+)
+from kafka_marshal.client.one_process import OneProcess
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.ports import Cluster
+
+__all__ = ["GroupMoves"]
+
+T = TypeVar("T")
+
+#: A pause lasts at least this long (seconds); it is extended while there is work.
+PAUSE_S = 60.0
+
+
+class GroupMoves(OneProcess):
+    """Base of :class:`~kafka_marshal.admin.Admin`: these calls pause the group for as long as they take."""
+
+    topic: str
+    client_id: str
+    _look: Callable[..., Any]
+    _check_group: Callable[[str], None]
+    pause: Callable[[str, float], Pause]
+    _open: Callable[[str, Cluster, str], Session]
+    _open_cluster: Callable[[], Cluster]
+
+    def import_group(
+        self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
+    ) -> list[Move]:
+        """Take the committed offsets of Kafka's own consumer group of that name over into a coordinated group (G21).
+
+        The Kafka group (classic or KIP-848) must have no members, and the coordinated group neither; it is made if
+        need be. Metadata of up to 255 bytes is kept. ``force``: replace positions that the group has already.
+        ``dry_run``: only return what would be set. ``timeout`` (seconds): how long members that died may take to be
+        silent enough. Returns the moves: ``after`` is the offset read next.
+        Raises AdminError where there is nothing to import or one side is not empty, WrongKindError for a claimed group.
+        """
+
+        def planned(cluster: Cluster, replica: Replica) -> list[Move]:
+            kafka = empty_kafka_group(cluster, group)
+            found = progress_of_all(replica.worlds, group)
+            return planned_import(group, kind_in(replica.worlds, group), kafka, found.get, force=force)
+
+        return self._planned_or_done(group, planned, import_positions, force, dry_run, timeout)
+
+    def export_group(
+        self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
+    ) -> list[Move]:
+        """Commit the group's positions to Kafka's own consumer group of that name: stable + 1, never above.
+
+        Claimed groups can be exported, too. Neither side may have members. ``force``: also where Kafka's group goes
+        back by that. Positions that mean nothing in the topic as it is (``lost``) are left out. Returns the moves:
+        ``before`` is what Kafka had, ``done_ahead`` how many offsets above ``after`` are done and will come again.
+        Raises AdminError where there is nothing to export or one side is not empty.
+        """
+
+        def planned(cluster: Cluster, replica: Replica) -> list[Move]:
+            kafka = empty_kafka_group(cluster, group)
+            return planned_export(cluster, group, kafka, progress_of_all(replica.worlds, group), force=force)
+
+        return self._planned_or_done(group, planned, export_positions, force, dry_run, timeout)
+
+    def convert_group(
+        self,
+        group: str,
+        to: GroupKind,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float = 30.0,
+    ) -> Conversion:
+        """Make a claimed group a coordinated one, or the other way round, with its positions (G1).
+
+        Stop its workers first. All progress is saved to ``file`` (default: kafka-marshal-convert-GROUP.json in the
+        working directory) before anything is changed; the group is paused until all positions are set. Killed at any
+        point, the same call goes on. Only positions are carried over: what is done above them comes again, and is
+        named in ``repeats``. Sinks have to be told: ``sink.convert(group, to)``.
+        ``force``: set the saved positions though the group was at work after an earlier run was interrupted.
+        Raises AdminError where the group is unknown, of that kind already, or alive, and where it was not finished:
+        then run it again. ConfigurationError where the file is of something else, or can't be written.
+        """
+        arguments.one_of("to", to, ("claimed", "coordinated"))
+        path = file_of(group) if file is None else Path(file)
+        timeout = arguments.seconds("timeout", timeout)
+        self._check_group(group)
+        plan = Plan.read(path)
+        if plan is not None:
+            plan.check(path, group, self.topic, to)
+        if dry_run:
+            return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
+        # The pause of an admin that was killed may be in force still: it is carried on in its name.
+        client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
+        with self._pause_as(group, client_id, max(PAUSE_S, 2 * timeout)) as pause:
+            pause.wait_released(timeout)
+            return pause.carry_out("convert", convert, self.topic, to, path, force)
+
+    def _pause_as(self, group: str, client_id: str, expires_in: float) -> Pause:
+        """A pause in the name of this admin, or of an earlier one that it goes on for."""
+        if client_id == self.client_id:
+            return self.pause(group, expires_in)
+        return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)
+
+    def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path) -> Conversion:
+        kind, level_1 = kind_in(replica.worlds, group), below_level(replica.worlds)
+        saved = saved_in(replica.worlds, group)
+        plan = plan_conversion(group, self.topic, self.client_id, kind, to, saved, level_1)
+        return plan.conversion(path, resumed=False)
+
+    def _planned_or_done(
+        self,
+        group: str,
+        planned: Callable[[Cluster, Replica], list[Move]],
+        do: Callable[..., list[Move]],
+        force: bool,
+        dry_run: bool,
+        timeout: float,
+    ) -> list[Move]:
+        self._check_group(group)
+        timeout = arguments.seconds("timeout", timeout)
+        moves: list[Move] = self._look(planned)
+        if dry_run:
+            return moves
+        with self._pause_as(group, self.client_id, max(PAUSE_S, 2 * timeout)) as pause:
+            pause.wait_released(timeout)
+            return pause.carry_out("move positions", do, force)

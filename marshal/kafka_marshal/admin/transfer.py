@@ -1,0 +1,137 @@
+"""Positions taken over from a consumer group of Kafka's own, and written back to it (G21). All of it blocks.
+
+Nothing is changed unless both sides are empty: the Kafka group has no members, and the coordinated one neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kafka_marshal.admin.coordinated import configure, set_positions
+from kafka_marshal.admin.pausing import PauseWork
+from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
+from kafka_marshal.admin.session import GroupKind, wrong_kind
+from kafka_marshal.errors import AdminError
+from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
+from rationalizer import Progress, World
+from rationalizer.limits import MAX_METADATA_BYTES
+
+__all__ = [
+    "empty_kafka_group",
+    "export_positions",
+    "import_positions",
+    "planned_export",
+    "planned_import",
+    "progress_of_all",
+]
+
+#: Of a partition; None: nobody of the group ever had it.
+ProgressOf = Callable[[TopicPartition], Progress | None]
+
+
+def import_positions(work: PauseWork, force: bool) -> list[Move]:
+    """Take over what Kafka's own group of that name has committed, under our pause; what was set."""
+    session = work.session
+    work.ready()
+    kafka = empty_kafka_group(session.cluster, session.group_id)
+    with session.locked():
+        kind = session.kind()
+        moves = planned_import(session.group_id, kind, kafka, session.progress, force=force)
+    configure(session, {})  # it is a coordinated group in every CP from now on (G2)
+    metadata = {key: text for key, (_, text) in kafka.committed.items() if 0 < len(text.encode()) <= MAX_METADATA_BYTES}
+    set_positions(session, {move.key: move.after for move in moves}, metadata)
+    return moves
+
+
+def planned_import(
+    group_id: str, kind: GroupKind | None, kafka: KafkaGroup, progress_of: ProgressOf, *, force: bool
+) -> list[Move]:
+    """What an import would set. Raises AdminError where it may not."""
+    if kind == "claimed":
+        raise wrong_kind(group_id, kind)
+    if not kafka.committed:
+        raise AdminError(
+            f"Kafka has no committed offsets of a consumer group {group_id!r}. Nothing was changed. "
+            "kafka-consumer-groups --list names those there are"
+        )
+    moves = moves_to({key: kafka.committed[key][0] for key in sorted(kafka.committed)}, progress_of)
+    known = [move for move in moves if move.before not in (None, move.after)]
+    if known and not force:
+        raise AdminError(
+            f"group {group_id!r} has positions already, which the import would replace: {_some(known)}. Nothing was "
+            "changed. Force it if Kafka's are the right ones"
+        )
+    return moves
+
+
+def export_positions(work: PauseWork, force: bool) -> list[Move]:
+    """Commit the group's positions to Kafka's own group of that name, under our pause; what was committed."""
+    session = work.session
+    work.ready()
+    kafka = empty_kafka_group(session.cluster, session.group_id)
+    with session.locked():
+        group = session.group()
+        found = progress_of_all(session.worlds, session.group_id)
+        kept = {} if group is None else {key: group.kept(*key) for key in found}
+        metadata = {key: each.metadata for key, each in kept.items() if each is not None and each.metadata}
+    moves = planned_export(session.cluster, session.group_id, kafka, found, force=force)
+    work.check()
+    offsets = {move.key: (move.after, metadata.get(move.key, "")) for move in moves if not move.lost}
+    session.cluster.commit_for_group(session.group_id, offsets, LOOKUP_TIMEOUT_S)
+    return moves
+
+
+def planned_export(
+    cluster: Cluster, group_id: str, kafka: KafkaGroup, found: Mapping[TopicPartition, Progress], *, force: bool
+) -> list[Move]:
+    """What an export would commit: stable + 1, never above. Raises AdminError where it may not.
+
+    `before` is what Kafka has, `done_ahead` how much will come again. What has `lost` is left out.
+    """
+    if not found:
+        raise AdminError(f"group {group_id!r} has no positions here. Nothing was changed")
+    targets = {key: found[key].stable + 1 for key in sorted(found)}
+    lost = lost_positions(cluster, targets, found.get)
+    there = cluster.topic_info({topic for topic, _ in targets}, LOOKUP_TIMEOUT_S)
+    lost |= {key: "there is no such topic any more" for key in targets if key[0] not in there}
+    moves = [
+        replace(move, before=kafka.committed.get(move.key, (None, ""))[0])
+        for move in moves_to(targets, found.get, lost)
+    ]
+    back = [move for move in moves if move.before is not None and move.before > move.after and not move.lost]
+    if back and not force:
+        raise AdminError(
+            f"Kafka's own group {group_id!r} has committed more than is done here: {_some(back)}. Nothing was changed. "
+            "Force it if it is to go back"
+        )
+    return moves
+
+
+def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:
+    """Kafka's own group. Raises AdminError where it has members."""
+    kafka = cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
+    if kafka.members:
+        raise AdminError(
+            f"Kafka's own consumer group {group_id!r} has members: {', '.join(kafka.members[:4])}. Nothing was "
+            "changed. Stop them first; those that died are dropped by Kafka after their session timeout"
+        )
+    return kafka
+
+
+def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPartition, Progress]:
+    """What the group has done, of all its partitions, live."""
+    found: dict[TopicPartition, Progress] = {}
+    for world in worlds.values():
+        group = world.group(group_id)
+        for topic, partition, kept in () if group is None else group.all_progress():
+            found[topic, partition] = kept.progress
+        for lease in world.leases():
+            if lease.group_id == group_id:
+                found[lease.topic, lease.partition] = lease.progress
+    return found
+
+
+def _some(moves: list[Move]) -> str:
+    more = f" and {len(moves) - 3} more" if len(moves) > 3 else ""
+    return ", ".join(map(str, moves[:3])) + more

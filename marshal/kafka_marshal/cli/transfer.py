@@ -1,0 +1,258 @@
+"""`import-group`, `export-group`, `convert-group`: groups in from Kafka, out to it, and from one kind to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group, refuse_unknown
+from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
+from kafka_marshal.cli.steering import admin_of, id_argument, tell
+from kafka_marshal.cli.text import count
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin, Move
+    from kafka_marshal.admin.conversion import Conversion, Repeat
+    from kafka_marshal.admin.session import GroupKind
+
+__all__ = ["convert_group", "export_group", "import_group"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_NOT_DONE = "Nothing was changed."
+
+_MOVES = (
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("now", right=True),
+    Column("to", right=True),
+    Column("remark"),
+)
+_REPEATS = (
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("first", right=True),
+    Column("last", right=True),
+    Column("of"),
+)
+
+#: Rows shown to people; JSON and the file have all.
+_SHOWN = 40
+
+
+def _options(force: str) -> Callable[[_F], _F]:
+    """What all three take."""
+
+    def add(function: _F) -> _F:
+        for option in (
+            click.option("--force", is_flag=True, help=force),
+            click.option("--yes", is_flag=True, help="Don't ask."),
+            click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing."),
+            click.option(
+                "--within",
+                callback=span_option,
+                default="30s",
+                metavar="SPAN",
+                help="How long members that died may take to be silent enough (30s).",
+            ),
+            click.argument("group", callback=id_argument, shell_complete=complete_group),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+@command()
+@_options("Replace positions that GROUP has already.")
+@click.pass_obj
+def import_group(options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool) -> int:
+    r"""Take the committed offsets of Kafka's own consumer group GROUP over into a coordinated group of that name.
+
+    Both sides must be without members: stop the old consumers first, start the new ones afterwards. The group here is
+    made if need be, and paused meanwhile. Kafka's offsets stay as they are.
+
+    \b
+    Exit status: 0 done; 1 not done, nothing changed: one side has members, or positions (--force); 2 wrong use;
+    3 Kafka was not reachable.
+    """
+
+    def do(admin: Admin, dry_run: bool) -> list[Move]:
+        return admin.import_group(group, force=force, dry_run=dry_run, timeout=within / 1000)
+
+    question = f"Let the coordinated group {group} begin at these offsets?"
+    return _move(options, group, do, question, dry_run, yes, "imported")
+
+
+@command()
+@_options("Commit also where Kafka's own group goes back by that.")
+@click.pass_obj
+def export_group(options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool) -> int:
+    r"""Commit the positions of GROUP to Kafka's own consumer group of that name, for ordinary consumers to go on there.
+
+    Both sides must be without members. What is committed is the first offset that is not done: what is done above it,
+    out of order or for some keys, comes again there (remark). The group here keeps its positions.
+
+    \b
+    Exit status: 0 done; 1 not done, nothing changed: one side has members, or Kafka's offsets are larger (--force);
+    2 wrong use; 3 Kafka was not reachable.
+    """
+
+    def do(admin: Admin, dry_run: bool) -> list[Move]:
+        return admin.export_group(group, force=force, dry_run=dry_run, timeout=within / 1000)
+
+    question = f"Commit these offsets to Kafka's own consumer group {group}?"
+    return _move(options, group, do, question, dry_run, yes, "exported")
+
+
+def _move(
+    options: Options,
+    group: str,
+    do: Callable[[Admin, bool], list[Move]],
+    question: str,
+    dry_run: bool,
+    yes: bool,
+    word: str,
+) -> int:
+    with admin_of(options) as admin:
+        if word == "exported":
+            refuse_unknown(options, group, effect=_NOT_DONE)
+        moves = do(admin, True)
+        if not options.json:
+            _print_moves(moves)
+        if not dry_run:
+            if not ask(question, yes):
+                tell(options, _NOT_DONE)
+                return NO
+            options.if_interrupted = "It may be done or not; do it again. The group goes on."
+            moves = do(admin, False)
+    if options.json:
+        print_json({"group": group, "done": not dry_run, "moves": [_move_json(move) for move in moves]})
+    elif not dry_run:
+        say(f"{word}: {count(sum(not move.lost for move in moves), 'partition')} of group {group}.")
+    return DONE
+
+
+def _print_moves(moves: list[Move]) -> None:
+    print_table(_MOVES, [_move_row(move) for move in moves[:_SHOWN]])
+    if len(moves) > _SHOWN:
+        say(f"and {len(moves) - _SHOWN:,} more")
+
+
+def _move_row(move: Move) -> list[str]:
+    remark = f"{count(move.done_ahead, 'offset')} above it come again" if move.done_ahead else ""
+    if move.lost:
+        remark = f"left out: {move.lost}"
+    return [move.topic, str(move.partition), "-" if move.before is None else str(move.before), str(move.after), remark]
+
+
+def _move_json(move: Move) -> dict[str, object]:
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "before": move.before,
+        "after": move.after,
+        "done_ahead": move.done_ahead,
+        "left_out": move.lost or None,
+    }
+
+
+@command()
+@_options("Set the saved positions though the group was at work after an earlier run was interrupted.")
+@click.option("--to", type=click.Choice(["coordinated", "claimed"]), required=True, help="The kind it is to be.")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where its progress is saved first (kafka-marshal-convert-GROUP.json in the working directory).",
+)
+@click.pass_obj
+def convert_group(
+    options: Options,
+    group: str,
+    to: GroupKind,
+    file: Path | None,
+    within: int,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+) -> int:
+    r"""Make a claimed group a coordinated one, or the other way round; its positions stay.
+
+    Stop its workers first. All progress is saved to a file before anything is changed, and the group is paused until
+    its positions are set again. Interrupted or killed at any point: run the same command again, it goes on. Only
+    positions are carried over; work done above them, out of order or for some keys, comes again and is listed.
+    Fenced sinks have to be told afterwards: sink.convert(group, kind).
+
+    \b
+    Exit status: 0 converted; 1 not, or not completely: run it again; 2 wrong use, or the file can't be used;
+    3 Kafka was not reachable.
+    """
+    from kafka_marshal.admin.conversion import is_unfinished
+
+    with admin_of(options) as admin:
+        settings: dict[str, Any] = {"file": file, "force": force, "timeout": within / 1000}
+        resumed = is_unfinished(group, file)
+        if resumed:
+            say_warning(f"an earlier run was interrupted; this one goes on with {resumed}.")
+        else:
+            refuse_unknown(options, group, effect=_NOT_DONE)
+        if not resumed and (dry_run or not yes):
+            planned = admin.convert_group(group, to, **{**settings, "dry_run": True})
+            if not options.json:
+                _print_conversion(planned)
+            if dry_run:
+                if options.json:
+                    print_json(_conversion_json(planned, done=False))
+                return DONE
+        if not ask(f"Make {group} a {to} group? Its workers have to be of that kind from then on.", yes):
+            tell(options, _NOT_DONE)
+            return NO
+        options.if_interrupted = "It may be done in part; its progress is saved. Run the same command again."
+        done = admin.convert_group(group, to, **settings)
+    if options.json:
+        print_json(_conversion_json(done, done=True))
+        return DONE
+    if yes:
+        _print_conversion(done)
+    say(f"done: {group} is a {to} group with {count(len(done.positions), 'position')}. As it was before: {done.file}")
+    say(f"If a fenced sink has rows of it: sink.convert({group!r}, {to!r}), before new workers write.")
+    return DONE
+
+
+def _print_conversion(found: Conversion) -> None:
+    if not found.repeats:
+        say(f"{count(len(found.positions), 'position')} to carry over; nothing comes again.")
+        return
+    say(f"{count(len(found.positions), 'position')} to carry over. What is done above them can't be, and comes again:")
+    print_table(_REPEATS, [_repeat_row(each) for each in found.repeats[:_SHOWN]])
+    if len(found.repeats) > _SHOWN:
+        say(f"and {len(found.repeats) - _SHOWN:,} more")
+
+
+def _repeat_row(each: Repeat) -> list[str]:
+    of = "all keys" if each.is_of_all_keys else f"keys {each.lo:x}-{each.hi:x}"
+    return [each.topic, str(each.partition), str(each.first), str(each.last), of]
+
+
+def _conversion_json(found: Conversion, *, done: bool) -> dict[str, object]:
+    return {
+        "group": found.group,
+        "to": found.to,
+        "done": done,
+        "resumed": found.resumed,
+        "file": str(found.file),
+        "positions": [
+            {"topic": topic, "partition": partition, "offset": offset}
+            for (topic, partition), offset in sorted(found.positions.items())
+        ],
+        "repeats": [
+            {"topic": x.topic, "partition": x.partition, "first": x.first, "last": x.last, "lo": x.lo, "hi": x.hi}
+            for x in found.repeats
+        ],
+    }

@@ -1,0 +1,388 @@
+"""The records of coordinated groups as rows of the tables, and held against what the log said before (section 5)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from kafka_marshal.pipeline.audit.invariants import Kind, Watched
+from kafka_marshal.pipeline.audit.piece_spans import (
+    EndedPiece,
+    PieceSpan,
+    PieceSpans,
+    assignment_row,
+)
+from kafka_marshal.pipeline.audit.schemas import Row
+from kafka_marshal.pipeline.audit.watched_group import COMMIT, CONFIGURE, JOIN, Event, WatchedGroup, lets_go, pieces_in
+from rationalizer import Group, Outcome, Piece, World, codes
+from rationalizer.done_through import KeyPiece
+from rationalizer.groups.assignors import NOBODY
+from rationalizer.history import BEFORE
+from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.wire.unpacking import Message
+from rationalizer.wire.wellformed import START
+
+__all__ = ["GROUP_TYPES", "GroupObserver"]
+
+GROUP_TYPES: Final = frozenset(range(JOIN, CONFIGURE + 1))
+
+
+class Report(Protocol):
+    """Takes a violation: what it is about (topic and partition may be None), the owner until then, what is wrong."""
+
+    def __call__(
+        self,
+        kind: Kind,
+        about: tuple[str, str | None, int | None],
+        owner: tuple[str | None, str | None, int | None],
+        detail: str,
+    ) -> None: ...
+
+
+#: Of a violation that is about nobody in particular.
+_NOBODY: Final = (None, None, None)
+
+
+class GroupObserver:
+    """Follows all coordinated groups of one CP. Rows go into `rows`, by table; the caller writes and clears them."""
+
+    def __init__(
+        self, world: World, rows: Mapping[str, list[Row]], pauses: Mapping[str, tuple[str, int]], report: Report
+    ) -> None:
+        self._world = world
+        self._rows = rows
+        self._pauses = pauses
+        self._report = report
+        self._groups = {group.group_id: WatchedGroup.of(group) for group in world.groups()}
+        self.spans = PieceSpans()
+        #: Spans that began before this replay, or may have something before them that did; over by now.
+        self.ended: list[EndedPiece] = []
+        self._at = (world.next_offset, world.log_time)
+        for group in world.groups():
+            self.spans.begin(group.group_id)
+            for (topic, partition), pieces in self._groups[group.group_id].pieces.items():
+                self.spans.adopt((group.group_id, topic, partition), pieces, self._names(group.group_id))
+
+    def knows(self, group_id: str) -> bool:
+        """Whether the group is a coordinated one."""
+        return group_id in self._groups
+
+    def record(self, kind: int, message: Message, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
+        """A record of types 16 to 21 that got to its group, at (offset, log time)."""
+        self._at = at
+        group_id = message[4]
+        group, watched = self._world.group(group_id), self._groups.get(group_id)
+        if not outcome.accepted:
+            if watched is not None and (group is None or group.generation != watched.generation):
+                self._about_group(Kind.GENERATION, group_id, "a record that was rejected began a generation")
+                self._resume(group_id, group)
+            return
+        if is_claimed:
+            self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
+        if watched is None:
+            watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
+        event = watched.take(kind, message, *at, outcome.member)
+        if group is None or event.stale:
+            self._about_group(Kind.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
+            self._resume(group_id, group)
+            return
+        entries = outcome.entries or ()
+        if kind == COMMIT:
+            self._take_entries(watched, event, message, entries)
+        if group.generation != watched.generation:
+            self._rebalanced(watched, group, event, message)
+        else:
+            self._kept_generation(watched, group, event)
+            for place in {(entry[0], entry[1]) for entry in message[-1]} if kind == COMMIT else ():
+                self._compare(watched, group, event, *place)
+        if kind == COMMIT:
+            self._compare_progress(watched, group, message, entries)
+
+    def forget(self, message: Message, at: tuple[int, int]) -> None:
+        """C16."""
+        self._at = at
+        group_id = message[4]
+        watched = self._groups.pop(group_id, None)
+        if watched is None:
+            return
+        alive = [each.client for each in watched.members.values() if not each.is_overdue(at[1])]
+        if alive:
+            self._about_group(Kind.MEMBERS, group_id, f"the group was forgotten while {', '.join(alive)} lived")
+        self._end(self.spans.forget(group_id, at))
+
+    def finish(self) -> None:
+        """The replay ends here: what no record was about is looked at once more."""
+        for group_id, watched in self._groups.items():
+            group = self._world.group(group_id)
+            if group is None:
+                self._about_group(Kind.MEMBERS, group_id, "the state does not know the group any more")
+                continue
+            self._compare_all(watched, group, Event(""))
+            for topic, partition in list(watched.done):
+                self._compare_done(watched, group, topic, partition, None)
+
+    # -- record by record ------------------------------------------------------------------------------
+
+    def _take_entries(self, watched: WatchedGroup, event: Event, message: Message, entries: Sequence[str]) -> None:
+        """G14: each entry that was accepted must be its sender's to write."""
+        _, _, instance, client, group_id, *_ = message
+        for entry, code in zip(message[-1], entries, strict=True):
+            topic, partition, lo, hi, action, *_ = entry
+            if code not in codes.ACCEPTED or event.slot is None:
+                continue
+            if action == START:
+                allowed = watched.owns_any(event.slot, topic, partition, event.generation)
+            else:
+                allowed = watched.owns(event.slot, topic, partition, lo, hi, event.generation)
+            if not allowed:
+                self._report(
+                    Kind.STALE_GENERATION,
+                    (group_id, topic, partition),
+                    self._owner(watched, topic, partition, lo),
+                    f"a commit of {client}/{instance}, generation {event.generation}, took effect for keys that it did "
+                    "not own in that generation",
+                )
+            if lets_go(entry, code):
+                event.released.setdefault((topic, partition), []).append((lo, hi))
+
+    def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Message) -> None:
+        """G16."""
+        offset, log_time = self._at
+        if group.generation != offset or group.generation <= watched.generation:
+            self._about_group(
+                Kind.GENERATION,
+                group.group_id,
+                f"after generation {watched.generation} came {group.generation}, by the record at {offset}",
+            )
+        watched.generation = group.generation
+        self._compare_members(watched, group)
+        moved, revoked = self._compare_all(watched, group, event)
+        reason = event.reason
+        self._rows["generations"].append(
+            (
+                group.group_id,
+                group.generation,
+                log_time,
+                reason,
+                message[3],
+                event.died,
+                len(group.members),
+                moved,
+                revoked,
+            )
+        )
+
+    def _kept_generation(self, watched: WatchedGroup, group: Group, event: Event) -> None:
+        if event.gone:
+            names = ", ".join(word for word, _ in event.gone.values())
+            self._about_group(Kind.GENERATION, group.group_id, f"members are gone ({names}), and no generation began")
+        if event.gone or len(group.members) != len(watched.members):
+            self._compare_members(watched, group)
+
+    def _compare_members(self, watched: WatchedGroup, group: Group) -> None:
+        why = watched.differing(group)
+        if why:
+            self._about_group(Kind.MEMBERS, group.group_id, why)
+            watched.adopt_members(group)
+
+    def _resume(self, group_id: str, group: Group | None) -> None:
+        """Go on from the state, so that one fault is told once."""
+        if group is None:
+            self._groups.pop(group_id, None)
+            self._end(self.spans.forget(group_id, self._at))
+            return
+        made = self._groups[group_id].made if group_id in self._groups else -1
+        watched = self._groups[group_id] = WatchedGroup.of(group)
+        watched.made = made
+        for topic, partition in {*watched.pieces, *(place[1:] for place in self.spans.now if place[0] == group_id)}:
+            place = (group_id, topic, partition)
+            pieces = watched.pieces.get((topic, partition), ())
+            ended, _ = self.spans.change(
+                place, pieces, self._at, self._names(group_id), lambda _: ("taken", self._at[1])
+            )
+            self._end(ended)
+
+    # -- who has what ----------------------------------------------------------------------------------
+
+    def _compare_all(self, watched: WatchedGroup, group: Group, event: Event) -> tuple[int, int]:
+        """Hold all pieces against those before: how many came to another owner, and were revoked by this record."""
+        moved = revoked = 0
+        for topic, partition in sorted({*watched.pieces, *group.partitions()}):
+            more = self._compare(watched, group, event, topic, partition)
+            moved, revoked = moved + more[0], revoked + more[1]
+        return moved, revoked
+
+    def _compare(
+        self, watched: WatchedGroup, group: Group, event: Event, topic: str, partition: int
+    ) -> tuple[int, int]:
+        """Hold the pieces of a partition against those before; as `_compare_all`."""
+        at = (topic, partition)
+        place = (group.group_id, *at)
+        before, pieces = watched.pieces.get(at, ()), pieces_in(group, *at)
+        if pieces == before:
+            return 0, 0
+        found = _Faults()
+        disjoint = self._look_at(pieces, group, found)
+
+        def how(span: PieceSpan) -> tuple[str, int]:
+            if span.slot in event.gone:
+                return event.gone[span.slot]
+            if watched.released(event, place, span):
+                return "let go", self._at[1]
+            found.add(
+                Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from an owner that lives and had not let go of them"
+            )
+            return "taken", self._at[1]
+
+        ended, begun = self.spans.change(place, disjoint, self._at, self._names(group.group_id), how)
+        for old, new in begun:
+            least = max(watched.made - 1, -1 if old is None else old.token)
+            if not least < new.token <= group.generation:
+                found.add(
+                    Kind.FENCE,
+                    old or new,
+                    f"{new.client}/{new.instance} owns keys under the token {new.token}, not above {least}",
+                )
+        for kind, (span, why) in found.all.items():
+            owner = (span.client or None, span.instance or None, span.token)
+            self._report(kind, place, owner if span.owned else _NOBODY, why)
+        self._end(ended)
+        if pieces:
+            watched.pieces[at] = pieces
+        else:
+            watched.pieces.pop(at, None)
+        moved = sum(old is not None and old.owned and old.slot != new.slot for old, new in begun)
+        return moved, sum(piece.revoked == group.generation == self._at[0] for piece in pieces)
+
+    def _look_at(self, pieces: Sequence[Piece], group: Group, found: _Faults) -> list[Piece]:
+        """What the state must be by itself; the pieces without what overlaps another."""
+        disjoint: list[Piece] = []
+        for piece in pieces:
+            span = PieceSpan(*piece[:3], *self._names(group.group_id)(piece.owner), piece.since, BEFORE, BEFORE, None)
+            if piece.owner not in group.members or piece.target not in {NOBODY, *group.members}:
+                found.add(
+                    Kind.NO_MEMBER, span, f"slot {piece.owner}, to be {piece.target}'s, and one of them is no member"
+                )
+            if disjoint and piece.lo <= disjoint[-1].hi:
+                found.add(Kind.TWO_OWNERS_OF_A_KEY, span, f"pieces overlap: {disjoint[-1]} and {piece}")
+                continue
+            disjoint.append(piece)
+        return disjoint
+
+    def _names(self, group_id: str) -> Callable[[int], tuple[str, str]]:
+        """(client, instance) of a slot, as the state has them."""
+        group = self._world.group(group_id)
+
+        def names(slot: int) -> tuple[str, str]:
+            member = None if group is None else group.members.get(slot)
+            return ("", "") if member is None else (member.client_id, member.instance_id)
+
+        return names
+
+    def _owner(self, watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
+        """Who owned a key before this record."""
+        for piece in watched.touched(topic, partition, key, key):
+            if (member := watched.members.get(piece.owner)) is not None:
+                return member.client, member.instance, piece.since
+        return _NOBODY
+
+    def _end(self, ended: Sequence[EndedPiece]) -> None:
+        for each in ended:
+            if each.span.since == BEFORE or each.span.looks_back:
+                self.ended.append(each)
+            else:
+                self._rows["assignments"].append(assignment_row(each.place, each.span, each))
+
+    # -- what is done ----------------------------------------------------------------------------------
+
+    def _compare_progress(self, watched: WatchedGroup, group: Group, message: Message, entries: Sequence[str]) -> None:
+        """G14, G21: follow what was accepted, and hold the state against it."""
+        _, _, _, client, group_id, member_id, *_ = message
+        touched: dict[tuple[str, int], bool] = {}
+        for entry, code in zip(message[-1], entries, strict=True):
+            topic, partition, lo, hi, _, through, ranges, _ = entry
+            if code not in codes.ACCEPTED or (through is None and not ranges):
+                continue
+            at = (topic, partition)
+            done = watched.done.get(at)
+            if done is None:
+                done = watched.done[at] = Watched((group_id, *at))
+            token = self._owner(watched, topic, partition, lo)[2]
+            touched.setdefault(at, False)
+            if through is None:
+                self._done_rows(done, message, token, "range", done.commit(ranges))
+            elif not member_id:
+                touched[at] = True
+                self._reposition(done, client, through)
+                watched.keyed.pop(at, None)
+                self._done_rows(done, message, None, "repositioned", [(None, None)])
+            elif lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
+                self._done_rows(done, message, token, "done", done.through(through))
+        for at in touched:
+            self._compare_done(watched, group, *at, message)
+
+    def _reposition(self, done: Watched, client: str, through: int) -> None:
+        pause = self._pauses.get(done.key[0])
+        if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
+            why = f"{client} set the position from {done.stable} back to {through} without having the group paused"
+            self._report(Kind.PROGRESS_BACK, done.key, _NOBODY, why)
+        done.reposition(through)
+
+    def _compare_done(
+        self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Message | None
+    ) -> None:
+        """Hold the progress of the state against what went before. message: what made more of it done, by key."""
+        at = (topic, partition)
+        done, kept = watched.done[at], group.kept(topic, partition)
+        keyed = watched.keyed.get(at, [(0, MAX_KEY_HASH, done.stable)])
+        owner = self._owner(watched, topic, partition, 0)
+        if kept is None:
+            self._report(Kind.PROGRESS_BACK, done.key, owner, f"the state knows no progress; stable was {done.stable}")
+        else:
+            progress = kept.progress
+            if progress.stable < done.stable or _is_less(progress.done_through, keyed):
+                why = f"stable is {progress.stable}, and was {done.stable}; by key: {_text(progress.done_through)}"
+                self._report(Kind.PROGRESS_BACK, done.key, owner, f"{why}, and was {_text(keyed)}")
+            elif any(not all(map(progress.is_done, ends)) for ends in done.ranges.pairs()):
+                self._report(Kind.PROGRESS_BACK, done.key, owner, "offsets that were done out of order are so no more")
+            elif progress.stable > done.stable and message is not None:
+                self._done_rows(done, message, None, "shared", done.through(progress.stable))
+        watched.adopt_progress(group, topic, partition)
+
+    def _done_rows(self, done: Watched, message: Message, token: int | None, what: str, runs: Sequence[Any]) -> None:
+        for first, last in runs:
+            names = (*done.key, message[3], message[2], token)
+            self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
+
+    def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
+        self._report(kind, (group_id, None, None), _NOBODY, detail)
+
+
+class _Faults:
+    """What is wrong with one partition: each kind once, of however many of its keys."""
+
+    def __init__(self) -> None:
+        self.all: dict[Kind, tuple[PieceSpan, str]] = {}
+
+    def add(self, kind: Kind, span: PieceSpan, why: str) -> None:
+        """Something is wrong with these keys."""
+        self.all.setdefault(kind, (span, why))
+
+
+def _is_less(now: Sequence[KeyPiece], before: Sequence[KeyPiece]) -> bool:
+    """Whether something was done for a key that is so no more; both cover all keys."""
+    place = 0
+    for lo, hi, done in before:
+        while now[place][1] < lo:
+            place += 1
+        for first, _, there in itertools.islice(now, place, None):
+            if first > hi:
+                break
+            if there < done:
+                return True
+    return False
+
+
+def _text(pieces: Sequence[KeyPiece]) -> str:
+    return ", ".join(f"{done} for {lo} … {hi}" for lo, hi, done in pieces[:4])

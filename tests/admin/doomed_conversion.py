@@ -1,0 +1,65 @@
+"""An admin that converts a group, killed with -9 at its n-th step: python doomed_conversion.py '{"at": 3, …}'.
+
+A step is a record about to be appended, one that was delivered, or what `converting.passed` is told. Without "at" it
+goes through, and prints them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from kafka_marshal import Admin
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.admin import converting
+from rationalizer import Tick, decode
+
+arguments = json.loads(sys.argv[1])
+steps: list[str] = []
+
+
+def step(name: str) -> None:
+    """One more; the last one, where it is the one to die at."""
+    steps.append(name)
+    if len(steps) == arguments.get("at"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Appender:
+    """Counts what passes through."""
+
+    def __init__(self, appender: Any) -> None:
+        self._appender = appender
+
+    def append(self, partition: int, value: bytes, on_ack: Any = None) -> None:
+        record = decode(value, 2)
+        if isinstance(record, Tick):
+            self._appender.append(partition, value, on_ack)
+            return
+        step(f"before {type(record).__name__} in {partition}")
+        self._appender.append(partition, value, on_ack)
+        self._appender.flush(10)
+        step(f"after {type(record).__name__} in {partition}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._appender, name)
+
+
+class Cluster(KafkaCluster):
+    """Its appenders are doomed."""
+
+    def appender(self, topic: str, *, delivery_timeout_ms: int) -> Any:
+        return Appender(super().appender(topic, delivery_timeout_ms=delivery_timeout_ms))
+
+
+converting.passed = step
+admin = Admin.on_cluster(
+    lambda: Cluster(arguments["bootstrap"], {}),
+    topic=arguments["coordination"],
+    heartbeat_interval_ms=arguments["hi"],
+)
+admin.convert_group(arguments["group"], arguments["to"], file=arguments["file"])
+print(json.dumps(steps))
