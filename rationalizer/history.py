@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from rationalizer import codes
-from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
+from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.world import World
@@ -39,6 +39,8 @@ class End(StrEnum):
     REPLACED = "replaced"
     #: A newer instance of the owner took over (C7).
     RESTARTED = "restarted"
+    #: It left its coordinated group (G13).
+    LEFT = "left"
     FORGOTTEN = "forgotten"
     #: Nobody had owned it.
     CLAIMED = "claimed"
@@ -68,6 +70,11 @@ class Span:
     stable: int = NOTHING_DONE
     #: Its release said nothing of offsets.
     wordless: bool = False
+    #: The key hashes that it is about: a part of them only in a coordinated group (G4).
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
+    #: False: a piece of a partition of a coordinated group.
+    is_lease: bool = True
 
     @property
     def partition(self) -> int:

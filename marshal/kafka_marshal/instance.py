@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import uuid
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-__all__ = ["Instance", "new_instance_id", "release"]
+__all__ = ["Instance", "knows_level", "new_instance_id", "release"]
 
 #: An instance_id has 255 bytes at most (E1); a host name of DNS can have as many.
 MAX_HOST = 120
@@ -32,6 +33,19 @@ class Instance(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+#: The first release that can follow a log at each level (E4).
+FIRST_RELEASES = {1: (0,), 2: (0, 1)}
+
+
+def knows_level(instance_id: str | None, level: int) -> bool:
+    """Whether a run's name says a release that can follow a log at this level; False too where it says none."""
+    runs_at = Instance.parse(instance_id)
+    if runs_at is None:
+        return False
+    numbers = tuple(int(part) for part in re.findall(r"\d+", runs_at.release)[:3])
+    return numbers >= FIRST_RELEASES[level]
 
 
 @cache

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
 
+from rationalizer.limits import MAX_KEY_HASH
+
 __all__ = ["Delivery", "Key", "LeaseInfo", "Start", "Strategy", "Target", "TopicPartition", "WhenStuck"]
 
 #: (topic, partition)
@@ -42,7 +44,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One lease at one moment."""
+    """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 
     topic: str
     partition: int
@@ -63,6 +65,14 @@ class LeaseInfo:
     #: At-most-once high-water mark; None: none (C12).
     granted: int | None
     group_id: str
+    #: "coordinated": ``epoch`` is the generation since which the owner has the piece, 0 where nobody has it, and
+    #: ``heartbeat_interval_ms`` half of its session.
+    kind: Literal["claimed", "coordinated"] = "claimed"
+    #: The key hashes that it is about, both inclusive; all of them unless a coordinated group shares the partition.
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
+    #: client_id of the member that waits for it: its owner finishes what is in hand, and lets go of it.
+    goes_to: str | None = None
 
     @property
     def holder(self) -> str | None:

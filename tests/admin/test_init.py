@@ -12,6 +12,8 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import TopicChangedError, TopicUnsafeError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
+from rationalizer import encode
+from rationalizer.marker import marker
 from tests.client.conftest import wait_until
 
 pytestmark = pytest.mark.broker
@@ -45,10 +47,11 @@ def test_it_creates_the_topic_once(kafka_bootstrap: str, name: str) -> None:
     assert report.warnings == ()
     cluster = KafkaCluster(kafka_bootstrap, {})
     try:
-        assert set(cluster.watermarks([(name, cp) for cp in range(3)], 10).values()) == {(0, 1)}
+        assert set(cluster.watermarks([(name, cp) for cp in range(3)], 10).values()) == {(0, 2)}
         assert cluster.topic_config(snapshots_topic(name), 10) is not None
     finally:
         cluster.close()
+    assert admin.upgrade() == [], "a new topic is at the newest level"
     assert admin.init().done == ()
     assert admin.init(3).done == ()
     with pytest.raises(ConfigurationError, match="has 3 partitions, not 4"):
@@ -60,6 +63,23 @@ def test_it_goes_on_where_a_creation_stopped(kafka_bootstrap: str, name: str, ma
     report = Admin(kafka_bootstrap, topic=name).init()
     assert [line.split()[0] for line in report.done] == ["appended", "created"]
     assert "partition(s) 0, 1" in report.done[0]
+
+
+def test_a_topic_of_an_older_release_is_raised_when_it_is_asked_for(
+    kafka_bootstrap: str, name: str, make: Callable[..., None]
+) -> None:
+    make(2)
+    cluster = KafkaCluster(kafka_bootstrap, {})
+    appender = cluster.appender(name, delivery_timeout_ms=10_000)
+    for cp in range(2):
+        appender.append(cp, encode(marker("init-1", 2)))
+    assert appender.flush(10) == 0
+    appender.close()
+    cluster.close()
+    admin = Admin(kafka_bootstrap, topic=name)
+    assert "partition(s) 0, 1 are below level 2" in admin.init().warnings[0]
+    assert admin.upgrade() == [0, 1]
+    assert admin.init().warnings == ()
 
 
 def test_a_topic_that_is_not_fit_is_refused(kafka_bootstrap: str, name: str, make: Callable[..., None]) -> None:

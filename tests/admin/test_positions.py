@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kafka_marshal import AdminError, ConfigurationError, Move
 from kafka_marshal.admin.moving import _add, _Done
 from kafka_marshal.admin.positions import Target, moves_to, resolve
+from kafka_marshal.admin.session import progress_in
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -111,12 +112,12 @@ def test_moves_say_what_they_forget() -> None:
     world = World(0, 1)
     apply = _Script(world)
     apply(ClaimingPartition("i", "c", "g", "t", 0, 1_000))
-    assert moves_to({("t", 0): 0, ("u", 3): 7}, lambda key: world.lease("g", *key)) == [
+    assert moves_to({("t", 0): 0, ("u", 3): 7}, lambda key: progress_in({0: world}, "g", key)) == [
         Move("t", 0, before=0, after=0),
         Move("u", 3, before=None, after=7),
     ]
     apply(CommitRanges("i", "c", "g", "t", 0, 0, ((5, 6), (9, 9))))
-    (move,) = moves_to({("t", 0): 2}, lambda key: world.lease("g", *key))
+    (move,) = moves_to({("t", 0): 2}, lambda key: progress_in({0: world}, "g", key))
     assert (move.before, move.done_ahead, move.last_offset) == (0, 3, 1)
     assert str(Move("u", 3, None, 7)) == "u [3]: new → 7"
 

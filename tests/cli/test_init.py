@@ -13,7 +13,8 @@ from confluent_kafka.cimpl import NewPartitions
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import required_settings
-from rationalizer import Tick, encode
+from rationalizer import ClaimingPartition, Record, Tick, Upgrade, encode
+from rationalizer.marker import marker
 from tests.cli.harness import Command
 
 GOOD = required_settings(1)
@@ -52,14 +53,16 @@ def test_it_makes_the_topic_and_may_be_run_again(kafka: Command, cluster: KafkaC
     assert "is fit for use (3 partitions" in again.out
     assert kafka("init", "--check").status == 0
     ends = cluster.watermarks([(log_topic, cp) for cp in range(3)], 10)
-    assert set(ends.values()) == {(0, 1)}, "exactly one marker in each partition"
+    assert set(ends.values()) == {(0, 2)}, "exactly one marker and one Upgrade in each partition"
 
 
 def test_the_first_record_of_every_partition_says_how_many_there_are(kafka: Command) -> None:
     kafka("init", "--partitions", 3)
     rows = kafka("log").rows
-    assert [row["offset"] for row in rows] == ["0", "0", "0"]
-    assert {row["what"] for row in rows} == {"fixes the number of partitions of the log at 3"}
+    first, second = ([row["what"] for row in rows if row["offset"] == offset] for offset in "01")
+    assert first == ["fixes the number of partitions of the log at 3"] * 3
+    assert second == ["raises the log to level 2"] * 3
+    assert len(rows) == 6
 
 
 def test_check_changes_nothing_and_says_no_where_the_topic_is_missing(
@@ -154,8 +157,69 @@ def test_a_topic_made_by_hand_gets_its_markers(kafka: Command, make: Callable[..
     assert "partition(s) 0, 1 lack the first record" in checked.out
     assert kafka("log").rows == []
     assert kafka("init").status == 0
-    assert len(kafka("log").rows) == 2
-    assert kafka("init", "--check").status == 0
+    assert len(kafka("log").rows) == 4
+    checked = kafka("init", "--check")
+    assert checked.status == 0
+    assert "level" not in checked.out
+
+
+def appended(cluster: KafkaCluster, topic: str, *records: tuple[int, Record]) -> None:
+    appender = cluster.appender(topic, delivery_timeout_ms=10_000)
+    for cp, record in records:
+        appender.append(cp, encode(record))
+    assert appender.flush(10) == 0
+    appender.close()
+
+
+def test_a_creation_that_was_cut_short_gets_what_it_lacks(
+    kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str
+) -> None:
+    make(3)
+    first = marker("init-1", 3)
+    appended(cluster, log_topic, (0, first), (0, Upgrade("i", "c", "g", 2)), (1, first))
+    assert kafka("init").status == 0
+    assert [row["code"] for row in kafka("log").rows] == ["OK"] * 6
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {2}
+
+
+def test_a_topic_of_an_older_release_keeps_its_level_until_it_is_upgraded(
+    kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str
+) -> None:
+    make(2)
+    appended(cluster, log_topic, *((cp, marker("init-1", 2)) for cp in range(2)), (1, Tick("i", "c", "g")))
+    ran = kafka("init")
+    assert ran.status == 0
+    assert "note: partition(s) 0, 1 are below level 2 of the protocol" in ran.out
+    assert f"kafka-marshal upgrade --bootstrap {kafka.before[1]} --topic {log_topic}" in ran.out
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {1}
+    assert kafka("upgrade", "--dry-run").out == f"partition(s) 0, 1 of '{log_topic}' would be raised to level 2.\n"
+    assert kafka("upgrade").status == 2, "nobody to ask"
+    assert "There is no way back" in kafka("upgrade", "--help").out
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {1}
+    assert kafka("upgrade", "--yes").out == f"raised: partition(s) 0, 1 of '{log_topic}' to level 2.\n"
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {2}
+    again = kafka("upgrade", "--yes", "--json")
+    assert (again.status, again.json["partitions"], again.json["raised"]) == (0, [], False)
+    assert "note" not in kafka("init").out
+
+
+@pytest.mark.parametrize(
+    ("instance", "is_old"), [("h/17/0.1.0/x", False), ("h/17/0.0.9/x", True), ("old-1", True), ("h/17/0/x", True)]
+)
+def test_upgrade_names_members_whose_release_does_not_know_the_level(
+    kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str, instance: str, is_old: bool
+) -> None:
+    make(1)
+    appended(cluster, log_topic, (0, marker("init-1", 1)), (0, ClaimingPartition(instance, "w", "g", "t", 0, 60_000)))
+    looked = kafka("upgrade", "--dry-run", "--json")
+    assert [each["client"] for each in looked.json["old_members"]] == ["w"] * is_old
+    ran = kafka("upgrade", "--yes")
+    assert ran.status == is_old
+    if is_old:
+        assert "warning: w of group g (" in ran.err
+        assert "would stop for good" in ran.err
+        assert "Nothing was changed" in ran.err
+        assert kafka("upgrade", "--yes", "--force").status == 0
 
 
 def test_partitions_that_were_added_later_are_found(

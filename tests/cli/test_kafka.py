@@ -201,7 +201,7 @@ def test_a_dead_holder_is_gone_though_log_time_stands_still(kafka: Command, appe
     ticked = kafka("status", "--tick", "--json").json
     assert ticked["clock"]["source"] == "tick"
     assert [each["state"] for each in ticked["leases"]] == ["gone"]
-    assert sum(each["next_offset"] for each in ticked["partitions"]) == 2 + 1 + 2, "markers, the claim, two Ticks"
+    assert sum(each["next_offset"] for each in ticked["partitions"]) == 4 + 1 + 2, "first records, the claim, two Ticks"
 
 
 def test_status_only_reads(kafka: Command, append: Append, cluster: KafkaCluster, log_topic: str) -> None:

@@ -24,7 +24,7 @@ from rationalizer import (
 )
 
 A = ("a1", "a", "g")
-KEY = ("g", "t", 0)
+KEY = ("g", "t", 0, 0)
 
 
 class Metered:
@@ -401,4 +401,4 @@ def test_beyond_and_in_flight() -> None:
     world.apply(0, 0, encode(ClaimingPartition(*A, "t", 0, 1000)))
     world.apply(1, 1, encode(CommitRanges(*A, "t", 0, 0, ((2, 3), (7, 7)))))
     (lease,) = world.leases()
-    assert beyond(lease) == 3
+    assert beyond(lease.progress.ranges) == 3

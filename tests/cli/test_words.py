@@ -128,7 +128,7 @@ def test_why_each_code() -> None:
     assert told[8] == ("DUPLICATE_COMMIT", "What lies above stable was all done before; nothing changed.")
     assert told[9] == ("PROPOSAL_TOO_LOW", "all is done, or given out, to 4 already")
     assert told[10] == ("PARTIAL", "t/0 FENCED")
-    assert told[11] == ("GROUP_ACTIVE", "A lease of the group is held and not stale.")
+    assert told[11] == ("GROUP_ACTIVE", "somebody holds a lease of the group and is not stale")
     assert told[12] == ("STALE", "last beat 7.4 s before, at an interval of 1.0 s")
     assert told[13] == ("NOT_FRESH", "last beat 7.4 s before, at an interval of 1.0 s")
     assert told[14] == ("OK", "granted, epoch 14; a was silent for 7.4 s")

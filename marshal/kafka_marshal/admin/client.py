@@ -8,7 +8,7 @@ from typing import Self, TypeVar, overload
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
-from kafka_marshal.admin import groups, prune
+from kafka_marshal.admin import coordinated, groups, prune
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import (
@@ -21,8 +21,8 @@ from kafka_marshal.admin.positions import (
     resolve,
     stands_at,
 )
-from kafka_marshal.admin.session import Session
-from kafka_marshal.admin.topic import TopicReport, prepare
+from kafka_marshal.admin.session import Session, progress_in
+from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
@@ -39,7 +39,7 @@ from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
-from rationalizer import Lease
+from rationalizer import Progress, Settings
 
 __all__ = ["Admin"]
 
@@ -135,6 +135,15 @@ class Admin(OneProcess):
         cluster = self._open_cluster()
         return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout))
 
+    def upgrade(self) -> list[int]:
+        """Raise the coordination topic to the newest level of the protocol (E4); the partitions of it that were raised.
+
+        Coordinated groups need level 2. There is no way back, and members of a release that does not know the level
+        stop there for good: kafka-marshal upgrade names them first. A new topic is at the newest level already.
+        Raises AdminError where the log did not show all of it in time; doing it again finishes it.
+        """
+        return self._act("upgrade", upgrade)
+
     # With a pause.
 
     def pause(self, group: str, expires_in: float = 300) -> Pause:
@@ -179,11 +188,11 @@ class Admin(OneProcess):
         check_targets(positions)
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
-            def lease_of(key: TopicPartition) -> Lease | None:
-                return groups.find_lease(replica, group, key)
+            def progress_of(key: TopicPartition) -> Progress | None:
+                return progress_in(replica.worlds, group, key)
 
-            targets = resolve(cluster, positions, lambda key: stands_at(lease_of(key)), force=force)
-            return moves_to(targets, lease_of, lost_positions(cluster, targets, lease_of))
+            targets = resolve(cluster, positions, lambda key: stands_at(progress_of(key)), force=force)
+            return moves_to(targets, progress_of, lost_positions(cluster, targets, progress_of))
 
         return self._look(planned)
 
@@ -196,9 +205,10 @@ class Admin(OneProcess):
     ) -> LeaseInfo | list[LeaseInfo]:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
 
-        ``evict(group, client_id)`` releases all that a member holds, and returns the list. What the holder had in hand
-        is repeated by the next one. A holder that lives after all (``force``) claims nothing until its handler has
-        come back, and not this partition for three heartbeat intervals (C18).
+        ``evict(group, client_id)`` releases all that a member holds, and returns the list; a member of a coordinated
+        group leaves it by that (G20). What the holder had in hand is repeated by the next one. A holder that lives
+        after all (``force``) claims nothing, or does not join again, until its handler has come back, and not this
+        partition for three heartbeat intervals (three sessions; C18, G20).
 
         Raises AdminError where nobody holds the lease, where the holder beat within the last heartbeat interval
         (``force`` takes the lease from a living one), and where another client was faster.
@@ -220,6 +230,19 @@ class Admin(OneProcess):
         self._check_group(group)
         return self._act(group, lambda session: groups.drain(session, client_id, timeout))
 
+    def configure_group(self, group: str, **settings: object) -> Settings:
+        """Set these settings of a coordinated group, live (G19); returns all that are set then.
+
+        ``accept_individual_commit`` (bool), ``accept_range_fetch`` (topics whose partitions may be shared by key),
+        ``max_session_timeout_ms``, ``max_individual_commits``. A group that the log knows nothing of is made, as a
+        coordinated one; members need not be restarted, and keep the session that they joined with.
+        Raises ConfigurationError for what can't be set, WrongKindError for a claimed group, GroupPausedError, and
+        AdminError where the topic is at level 1 of the protocol (``upgrade``).
+        """
+        self._check_group(group)
+        coordinated.check_settings(settings)
+        return self._act(group, lambda session: coordinated.configure(session, settings))
+
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
         """End a dead admin's pause, in its name (C10); returns what was paused until now, [] for nothing.
 
@@ -237,7 +260,10 @@ class Admin(OneProcess):
         return self._look(lambda _, replica: groups.pauses(replica, group))
 
     def progress(self, group: str) -> list[LeaseInfo]:
-        """All leases of the group with their positions, sorted by topic and partition; nothing is appended."""
+        """All leases or pieces of the group with their positions, sorted by topic, partition and keys.
+
+        Nothing is appended.
+        """
         self._check_group(group)
         return self._look(lambda _, replica: groups.progress(replica, group))
 

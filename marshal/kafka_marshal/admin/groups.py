@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from kafka_marshal.admin import coordinated
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.session import Asked, Session, bare_release, key_of
-from kafka_marshal.client.view import LeaseInfo, lease_info
+from kafka_marshal.client.view import LeaseInfo, holdings, lease_info
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Begin, Replica
-from kafka_marshal.ports import Cluster, TopicPartition
-from rationalizer import Lease, Record, ReleaseGroup, route_lease
+from kafka_marshal.ports import Cluster
+from rationalizer import Lease, Record, ReleaseGroup
 
 __all__ = [
     "PausedPartition",
@@ -21,7 +22,6 @@ __all__ = [
     "end_pause",
     "evict",
     "evict_member",
-    "find_lease",
     "held_by",
     "pauses",
     "progress",
@@ -65,25 +65,19 @@ def pauses(replica: Replica, group_id: str) -> list[PausedPartition]:
     return found
 
 
-def find_lease(replica: Replica, group_id: str, key: TopicPartition) -> Lease | None:
-    """The lease, live."""
-    return replica.worlds[route_lease(*key, len(replica.worlds))].lease(group_id, *key)
-
-
 def progress(replica: Replica, group_id: str) -> list[LeaseInfo]:
-    """All leases of the group, sorted by topic and partition."""
-    return _leases(replica, lambda lease: lease.group_id == group_id)
+    """All leases or pieces of the group, sorted by topic, partition and keys."""
+    return _infos(replica, lambda info: info.group_id == group_id)
 
 
 def held_by(replica: Replica, client_id: str) -> list[LeaseInfo]:
-    """All that members with this client_id hold, sorted by group, topic and partition."""
-    return _leases(replica, lambda lease: lease.held and lease.client_id == client_id)
+    """All that members with this client_id hold, sorted by group, topic, partition and keys."""
+    return _infos(replica, lambda info: info.client_id == client_id)
 
 
-def _leases(replica: Replica, is_wanted: Callable[[Lease], bool]) -> list[LeaseInfo]:
-    worlds = replica.worlds.values()
-    found = [lease_info(lease, world) for world in worlds for lease in world.leases() if is_wanted(lease)]
-    return sorted(found, key=lambda lease: (lease.group_id, lease.topic, lease.partition))
+def _infos(replica: Replica, is_wanted: Callable[[LeaseInfo], bool]) -> list[LeaseInfo]:
+    found = [info for world in replica.worlds.values() for info, _ in holdings(world) if is_wanted(info)]
+    return sorted(found, key=lambda info: (info.group_id, info.topic, info.partition, info.lo))
 
 
 def evict(session: Session, topic: str, partition: int, *, force: bool) -> LeaseInfo:
@@ -91,6 +85,14 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     key = (topic, partition)
     check_name(key)
     where = f"{topic} [{partition}]"
+    with session.locked():
+        is_coordinated = session.kind() == "coordinated"
+    if is_coordinated:
+        raise AdminError(
+            f"{where}: {session.group_id!r} is a coordinated group, whose members have no leases one by one. Nothing "
+            f"was changed. Evict the member that owns it: kafka-marshal evict {session.group_id} --member CLIENT "
+            "(kafka-marshal who names it)"
+        )
     # Without traffic log time stands still, and a dead holder looks fresh: ask the broker what time it is.
     session.tick([session.cp_of(key)])
     with session.locked():
@@ -114,6 +116,10 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
 
 def evict_member(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
     """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
+    with session.locked():
+        is_coordinated = session.kind() == "coordinated"
+    if is_coordinated:
+        return coordinated.evict(session, client_id, force=force)
     session.tick(session.cps)
     held = _held_by(session, client_id)
     return [was for was, answer in _release_all(session, held, force=force) if answer.accepted]
@@ -157,6 +163,10 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
 
     timeout: seconds to wait until it holds nothing; None: do not wait.
     """
+    with session.locked():
+        is_coordinated = session.kind() == "coordinated"
+    if is_coordinated:
+        return coordinated.ask_to_leave(session, client_id, timeout)
     session.tick(session.cps)
     held = _held_by(session, client_id)
     with session.locked():

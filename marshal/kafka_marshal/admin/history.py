@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
-from rationalizer import ClaimingMessages, ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleaseGroup
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitOffsets,
+    GroupHeartbeat,
+    Heartbeat,
+    HeartbeatBatch,
+    JoinGroup,
+    Outcome,
+    ReleaseGroup,
+)
 
 __all__ = ["find_consuming"]
 
@@ -32,6 +42,12 @@ def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, 
                     found.append(f"claimed {record.topic} [{record.partition}] {where}")
                 case Heartbeat() | ClaimingMessages():
                     found.append(f"was at work on {record.topic} [{record.partition}] {where}")
+                case JoinGroup():
+                    found.append(f"joined it {where}")
+                case GroupHeartbeat():
+                    found.append(f"was a member of it {where}")
+                case CommitOffsets() if record.member_id:
+                    found.append(f"was at work on {record.entries[0].topic} [{record.entries[0].partition}] {where}")
                 case HeartbeatBatch():
                     found.append(f"was at work on {record.entries[0].topic} [{record.entries[0].partition}] {where}")
                 case _:

@@ -6,28 +6,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kafka_marshal.admin.hold import PauseKeeper
-from kafka_marshal.admin.session import Session, key_of
+from kafka_marshal.admin.session import Session
+from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
 from kafka_marshal.ports import TopicPartition
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
+    CommitOffsets,
+    Group,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
+    JoinGroup,
     Lease,
     Outcome,
     Record,
     ReleasingPartition,
     Tick,
 )
+from rationalizer.limits import STALE_AFTER_INTERVALS
 
 __all__ = ["InHand", "Members"]
 
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A partition whose holder has not handed in all it had when the pause began."""
+    """A partition whose holder has not handed in all it had when the pause began.
+
+    With the topic "": a member of a coordinated group that owns nothing, and has not left yet.
+    """
 
     topic: str
     partition: int
@@ -46,6 +55,8 @@ class InHand:
         return self.topic, self.partition
 
     def __str__(self) -> str:
+        if not self.topic:
+            return f"{self.client_id!r} ({self.state}; owns nothing)"
         done = "nothing" if self.stable is None else f"up to offset {self.stable}"
         return f"{self.topic} [{self.partition}] by {self.client_id!r} ({self.state}; handed in: {done})"
 
@@ -88,37 +99,73 @@ class Members:
         if lease.age(outcome.log_time) >= 2 * hi - 2 * proof_margin_ms(hi):
             self._late[key] = _describe(lease, record.client_id, "late")
 
-    def held(self, chosen: frozenset[TopicPartition] | None) -> list[Lease]:
-        """Leases that somebody else holds, stale ones too; of the chosen partitions (None: of all)."""
+    def held(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
+        """What somebody else holds, stale or not; of the chosen partitions (None: of all).
+
+        All of a coordinated group's: no member of it may be there while positions are set (G21), idle ones neither.
+        """
+        group = self._session.group()
+        infos = [*self._session.infos(), *([] if group is None else self._idle(group))]
         return [
-            lease
-            for lease in self._session.leases()
-            if lease.held and lease.client_id != self._session.client_id and (chosen is None or key_of(lease) in chosen)
+            info
+            for info in infos
+            if info.client_id not in (None, self._session.client_id)
+            and (chosen is None or group is not None or (info.topic, info.partition) in chosen)
         ]
 
-    def at_work(self, chosen: frozenset[TopicPartition] | None) -> list[Lease]:
+    def _idle(self, group: Group) -> list[LeaseInfo]:
+        """Members that own nothing, as pieces of no partition."""
+        owners = {info.client_id for info in self._session.infos()}
+        log_time = self._session.worlds[self._session.home].log_time
+        return [
+            LeaseInfo(
+                topic="",
+                partition=-1,
+                client_id=member.client_id,
+                instance_id=member.instance_id,
+                epoch=0,
+                freshness="stale" if member.is_overdue(log_time) else "fresh",
+                heartbeat_interval_ms=(member.session_timeout_ms + 1) // 2,
+                last_beat=member.last_beat,
+                stable=None,
+                ranges=(),
+                granted=None,
+                group_id=group.group_id,
+                kind="coordinated",
+                lo=member.slot,
+            )
+            for member in group.members.values()
+            if member.client_id not in owners
+        ]
+
+    def at_work(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
         """Those of them that are not stale."""
-        return [lease for lease in self.held(chosen) if self._freshness(lease) != "stale"]
+        return [info for info in self.held(chosen) if info.freshness != "stale"]
 
     def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
-        """What is held still, or was released too late, sorted."""
-        found = {key: late for key, late in self._late.items() if chosen is None or key in chosen}
-        for lease in self.held(chosen):
-            found[key_of(lease)] = _describe(lease, lease.client_id or "", self._freshness(lease))
-        return [found[key] for key in sorted(found)]
+        """What is held still, or was released too late, sorted; of a shared partition the part that is least far."""
+        found = {(*key, 0): late for key, late in self._late.items() if chosen is None or key in chosen}
+        for info in self.held(chosen):
+            if info.topic or info.freshness != "stale":
+                client = info.client_id or ""
+                place = (info.topic, info.partition, info.lo)
+                found[place] = InHand(info.topic, info.partition, client, info.epoch, info.freshness, info.stable)
+        return [found[place] for place in sorted(found)]
 
-    def _freshness(self, lease: Lease) -> str:
-        return lease.freshness(self._session.world_of(key_of(lease)).log_time)
-
-    def tick_times(self, leases: Iterable[Lease]) -> dict[int, float]:
-        """CP → when, by our own clock (ms), a Tick will show one of these leases as stale (T3)."""
-        now = self._session.now_ms()
+    def tick_times(self, infos: Iterable[LeaseInfo]) -> dict[int, float]:
+        """CP → when, by our own clock (ms), a Tick will show one of these as stale (T3)."""
+        session = self._session
+        now = session.now_ms()
         due: dict[int, float] = {}
-        for lease in leases:
-            if self._freshness(lease) != "stale":
-                key = key_of(lease)
-                cp = self._session.cp_of(key)
-                due[cp] = min(due.get(cp, float("inf")), self._session.driver.engine.peers.opens_at(key, now))
+        for info in infos:
+            key = (info.topic, info.partition)
+            if info.kind == "claimed":
+                cp, at = session.cp_of(key), session.driver.engine.peers.opens_at(key, now)
+            else:
+                cp = session.home
+                over = info.last_beat + STALE_AFTER_INTERVALS * info.heartbeat_interval_ms
+                at = now + max(0, over + 1 - session.worlds[cp].log_time)
+            due[cp] = min(due.get(cp, float("inf")), at)
         return due
 
     def check(self) -> None:
@@ -138,6 +185,6 @@ def _describe(lease: Lease, client_id: str, state: str) -> InHand:
 
 def _is_at_work(record: Record, outcome: Outcome) -> bool:
     """Something that neither a dead admin's last record nor a release in its name can be."""
-    if isinstance(record, (Heartbeat, HeartbeatBatch)):
+    if isinstance(record, (Heartbeat, HeartbeatBatch, CommitOffsets, GroupHeartbeat)):
         return outcome.accepted
-    return isinstance(record, (ClaimingPartition, ClaimingMessages))
+    return isinstance(record, (ClaimingPartition, ClaimingMessages, JoinGroup))

@@ -96,7 +96,7 @@ class _Mover:
             with self._session.locked():
                 missing = {key: lease for key, lease in self._leases.items() if not lease.is_proven}
                 self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
-                self.moves = moves_to(self._targets, self._session.lease)
+                self.moves = moves_to(self._targets, self._session.progress)
             if missing:
                 named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
                 raise AdminError(f"not all partitions could be claimed ({named})")

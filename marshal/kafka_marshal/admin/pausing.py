@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from kafka_marshal.admin.coordinated import set_positions
 from kafka_marshal.admin.hold import PauseKeeper
 from kafka_marshal.admin.members import InHand, Members
 from kafka_marshal.admin.moving import move_all
@@ -163,13 +164,13 @@ class PauseWork:
         )
         with session.locked():
             left = members.in_hand(chosen)
-            keys = {key_of(lease) for lease in busy(chosen)}
+            keys = {(info.topic, info.partition) for info in busy(chosen)}
         if not released:
             named = "; ".join(str(x) for x in left if x.key in keys)
             raise AdminError(
                 f"after {timeout:g} s members of {self.group_id!r} have not let go: {named}. Nothing was moved. Wait "
                 "for longer, see that they finish, or end a dead one's lease with kafka-marshal evict",
-                in_hand=sorted(keys),
+                in_hand=sorted(key for key in keys if key[0]),
             )
         return left
 
@@ -178,22 +179,33 @@ class PauseWork:
         check_targets(positions)
         session = self.session
         with session.locked():
-            at = {key: stands_at(session.lease(key)) for key in positions}
+            at = {key: stands_at(session.progress(key)) for key in positions}
+            is_coordinated = session.kind() == "coordinated"
         targets = resolve(session.cluster, positions, at.__getitem__, force=force)
         if dry_run or not targets:
             with session.locked():
-                return moves_to(targets, session.lease)
+                return moves_to(targets, session.progress)
         self._ready(frozenset(targets))
-        return move_all(self, session, targets)
+        return set_positions(session, targets) if is_coordinated else move_all(self, session, targets)
 
     def forget(self) -> int:
-        """Drop the group's leases, and the pause with them, in every CP (C16)."""
+        """Drop what is known of the group, and the pause with it, in every CP (C16); how many partitions it had."""
         session = self.session
         self._ready(None)
         with session.locked():
-            count = len(session.leases())
-        answers = session.ask(*((cp, ForgetGroup(*session.ids)) for cp in session.cps))
+            count = len({(info.topic, info.partition) for info in session.infos()})
+        # Home first (G2): where a coordinated group is found at work, it is not forgotten anywhere.
+        answers = session.ask((session.home, ForgetGroup(*session.ids)))
+        if answers[0].accepted:
+            others = [cp for cp in session.cps if cp != session.home]
+            answers += session.ask(*((cp, ForgetGroup(*session.ids)) for cp in others))
         missing = [x.cp for x in answers if not x.accepted]
+        if missing and not answers[0].accepted:
+            code = "no answer in time" if answers[0].outcome is None else answers[0].outcome.code
+            raise AdminError(
+                f"group {self.group_id!r} was not forgotten: partition {session.home} of the coordination topic, which "
+                f"is asked first, says {code}. Do it again"
+            )
         if missing:
             silent = [x.cp for x in answers if x.outcome is None]
             raise AdminError(
@@ -209,13 +221,13 @@ class PauseWork:
         session = self.session
         self.check()
         with session.locked():
-            busy = {key_of(lease) for lease in self._members.at_work(chosen)}
+            busy = {(info.topic, info.partition) for info in self._members.at_work(chosen)}
             named = "; ".join(str(x) for x in self._members.in_hand(chosen) if x.key in busy)
         if busy:
             raise AdminError(
                 f"members of {self.group_id!r} are still at work: {named}. Nothing was changed. Wait for them first "
                 "(wait_released; kafka-marshal release-group --wait)",
-                in_hand=sorted(busy),
+                in_hand=sorted(key for key in busy if key[0]),
             )
         self.extend_if_short()
 

@@ -14,7 +14,7 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.types import Target
-from rationalizer import BeatEntry, InvalidRecordError, Lease
+from rationalizer import BeatEntry, InvalidRecordError, Progress
 from rationalizer.limits import MAX_OFFSET
 
 __all__ = ["Move", "Target", "check_name", "check_targets", "lost_positions", "moves_to", "resolve", "stands_at"]
@@ -139,21 +139,21 @@ def _offsets_at(cluster: Cluster, positions: Mapping[TopicPartition, Target]) ->
     return found
 
 
-def stands_at(lease: Lease | None) -> int:
-    """The offset that a group reads next where its lease is so; the first, where there is none."""
-    return 0 if lease is None else lease.progress.stable + 1
+def stands_at(progress: Progress | None) -> int:
+    """The offset that a group reads next where its progress is so; the first, where there is none."""
+    return 0 if progress is None else progress.stable + 1
 
 
 def lost_positions(
-    cluster: Cluster, partitions: Iterable[TopicPartition], lease_of: Callable[[TopicPartition], Lease | None]
+    cluster: Cluster, partitions: Iterable[TopicPartition], progress_of: Callable[[TopicPartition], Progress | None]
 ) -> dict[TopicPartition, str]:
     """Those of the partitions whose position means nothing in the log that is there, and why (*blocking*)."""
-    leases = {key: lease for key in partitions if (lease := lease_of(key)) is not None}
-    topics = cluster.topic_info({topic for topic, _ in leases}, LOOKUP_TIMEOUT_S)
-    marks = cluster.watermarks(sorted(leases), LOOKUP_TIMEOUT_S)
+    found = {key: progress for key in partitions if (progress := progress_of(key)) is not None}
+    topics = cluster.topic_info({topic for topic, _ in found}, LOOKUP_TIMEOUT_S)
+    marks = cluster.watermarks(sorted(found), LOOKUP_TIMEOUT_S)
     reasons = {
-        key: why_lost(topics[key[0]], lease.progress, marks[key][1])
-        for key, lease in leases.items()
+        key: why_lost(topics[key[0]], progress, marks[key][1])
+        for key, progress in found.items()
         if key[0] in topics and key in marks
     }
     return {key: why for key, why in reasons.items() if why}
@@ -161,14 +161,14 @@ def lost_positions(
 
 def moves_to(
     targets: Mapping[TopicPartition, int],
-    lease_of: Callable[[TopicPartition], Lease | None],
+    progress_of: Callable[[TopicPartition], Progress | None],
     lost: Mapping[TopicPartition, str] = MappingProxyType({}),
 ) -> list[Move]:
     """What it means for the group to go on at these offsets. lost: of :func:`lost_positions`."""
     moves = []
     for key, after in targets.items():
-        lease = lease_of(key)
-        before = None if lease is None else lease.progress.stable + 1
-        ahead = 0 if lease is None else sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
+        progress = progress_of(key)
+        before = None if progress is None else progress.stable + 1
+        ahead = 0 if progress is None else sum(last - first + 1 for first, last in split(progress.ranges).ranges)
         moves.append(Move(*key, before, after, ahead, lost.get(key, "")))
     return moves

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import AdminError, UpgradeRequiredError
+from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, EndedError, Servants
 from kafka_marshal.ports import Cluster, TopicPartition
-from rationalizer import Lease, Outcome, Record, ReleasingPartition, Tick, World, route_lease
+from rationalizer import (
+    Group,
+    Lease,
+    Outcome,
+    Progress,
+    Record,
+    ReleasingPartition,
+    Tick,
+    World,
+    route_group,
+    route_lease,
+)
 from rationalizer import Pause as PauseInForce
 
-__all__ = ["Asked", "CallerGoneError", "Session", "bare_release", "key_of"]
+__all__ = [
+    "Asked",
+    "CallerGoneError",
+    "GroupKind",
+    "Session",
+    "bare_release",
+    "group_in",
+    "key_of",
+    "kind_in",
+    "progress_in",
+    "wrong_kind",
+]
+
+#: Of a group that the log knows something of (G1).
+GroupKind = Literal["claimed", "coordinated"]
 
 T = TypeVar("T")
 
@@ -36,6 +62,41 @@ def bare_release(lease: Lease) -> ReleasingPartition:
     """A release in the holder's name, under the present epoch, which says nothing about the offset."""
     holder = lease.instance_id or "", lease.client_id or ""
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
+
+
+def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:
+    """The coordinated group as its home knows it; where that says nothing, the mark of another CP (G2)."""
+    home = worlds[route_group(group_id, len(worlds))].group(group_id)
+    if home is not None:
+        return home
+    return next((group for world in worlds.values() if (group := world.group(group_id)) is not None), None)
+
+
+def kind_in(worlds: Mapping[int, World], group_id: str) -> GroupKind | None:
+    """What kind of group it is (G1); None: the log knows nothing of it."""
+    if group_in(worlds, group_id) is not None:
+        return "coordinated"
+    known = any(lease.group_id == group_id for world in worlds.values() for lease in world.leases())
+    return "claimed" if known else None
+
+
+def progress_in(worlds: Mapping[int, World], group_id: str, key: TopicPartition) -> Progress | None:
+    """What the group has done of a partition, live; None: it never had it."""
+    group = group_in(worlds, group_id)
+    if group is not None:
+        kept = group.kept(*key)
+        return None if kept is None else kept.progress
+    lease = worlds[route_lease(*key, len(worlds))].lease(group_id, *key)
+    return None if lease is None else lease.progress
+
+
+def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
+    """The group is of this kind, and something was asked for that only the other one has."""
+    other = "coordinated" if kind == "claimed" else "claimed"
+    return WrongKindError(
+        f"group {group_id!r} is a {kind} group, not a {other} one. Nothing was changed. To make it another: "
+        f"kafka-marshal convert-group {group_id} --to {other}"
+    )
 
 
 class CallerGoneError(Exception):
@@ -153,9 +214,30 @@ class Session:
         """The CP's world that a lease belongs to."""
         return self.worlds[self.cp_of(key)]
 
+    def infos(self) -> list[LeaseInfo]:
+        """All leases or pieces of the group; look under ``locked()``."""
+        return [info for world in self.worlds.values() for info, _ in holdings(world, self.group_id)]
+
     def lease(self, key: TopicPartition) -> Lease | None:
         """The lease, live; look under ``locked()``."""
         return self.world_of(key).lease(self.group_id, *key)
+
+    @property
+    def home(self) -> int:
+        """The CP that keeps the group, if it is a coordinated one (L3)."""
+        return route_group(self.group_id, len(self.worlds))
+
+    def kind(self) -> GroupKind | None:
+        """What kind of group it is; look under ``locked()``."""
+        return kind_in(self.worlds, self.group_id)
+
+    def group(self) -> Group | None:
+        """The coordinated group, live; look under ``locked()``."""
+        return group_in(self.worlds, self.group_id)
+
+    def progress(self, key: TopicPartition) -> Progress | None:
+        """What the group has done of a partition, live; look under ``locked()``."""
+        return progress_in(self.worlds, self.group_id, key)
 
     def leases(self) -> list[Lease]:
         """All leases of the group, live, sorted by topic and partition; look under ``locked()``."""

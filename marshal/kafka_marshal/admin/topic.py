@@ -1,15 +1,17 @@
-"""The coordination topic with its log of snapshots, created or completed (L1, L2, S2)."""
+"""The coordination topic with its log of snapshots, created or completed (L1, L2, S2), and raised (E4)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka_marshal.admin.groups import caught_up
-from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
+from kafka_marshal.admin.session import Session
+from kafka_marshal.errors import AdminError, ConfigurationError, CoordinationTopicError
 from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
-    append_markers,
+    append_first_records,
     check_one_cluster,
     check_topic,
     create_snapshots_topic,
@@ -18,9 +20,12 @@ from kafka_marshal.node.coordination_topic import (
     required_settings,
     snapshots_topic,
 )
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, TopicConfig
+from rationalizer import Upgrade, World
+from rationalizer.limits import SUPPORTED_LEVEL
 
-__all__ = ["TopicReport", "create", "prepare"]
+__all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "upgrade"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,42 @@ def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: flo
     except BaseException:
         cluster.close()
         raise
-    with caught_up(cluster, topic, timeout_s):  # a replica refuses what can't be trusted
-        return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(map(str, problems)))
+    with caught_up(cluster, topic, timeout_s) as replica:  # a replica refuses what can't be trusted
+        notes = [*map(str, problems), *(": ".join(low) for low in low_levels(replica))]
+        return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(notes))
+
+
+def low_levels(replica: Replica) -> list[tuple[str, str]]:
+    """Which CPs are below the level of this release (E4), and why that matters; nothing for none."""
+    low = below_level(replica.worlds)
+    if not low:
+        return []
+    where = ", ".join(map(str, low))
+    return [
+        (
+            f"partition(s) {where} are below level {SUPPORTED_LEVEL} of the protocol",
+            "claimed groups work as ever; coordinated ones need it (kafka-marshal upgrade)",
+        )
+    ]
+
+
+def below_level(worlds: Mapping[int, World]) -> list[int]:
+    """The CPs that an Upgrade to the level of this release would raise."""
+    return sorted(cp for cp, world in worlds.items() if world.level < SUPPORTED_LEVEL and world.required_level is None)
+
+
+def upgrade(session: Session) -> list[int]:
+    """Raise every CP to the level of this release; those that were raised (*blocking*)."""
+    with session.locked():
+        low = below_level(session.worlds)
+    answers = session.ask(*((cp, Upgrade(*session.ids, SUPPORTED_LEVEL)) for cp in low))
+    silent = [x.cp for x in answers if not x.accepted]
+    if silent:
+        raise AdminError(
+            f"partition(s) {silent} of the coordination topic did not show the upgrade to level {SUPPORTED_LEVEL} in "
+            "time; it may be written or not. Nothing is lost: claimed groups work at either level. Do it again"
+        )
+    return low
 
 
 def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> tuple[TopicConfig, list[str]]:
@@ -84,7 +123,7 @@ def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> t
     return config, [
         f"created {topic!r}: {partitions} partitions, {config.replication_factor} replica(s), "
         + ", ".join(f"{name}={value}" for name, value in sorted(settings.items())),
-        f"appended to each partition the record that fixes their number at {partitions}",
+        f"appended to each partition the record that fixes their number at {partitions}; level {SUPPORTED_LEVEL}",
         f"created {snapshots_topic(topic)!r}, the log of snapshots: {partitions} partitions",
     ]
 
@@ -94,9 +133,10 @@ def _complete(cluster: Cluster, config: TopicConfig, topic: str, timeout_s: floa
     done = []
     partitions = config.info.partitions
     marks = cluster.watermarks([(topic, cp) for cp in range(partitions)], timeout_s)
-    empty = sorted(cp for (_, cp), (_, high) in marks.items() if high == 0)
+    ends = {cp: high for (_, cp), (_, high) in sorted(marks.items())}
+    empty = [cp for cp, end in ends.items() if end == 0]
     if empty:
-        append_markers(cluster, topic, empty, partitions, timeout_s)
+        append_first_records(cluster, topic, ends, timeout_s)
         done.append(f"appended to partition(s) {', '.join(map(str, empty))} the record that fixes their number")
     name = snapshots_topic(topic)
     if cluster.topic_config(name, timeout_s) is None:

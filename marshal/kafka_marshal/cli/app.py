@@ -30,11 +30,14 @@ COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 #: Name → (module, what the list of commands says), in the order of that list.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("topic", "Create the coordination topic, or check the one that is there."),
+    "upgrade": ("upgrade", "Raise the coordination topic to the newest level, for good."),
     "status": ("status", "Groups at a glance; who holds what, how far; members; pauses."),
     "check": ("check", "Is all well? Exit status 0, or 1 with the reasons."),
     "lag": ("lag", "How far each group is behind, and how fast it goes."),
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
     "who": ("who", "Who owned a partition, since when, until when."),
+    "groups": ("group", "All groups, of both kinds, one row each."),
+    "group": ("group", "One group: members, pieces, settings, the last rebalances."),
     "evict": ("groups", "Release a lease, or all of a worker, in a dead holder's name."),
     "drain": ("groups", "Ask a worker to hand over what it holds, and to claim no more."),
     "forget-group": ("groups", "Drop what the log knows of a group that is gone."),

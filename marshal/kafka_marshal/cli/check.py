@@ -11,7 +11,7 @@ from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say
 from kafka_marshal.cli.problems import Problem, problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow
+from kafka_marshal.cli.rows import GroupRow, partitions_of
 from kafka_marshal.cli.text import count
 from kafka_marshal.cli.view import View
 
@@ -72,7 +72,7 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
 def _all_is_well(groups: list[GroupRow]) -> str:
     if not groups:
         return "ok: the log knows no group that was at work within a day"
-    partitions = sum(len(each.leases) for each in groups)
+    partitions = partitions_of(row for each in groups for row in each.leases)
     behind = sum(each.known_lag for each in groups)
     return f"ok: {count(len(groups), 'group')}, {count(partitions, 'partition')}, {count(behind, 'message')} behind"
 

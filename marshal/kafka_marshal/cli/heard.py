@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rationalizer import ClaimingPartition, Outcome, ReleaseGroup, ReleasingPartition, World
+from rationalizer import (
+    ClaimingPartition,
+    JoinGroup,
+    LeaveGroup,
+    Outcome,
+    ReleaseGroup,
+    ReleasingPartition,
+    World,
+    codes,
+)
 
 __all__ = ["Heard", "Run"]
 
 #: Of these the leases themselves tell, see `Heard.look`.
-_BEATS = frozenset({"Heartbeat", "HeartbeatBatch", "ClaimingMessages", "CommitRanges"})
+_BEATS = frozenset(
+    {"Heartbeat", "HeartbeatBatch", "ClaimingMessages", "CommitRanges", "GroupHeartbeat", "CommitOffsets"}
+)
 
 
 @dataclass(slots=True)
@@ -25,8 +36,10 @@ class Run:
     waits: bool = False
     #: Its last record released something, or was written for it.
     released: bool = False
-    #: When an operator asked it to hand over (C19).
+    #: When an operator asked it to hand over (C19), or to leave its coordinated group.
     asked_at: int | None = None
+    #: Why the log did not let it into its coordinated group: a code.
+    refused: str = ""
 
 
 class Heard:
@@ -51,15 +64,36 @@ class Heard:
             case ClaimingPartition():
                 run = self._run(record.group_id, record.client_id, record.instance_id, outcome.log_time)
                 run.waits, run.released = not outcome.accepted, False
+            case JoinGroup():
+                run = self._run(record.group_id, record.client_id, record.instance_id, outcome.log_time)
+                run.refused, run.released = "" if outcome.accepted else outcome.code, False
+            case LeaveGroup():
+                self._left(cp, record, outcome)
             case _:
                 pass
 
     def look(self, world: World) -> None:
-        """Take in who holds something now, and when it last beat."""
+        """Take in who holds something, or is a member, now, and when it last beat."""
         for lease in world.leases():
             if lease.client_id is not None and lease.instance_id is not None:
                 run = self._run(lease.group_id, lease.client_id, lease.instance_id, lease.last_beat)
                 run.waits = run.released = False
+        for group in world.groups():
+            for member in group.members.values():
+                run = self._run(group.group_id, member.client_id, member.instance_id, member.last_beat)
+                run.refused, run.released = "", False
+
+    def _left(self, cp: int, record: LeaveGroup, outcome: Outcome) -> None:
+        run = self._runs.get((record.group_id, record.client_id))
+        if run is None:
+            return
+        if outcome.accepted and run.instance == record.instance_id:
+            run.last_at, run.released = max(run.last_at, outcome.log_time), True
+        elif outcome.code == codes.UNKNOWN_CONSUMER:
+            group = self._worlds[cp].group(record.group_id)
+            member = None if group is None else group.clients.get(record.client_id)
+            if member is not None and member.member_id == record.member_id:  # another instance's: see Admin.drain
+                run.asked_at = outcome.log_time
 
     def _released(self, cp: int, record: ReleasingPartition, outcome: Outcome) -> None:
         run = self._runs.get((record.group_id, record.client_id))

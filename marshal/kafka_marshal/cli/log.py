@@ -362,6 +362,10 @@ def _print_json(told: Iterable[Told]) -> None:
         }
         if outcome.entries is not None:
             line["entries"] = list(outcome.entries)
+        if outcome.of_group:
+            line["generation"] = outcome.generation
+        if outcome.member is not None or (outcome.of_group and outcome.type == "JoinGroup"):
+            line["member"] = outcome.member
         for name in ("instance_id", "client_id", "group_id", "topic"):
             line[name.removesuffix("_id")] = getattr(record, name, None)
         line["topic_partition"] = getattr(record, "partition", None)

@@ -1,20 +1,21 @@
-"""What a replica's reader learns by the way: the broker's time, and how fast and since when leases move."""
+"""What a replica's reader learns by the way: the broker's time, and how fast and since when positions move."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kafka_marshal.engine.work.topic_mark import split
-from rationalizer import Lease, World
+from rationalizer import World
+from rationalizer.groups.history import done_in, owner_names
 from rationalizer.limits import NOTHING_DONE
 
 __all__ = ["BrokerClock", "LeaseKey", "Meter", "beyond", "local_ms"]
 
-#: (group, topic, partition)
-LeaseKey = tuple[str, str, int]
+#: (group, topic, partition, the first of its key hashes)
+LeaseKey = tuple[str, str, int, int]
 
 
 def local_ms() -> float:
@@ -22,9 +23,25 @@ def local_ms() -> float:
     return time.time() * 1000
 
 
-def beyond(lease: Lease) -> int:
-    """How many messages are done beyond a gap."""
-    return sum(last - first + 1 for first, last in split(lease.progress.ranges).ranges)
+def beyond(ranges: Sequence[tuple[int, int]]) -> int:
+    """How many messages of a progress's ranges are done beyond a gap."""
+    return sum(last - first + 1 for first, last in split(ranges).ranges)
+
+
+def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | None]]:
+    """Of each lease, and each piece of a coordinated group: (key, epoch, stable, all that is done, its owner)."""
+    for lease in world.leases():
+        key = (lease.group_id, lease.topic, lease.partition, 0)
+        stable = lease.progress.stable
+        yield key, lease.epoch, stable, stable + beyond(lease.progress.ranges), lease.client_id
+    for group in world.groups():
+        for topic, partition in group.partitions():
+            kept, pieces = group.kept(topic, partition), group.pieces.get(topic)
+            more = 0 if kept is None else beyond(kept.progress.ranges)
+            for piece in () if pieces is None else pieces[partition]:
+                stable = done_in(group, topic, partition, piece.lo, piece.hi)
+                owner = owner_names(group, piece.owner)[0]
+                yield (group.group_id, topic, partition, piece.lo), piece.since, stable, stable + more, owner
 
 
 class BrokerClock:
@@ -84,18 +101,16 @@ class Meter:
         self._tracks: dict[LeaseKey, _Track] = {}
 
     def sample(self, world: World) -> None:
-        """Note how far the leases of this coordination partition are now."""
-        for lease in world.leases():
-            key = (lease.group_id, lease.topic, lease.partition)
-            done = lease.progress.stable + beyond(lease)
+        """Note how far the groups of this coordination partition are now."""
+        for key, epoch, stable, done, owner in _standings(world):
             track = self._tracks.get(key)
             if track is None:
-                track = self._tracks[key] = _Track(lease.epoch, done, world.log_time, world.log_time)
+                track = self._tracks[key] = _Track(epoch, done, world.log_time, world.log_time)
             else:
-                self._follow(track, lease, done, world.log_time)
-            pause = world.pause(lease.group_id)
+                self._follow(track, epoch, stable, done, world.log_time)
+            pause = world.pause(key[0])
             pauser = None if pause is None else pause.client_id
-            track.works = lease.held and lease.client_id != pauser
+            track.works = owner is not None and owner != pauser
             samples = track.samples
             if not samples or world.log_time > samples[-1][0]:
                 samples.append((world.log_time, track.handled))
@@ -105,11 +120,11 @@ class Meter:
                 samples.popleft()
 
     @staticmethod
-    def _follow(track: _Track, lease: Lease, done: int, log_time: int) -> None:
+    def _follow(track: _Track, epoch: int, stable: int, done: int, log_time: int) -> None:
         # The first position of a partition is where its consumer begins: no work.
-        began = track.done == NOTHING_DONE != lease.progress.stable
-        if lease.epoch != track.epoch:  # another holder: what was before says nothing about its speed
-            track.epoch, track.granted_at = lease.epoch, log_time
+        began = track.done == NOTHING_DONE != stable
+        if epoch != track.epoch:  # another holder: what was before says nothing about its speed
+            track.epoch, track.granted_at = epoch, log_time
             track.samples.clear()
         elif done < track.done or began:
             track.samples.clear()

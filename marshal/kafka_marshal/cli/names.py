@@ -64,17 +64,24 @@ def near(name: str, known: Iterable[str]) -> str:
 
 def no_group(group: str, known: Iterable[str]) -> str:
     """That the log knows no such group, and which one may be meant."""
-    return f"no group {group!r}" + (near(group, known) or ": none of its members ever got a partition.")
+    return f"no group {group!r}" + (near(group, known) or ": the log knows no lease and no member of it.")
 
 
 def names_of(worlds: Iterable[World]) -> LogNames:
-    """All groups that have leases or are paused."""
+    """All groups that have leases, are coordinated or paused."""
     found: LogNames = {}
     for world in worlds:
         for lease in world.leases():
             clients = found.setdefault(lease.group_id, {}).setdefault(lease.topic, set())
             if lease.client_id is not None:
                 clients.add(lease.client_id)
+        for group in world.groups():
+            topics = found.setdefault(group.group_id, {})
+            for topic in {*group.counts, *(topic for topic, _ in group.partitions())}:
+                topics.setdefault(topic, set())
+            for member in group.members.values():
+                for topic in member.topics:
+                    topics.setdefault(topic, set()).add(member.client_id)
         for pause in world.pauses():
             found.setdefault(pause.group_id, {})
     return found

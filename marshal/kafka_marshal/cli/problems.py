@@ -78,6 +78,8 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
             text += f", {count(waiting, 'message')} waiting"
         if not group.members:
             text += f". No worker holds anything of the group{_heard(group.idle)}"
+        if group.state == "READY":
+            text += f". It has no members; one that is over is dropped with kafka-marshal forget-group {name}"
         found.append(Problem(name, "no_holder", text, len(free), free))
     deleted = [row for row in group.leases if row.deleted]
     if deleted:

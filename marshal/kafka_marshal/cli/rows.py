@@ -1,4 +1,7 @@
-"""What commands show of the state: leases one by one, and together by member and by group."""
+"""What commands show of the state: partitions one by one, and together by member and by group.
+
+One row serves both kinds of groups: a lease, or a piece of a partition with its owner's generation as epoch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from kafka_marshal.cli.text import span
 from kafka_marshal.engine.work.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
-from rationalizer.limits import STALE_AFTER_INTERVALS
+from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = [
     "STATES",
@@ -17,7 +20,11 @@ __all__ = [
     "LeaseRow",
     "MemberRow",
     "PauseRow",
+    "key_share",
     "members_of",
+    "partitions_held",
+    "partitions_of",
+    "place_text",
     "seen_text",
     "span_text",
     "total",
@@ -72,9 +79,22 @@ def span_text(ms: float, at_least: bool) -> str:
     return f"over {span(ms)}" if at_least else span(ms)
 
 
+def key_share(amount: int, lo: int, hi: int) -> int:
+    """What a range of key hashes has of an amount of messages, keys being spread evenly."""
+    return amount * (hi - lo + 1) // (MAX_KEY_HASH + 1)
+
+
+def place_text(partition: int, lo: int, hi: int) -> str:
+    """A partition, and which share of its keys, in hundredths: 3, or 3 (0-33%)."""
+    if lo == 0 and hi == MAX_KEY_HASH:
+        return str(partition)
+    first, last = (round(100 * at / (MAX_KEY_HASH + 1)) for at in (lo, hi + 1))
+    return f"{partition} ({first}-{last}%)"
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """One lease, or one partition of a group's topic that nobody ever claimed (cp None)."""
+    """One lease or piece, or one partition of a group's topic that nobody ever had (cp None)."""
 
     group: str
     topic: str
@@ -112,6 +132,24 @@ class LeaseRow:
     waiting_ms: int | None = None
     #: Kafka does not answer: how silent the holder is can't be known.
     outage: bool = False
+    kind: str = "claimed"
+    #: The key hashes that it is about: a part of them only where a coordinated group shares the partition.
+    lo: int = 0
+    hi: int = MAX_KEY_HASH
+    #: The member that waits for it, while its owner finishes what is in hand.
+    goes_to: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Its number, and which part of the keys."""
+        return place_text(self.partition, self.lo, self.hi)
+
+    @property
+    def holder(self) -> str:
+        """Who has it, and who gets it next."""
+        if self.client is None:
+            return "-"
+        return self.client if self.goes_to is None else f"{self.client} → {self.goes_to}"
 
     @property
     def position(self) -> int:
@@ -142,10 +180,11 @@ class LeaseRow:
 
     @property
     def lag(self) -> int | None:
-        """Offsets in the partition's log that are not done."""
+        """Offsets in the partition's log that are not done; of a part of the keys as many as it has on average."""
         if self.log_end is None or self.log_start is None or self.lost:
             return None
-        return max(0, self.log_end - max(self.position, self.log_start) - self.beyond)
+        behind = self.log_end - max(self.position, self.log_start)
+        return max(0, key_share(behind, self.lo, self.hi) - self.beyond)
 
     @property
     def held(self) -> bool:
@@ -156,7 +195,7 @@ class LeaseRow:
     def state(self) -> str:
         """See :func:`state_of`; "unknown" in an outage, "never claimed"."""
         if self.cp is None:
-            return "never claimed"
+            return "never claimed" if self.kind == "claimed" else "not assigned"
         if self.client is not None and self.outage:
             return "unknown"
         return state_of(self.silence_ms, self.heartbeat_interval_ms)
@@ -191,7 +230,7 @@ class LeaseRow:
     @property
     def badness(self) -> tuple[int, int, int]:
         """What is wrong first sorts first."""
-        order = ("seen", "unknown", "free", "never claimed", "silent", "gone").index(self.state)
+        order = ("seen", "unknown", "free", "never claimed", "not assigned", "silent", "gone").index(self.state)
         return (0 if self.lost else 1 if self.stuck else 2, -order, -(self.lag or 0))
 
 
@@ -259,6 +298,16 @@ class MemberRow:
         return (-int(self.is_hung), -order, -(self.lag or 0))
 
 
+def partitions_of(rows: Iterable[LeaseRow]) -> int:
+    """How many partitions these are, however many owners share one."""
+    return len({(row.group, row.topic, row.partition) for row in rows})
+
+
+def partitions_held(rows: Iterable[LeaseRow]) -> int:
+    """How many of them have an owner that is not gone, as far as that is known."""
+    return partitions_of(row for row in rows if row.held or row.state == "unknown")
+
+
 def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
     """The holders among these leases, by group and client."""
     found: dict[tuple[str, str, str], list[LeaseRow]] = {}
@@ -281,6 +330,10 @@ class HeardRow:
     released: bool = False
     #: Since an operator asked it to hand over.
     asked_ms: int | None = None
+    #: Why a coordinated group did not let it in: a code.
+    refused: str = ""
+    #: It is a member of a coordinated group, which has no partition for it.
+    is_member: bool = False
 
     @property
     def runs_at(self) -> Instance | None:
@@ -292,6 +345,10 @@ class HeardRow:
         """What it does without a partition, as far as its last records tell."""
         if self.asked_ms is not None:
             return f"asked to hand over {span(self.asked_ms)} ago: claims nothing until it is restarted"
+        if self.is_member:
+            return "a member; there is no partition for it"
+        if self.refused:
+            return f"its join was rejected: {self.refused}"
         if self.waits:
             return "waits for a partition"
         if self.released:
@@ -325,8 +382,24 @@ class GroupRow:
     leases: list[LeaseRow]
     pauses: list[PauseRow] = field(default_factory=list)
     silent_ms: int = 0
-    #: Workers that wrote something in the last minutes.
+    #: Workers that wrote something in the last minutes, and members of a coordinated group.
     heard: list[HeardRow] = field(default_factory=list)
+    #: "claimed", "coordinated", or "" where nothing is known but a pause (G1).
+    kind: str = "claimed"
+    #: Of a coordinated group, by the broker's clock (G7): "READY", "PREPARE_FOR_REBALANCE", "STEADY".
+    state: str | None = None
+    generation: int | None = None
+    strategy: str | None = None
+
+    @property
+    def worker_count(self) -> int:
+        """Who holds something, or is a member, and is not gone."""
+        return sum(member.state != "gone" for member in self.members) + sum(run.is_member for run in self.heard)
+
+    @property
+    def moving(self) -> list[LeaseRow]:
+        """Pieces that their owners are to let go of."""
+        return [row for row in self.leases if row.goes_to is not None]
 
     @property
     def members(self) -> list[MemberRow]:

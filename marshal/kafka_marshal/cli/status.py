@@ -12,7 +12,15 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.problems import KINDS, Problem, problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, MemberRow, span_text
+from kafka_marshal.cli.rows import (
+    GroupRow,
+    HeardRow,
+    LeaseRow,
+    MemberRow,
+    partitions_held,
+    partitions_of,
+    span_text,
+)
 from kafka_marshal.cli.text import clock_text, count, number, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
@@ -21,6 +29,7 @@ __all__ = ["status"]
 
 _GROUPS = (
     Column("group", fold=True, least=8),
+    Column("kind", from_width=95),
     Column("members", right=True),
     Column("partitions", right=True),
     Column("lag", right=True),
@@ -57,7 +66,7 @@ _PAUSES = (
     Column("in", fold=True),
 )
 
-_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claimed": "yellow"}
+_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claimed": "yellow", "not assigned": "yellow"}
 
 
 @command()
@@ -74,12 +83,15 @@ def status(
     r"""Groups at a glance, and what is wrong with them; the partitions of one (--group), or its workers (--members).
 
     \b
-    members      workers that hold a partition and are not gone
+    kind         claimed (leases), or coordinated (members and generations; see group)
+    members      workers that hold a partition, or are members, and are not gone
     partitions   held / of all topics that the group ever worked on
     no progress  the longest that messages have been waiting while the position did not move; "over": all the log that
                  was read, 10 minutes at most, shows it where it is
     seen         the holder's last heartbeat, by the broker's clock: "silent" beyond one heartbeat interval,
-                 "gone" beyond two: others can take what it holds
+                 "gone" beyond two: others can take what it holds. In a coordinated group: beyond half a session,
+                 and a whole one
+    holder       a → b: a finishes what it has in hand, then b gets it. 3 (0-33%): the first third of the keys
     next         the offset to be read next, as release-group takes it
     lag          messages in the log that are not done; "lost", or + behind the rest, where not all of it is known
     progress     of a worker that beats, has messages waiting, and reports none of them done: hung?
@@ -161,10 +173,10 @@ def _picture(view: View, group: str | None, members: bool, everything: bool) -> 
 
 def _headline(groups: list[GroupRow], folded: list[GroupRow]) -> str:
     rows = [row for each in groups for row in each.leases]
-    held = sum(row.held or row.state == "unknown" for row in rows)
-    workers = sum(member.state != "gone" for each in groups for member in each.members)
+    workers = sum(each.worker_count for each in groups)
     text = (
-        f"{count(len(groups), 'group')}, {count(len(rows), 'partition')}, {held:,} held by {count(workers, 'worker')}"
+        f"{count(len(groups), 'group')}, {count(partitions_of(rows), 'partition')}, {partitions_held(rows):,} held "
+        f"by {count(workers, 'worker')}"
     )
     if folded:
         listed = ", ".join(each.group for each in folded[:5]) + (", …" if len(folded) > 5 else "")
@@ -182,12 +194,11 @@ def _group_section(view: View, groups: list[GroupRow], problems: dict[str, list[
 
 
 def _group_cells(group: GroupRow, problems: list[Problem]) -> list[str | Cell]:
-    members = group.members
-    held = sum(row.held or row.state == "unknown" for row in group.leases)
     return [
         group.group,
-        str(sum(member.state != "gone" for member in members)),
-        f"{held}/{len(group.leases)}",
+        group.kind or "-",
+        str(group.worker_count),
+        f"{partitions_held(group.leases)}/{partitions_of(group.leases)}",
         lag_cell(group.leases),
         "-" if group.behind_ms is None else span_text(group.behind_ms, group.is_behind_longer),
         _group_state(group, problems),
@@ -202,6 +213,8 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
     draining = sum(member.asked_ms is not None for member in group.members)
     if draining:
         words.append(f"{draining:,} draining")
+    if group.moving:
+        words.append(f"{len(group.moving):,} moving")
     if group.is_paused:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):
@@ -218,10 +231,14 @@ def _problem_section(groups: list[GroupRow], problems: dict[str, list[Problem]])
 def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
     return {
         "group": group.group,
-        "members": sum(member.state != "gone" for member in group.members),
+        "kind": group.kind or None,
+        "state": group.state,
+        "generation": group.generation,
+        "strategy": group.strategy,
+        "members": group.worker_count,
         "members_gone": sum(member.state == "gone" for member in group.members),
-        "partitions": len(group.leases),
-        "held": sum(row.held for row in group.leases),
+        "partitions": partitions_of(group.leases),
+        "held": partitions_of([row for row in group.leases if row.held]),
         "lag": group.lag,
         "positions_lost": len(group.lost),
         "stuck": len(group.stuck),
@@ -334,8 +351,8 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
     return [
         row.group,
         row.topic,
-        str(row.partition),
-        "-" if row.client is None else row.client,
+        row.place,
+        row.holder,
         number(row.epoch),
         Cell(row.seen, _STYLES.get(row.state, "dim")),
         number(row.next),
@@ -375,6 +392,9 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "group": row.group,
         "topic": row.topic,
         "topic_partition": row.partition,
+        "kind": row.kind,
+        "keys": [row.lo, row.hi],
+        "goes_to": row.goes_to,
         "holder": None if row.client is None else {"client": row.client, "instance": row.instance},
         "epoch": row.epoch,
         "heartbeat_interval_ms": row.heartbeat_interval_ms,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import click
 
-from kafka_marshal.admin.topic import create
+from kafka_marshal.admin.topic import create, low_levels
 from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
@@ -17,13 +17,14 @@ from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
     Problem,
-    append_markers,
+    append_first_records,
     check_one_cluster,
     create_snapshots_topic,
     find_problems,
     find_snapshot_problems,
     snapshots_topic,
 )
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
@@ -72,6 +73,7 @@ class Report:
 def init(options: Options, partitions: int | None, check: bool) -> int:
     r"""Create the coordination topic with its log of snapshots, or check what is there.
 
+    A new topic is at the newest level of the protocol; one of an older release stays at its own (see upgrade).
     Says about each setting that is wrong what it does to leases, and which command of Kafka's own mends it. May be
     run again at any time.
 
@@ -119,6 +121,8 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
         )
     _look_at_log(cluster, options, check, report)
     _look_at_snapshots(cluster, options, check, report, config)
+    if report.fit:
+        _look_at_levels(cluster, options, report)
     report.faults.sort(key=lambda fault: not fault.fatal)
     return report
 
@@ -139,7 +143,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         )
     empty = [cp for cp, end in log.ends.items() if end == 0]
     if empty and not check:
-        append_markers(cluster, options.topic, empty, log.partitions, options.timeout)
+        append_first_records(cluster, options.topic, log.ends, options.timeout)
         report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number")
     elif empty:
         report.faults.append(
@@ -172,6 +176,17 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
                 fatal=False,
             )
         )
+
+
+def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
+    """Whether coordinated groups can be used (E4)."""
+    replica = Replica(cluster, options.topic, options.timeout, Begin.SNAPSHOT)
+    try:
+        replica.catch_up(options.timeout)
+        for what, why in low_levels(replica):
+            report.faults.append(Fault(what, why, f"kafka-marshal upgrade{options.reach()}", fatal=False))
+    finally:
+        replica.close()
 
 
 def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:

@@ -16,16 +16,15 @@ from dataclasses import replace
 
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.heard import Heard
-from kafka_marshal.cli.meter import BrokerClock, Meter, beyond, local_ms
-from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow
+from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
+from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
 from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.work.lost import why_lost
-from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
-from rationalizer import Lease, Tick, World, encode
-from rationalizer.limits import NOTHING_DONE
+from rationalizer import Group, Progress, Tick, World, encode, route_group
 
 __all__ = ["View"]
 
@@ -108,7 +107,7 @@ class View:
         is_recent = self._step_ms(entries[-1][1]) > 0
         self.replica.apply(TailBatch({cp: entries}), self.heard.note if is_recent else None, history=is_recent)
         world, stamp = self.worlds[cp], entries[-1][1]
-        if stamp >= self._window_start or (self._step_ms(stamp) and len(world.leases()) * len(self.worlds) <= _MANY):
+        if stamp >= self._window_start or (self._step_ms(stamp) and world.listed * len(self.worlds) <= _MANY):
             self.meter.sample(world)
             self.heard.look(world)
 
@@ -127,7 +126,7 @@ class View:
 
     def learn_time(self) -> None:
         """Wait a moment for a record that somebody appends now, if anybody's silence is to be told."""
-        if any(lease.held for world in self.worlds.values() for lease in world.leases()):
+        if any(info.client_id is not None for world in self.worlds.values() for info, _ in holdings(world)):
             self.follow(LISTEN_S, until=lambda: self.clock.source != "local")
 
     def tick(self) -> None:
@@ -174,16 +173,19 @@ class View:
             self.clock.heard(world.log_time, "tick")
 
     def look_at_data(self, groups: Iterable[str] | None = None) -> None:
-        """Ask where the logs of all claimed topics begin and end (*blocking*)."""
+        """Ask where the logs of all topics that groups work on begin and end (*blocking*)."""
         if self.outage:
             return
         wanted = None if groups is None else set(groups)
         topics = {
-            lease.topic
+            info.topic
             for world in self.worlds.values()
-            for lease in world.leases()
-            if wanted is None or lease.group_id in wanted
+            for info, _ in holdings(world)
+            if wanted is None or info.group_id in wanted
         }
+        for group in self.coordinated():
+            if wanted is None or group.group_id in wanted:
+                topics.update(group.counts)
         infos = self._cluster.topic_info(topics, self.patience_s) if topics else {}
         self.topics = infos
         partitions = [
@@ -195,7 +197,7 @@ class View:
         self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
-        """All leases ever granted and not forgotten (of one group), sorted by group, topic, partition (*blocking*).
+        """All leases and pieces known (of one group), sorted by group, topic, partition and keys (*blocking*).
 
         Those that stand still say why, as far as reading their next message shows.
         """
@@ -203,21 +205,23 @@ class View:
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
         rows = [
-            self._row(world, lease, now_ms)
-            for world in self.worlds.values()
-            for lease in world.leases()
-            if group is None or lease.group_id == group
+            self._row(cp, info, progress, now_ms)
+            for cp, world in self.worlds.items()
+            for info, progress in holdings(world, group)
         ]
-        rows.sort(key=lambda row: (row.group, row.topic, row.partition))
+        rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
         self._rows = mark_stuck(self._cluster, rows, now_ms)
         return self._rows
 
     def groups(self, group: str | None = None) -> list[GroupRow]:
-        """All groups (or one, if the log knows it) with their leases, partitions never claimed, and pauses."""
+        """All groups (or one, if the log knows it) with their partitions, those nobody has among them, and pauses."""
         by_group: dict[str, list[LeaseRow]] = {}
+        homes = {each.group_id: each for each in self.coordinated() if group in (None, each.group_id)}
+        for name in homes:
+            by_group[name] = []
         pauses = self.pauses(group)
         claimed = self.rows(group)
-        for row in [*claimed, *self.unclaimed(claimed)]:
+        for row in [*claimed, *self.unclaimed(claimed, group)]:
             by_group.setdefault(row.group, []).append(row)
         for pause in pauses:
             by_group.setdefault(pause.group, [])
@@ -231,24 +235,43 @@ class View:
                 waits=run.waits,
                 released=run.released,
                 asked_ms=None if run.asked_at is None else max(0, now_ms - run.asked_at),
+                refused=run.refused,
+                is_member=self._is_member(homes.get(run.group), run.client, run.instance, now_ms),
             )
             for run in self.heard.since(now_ms - _HISTORY_MS)
         ]
-        return [
+        found = [
             GroupRow(
                 name,
-                sorted(rows, key=lambda row: (row.topic, row.partition)),
+                sorted(rows, key=lambda row: (row.topic, row.partition, row.lo)),
                 [pause for pause in pauses if pause.group == name],
-                now_ms - max((row.last_beat or 0 for row in rows if row.cp is not None), default=now_ms),
+                now_ms - (max((row.last_beat or 0 for row in rows if row.cp is not None), default=0) or now_ms),
                 [run for run in heard if run.group == name],
+                "claimed" if any(row.cp is not None for row in rows) else "",
             )
             for name, rows in sorted(by_group.items())
         ]
+        return [_coordinated(each, homes[each.group], now_ms) if each.group in homes else each for each in found]
+
+    def coordinated(self) -> list[Group]:
+        """All coordinated groups, as their homes know them; where that says nothing, a mark (G2)."""
+        found: dict[str, Group] = {}
+        for cp, world in self.worlds.items():
+            for group in world.groups():
+                if cp == route_group(group.group_id, len(self.worlds)) or group.group_id not in found:
+                    found[group.group_id] = group
+        return [found[name] for name in sorted(found)]
+
+    @staticmethod
+    def _is_member(group: Group | None, client: str, instance: str, now_ms: int) -> bool:
+        member = None if group is None else group.clients.get(client)
+        return member is not None and member.instance_id == instance and not member.is_overdue(now_ms)
 
     def names(self) -> list[str]:
         """All groups that the log knows."""
         leases = {lease.group_id for world in self.worlds.values() for lease in world.leases()}
-        return sorted(leases | {pause.group_id for world in self.worlds.values() for pause in world.pauses()})
+        groups = {group.group_id for group in self.coordinated()}
+        return sorted(leases | groups | {pause.group_id for world in self.worlds.values() for pause in world.pauses()})
 
     def pauses(self, group: str | None = None) -> list[PauseRow]:
         """Pauses in force at log time (D3), one for each group and client."""
@@ -263,60 +286,69 @@ class View:
             for (name, client), found in sorted(where.items())
         ]
 
-    def unclaimed(self, rows: list[LeaseRow]) -> list[LeaseRow]:
-        """Partitions of the topics of these leases that their group never claimed."""
+    def unclaimed(self, rows: list[LeaseRow], group: str | None = None) -> list[LeaseRow]:
+        """Partitions of the topics of these rows' groups that nobody has, and nobody ever had."""
         claimed = {(row.group, row.topic, row.partition) for row in rows}
-        pairs = {(row.group, row.topic) for row in rows}
+        pairs = {(row.group, row.topic): row.kind for row in rows}
+        for known in self.coordinated():
+            if group in (None, known.group_id):
+                pairs.update({(known.group_id, topic): "coordinated" for topic in known.counts})
         return [
-            LeaseRow(group, topic, partition, log_start=low, log_end=high)
-            for group, name in sorted(pairs)
+            LeaseRow(of, topic, partition, log_start=low, log_end=high, kind=kind)
+            for (of, name), kind in sorted(pairs.items())
             for (topic, partition), (low, high) in sorted(self.marks.items())
-            if topic == name and (group, topic, partition) not in claimed
+            if topic == name and (of, topic, partition) not in claimed
         ]
 
-    def _row(self, world: World, lease: Lease, now_ms: int) -> LeaseRow:
-        progress = lease.progress
-        done_beyond = beyond(lease)
-        ranges = split(progress.ranges).ranges
-        low, high = self.marks.get((lease.topic, lease.partition), (None, None))
-        key = (lease.group_id, lease.topic, lease.partition)
+    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int) -> LeaseRow:
+        done_beyond = sum(last - first + 1 for first, last in info.ranges)
+        stable = -1 if info.stable is None else info.stable
+        in_flight = info.ranges[-1][1] - stable - done_beyond if info.ranges else 0
+        low, high = self.marks.get((info.topic, info.partition), (None, None))
+        key = (info.group_id, info.topic, info.partition, info.lo)
         # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
-        moved_at = min(self.meter.moved_at(key) or lease.last_beat, lease.last_beat)
-        is_seen_moving = self.meter.has_moved(key) or moved_at == lease.last_beat
-        granted_at = min(self.meter.granted_at(key) or lease.last_beat, lease.last_beat)
+        last_beat = info.last_beat or now_ms
+        moved_at = min(self.meter.moved_at(key) or last_beat, last_beat)
+        is_seen_moving = self.meter.has_moved(key) or moved_at == last_beat
+        granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
+        is_held, is_lease = info.client_id is not None, info.kind == "claimed"
         row = LeaseRow(
-            group=lease.group_id,
-            topic=lease.topic,
-            partition=lease.partition,
-            cp=world.partition,
-            client=lease.client_id,
-            instance=lease.instance_id,
-            epoch=lease.epoch,
-            heartbeat_interval_ms=lease.heartbeat_interval_ms,
-            last_beat=lease.last_beat,
-            silence_ms=max(0, now_ms - lease.last_beat) if lease.held else None,
-            stable=None if progress.stable == NOTHING_DONE else progress.stable,
-            beyond=done_beyond,
-            in_flight=ranges[-1][1] - progress.stable - done_beyond if ranges else 0,
-            granted=None if progress.granted == NOTHING_DONE else progress.granted,
+            group=info.group_id,
+            topic=info.topic,
+            partition=info.partition,
+            cp=cp,
+            client=info.client_id,
+            instance=info.instance_id,
+            epoch=info.epoch if is_held or is_lease else None,
+            heartbeat_interval_ms=info.heartbeat_interval_ms if is_held or is_lease else None,
+            last_beat=info.last_beat if is_held or is_lease else None,
+            silence_ms=max(0, now_ms - info.last_beat) if is_held else None,
+            stable=info.stable,
+            beyond=key_share(done_beyond, info.lo, info.hi),
+            in_flight=key_share(in_flight, info.lo, info.hi),
+            granted=info.granted,
             log_start=low,
             log_end=high,
-            stuck=self._why_stuck(lease, high),
+            stuck=self._why_stuck(info, progress, high),
             idle_ms=max(0, now_ms - moved_at),
             idle_at_least=not is_seen_moving,
             held_ms=max(0, now_ms - granted_at),
+            kind=info.kind,
+            lo=info.lo,
+            hi=info.hi,
+            goes_to=info.goes_to,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
-    def _why_stuck(self, lease: Lease, log_end: int | None) -> str:
-        topic = self.topics.get(lease.topic)
+    def _why_stuck(self, info: LeaseInfo, progress: Progress, log_end: int | None) -> str:
+        topic = self.topics.get(info.topic)
         if topic is None:
             return f"{NO_TOPIC} on this cluster any more"
-        if lease.partition >= topic.partitions:
+        if info.partition >= topic.partitions:
             return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
-        if lease.partition in topic.leaderless:
+        if info.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
-        return why_lost(topic, lease.progress, log_end)
+        return why_lost(topic, progress, log_end)
 
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""
@@ -325,3 +357,15 @@ class View:
             "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
+
+
+def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
+    """The row of a coordinated group: its state is judged by the broker's clock, as silence is."""
+    is_moving = found.moving or any(member.is_overdue(now_ms) for member in group.members.values())
+    return replace(
+        found,
+        kind="coordinated",
+        state="READY" if not group.members else "PREPARE_FOR_REBALANCE" if is_moving else "STEADY",
+        generation=group.generation,
+        strategy=group.strategy,
+    )

@@ -1,8 +1,11 @@
-"""`who`: who owned a partition, since when, until when."""
+"""`who`: who owned a partition, since when, until when.
+
+Of a claimed group the lease's part of the log tells, of a coordinated one the group's home: both are replayed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -15,13 +18,14 @@ from kafka_marshal.cli.meter import local_ms
 from kafka_marshal.cli.names import complete_group, complete_topic, names_of, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
-from kafka_marshal.cli.rows import STATES
+from kafka_marshal.cli.rows import STATES, place_text
 from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.cli.text import clock_text, span, time_text
 from kafka_marshal.ports import LogEntry
-from rationalizer import World, route_lease
+from rationalizer import Outcome, World, route_group, route_lease
+from rationalizer.groups.history import Assignments
 from rationalizer.history import End, LeaseKey, Owners, Span
-from rationalizer.limits import MAX_PARTITION, STALE_AFTER_INTERVALS
+from rationalizer.limits import MAX_KEY_HASH, MAX_PARTITION, STALE_AFTER_INTERVALS
 
 __all__ = ["who"]
 
@@ -38,7 +42,7 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class Moment:
-    """The lease at the place that was asked about."""
+    """The lease, or the piece, at the place that was asked about."""
 
     span: Span
     last_beat: int
@@ -57,7 +61,8 @@ class Ownership:
     at: int | None = None
     at_offset: int | None = None
     spans: list[Span] = field(default_factory=list)
-    moment: Moment | None = None
+    #: One; in a coordinated group one for each range of keys.
+    moments: list[Moment] = field(default_factory=list)
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
     _passed: bool = False
@@ -76,18 +81,28 @@ class Ownership:
 
     def take(self, entries: Iterable[LogEntry]) -> None:
         """Replay records of the CP, ascending."""
-        world = self.world
         for offset, stamp, value in entries:
             if not self._passed and self._is_beyond(offset, stamp):
+                self._passed = True
                 self._capture()
-            outcome = world.apply(offset, stamp, value)
-            if outcome.accepted and (begun := self.owners.see(self.key, world, outcome)) is not None:
-                self.spans.append(begun)
+            outcome = self.world.apply(offset, stamp, value)
+            if outcome.accepted:
+                self._see(outcome)
+
+    def _see(self, outcome: Outcome) -> None:
+        if (begun := self.owners.see(self.key, self.world, outcome)) is not None:
+            self.spans.append(begun)
 
     def end(self) -> None:
         """The log ends here."""
         if not self._passed:
+            self._passed = True
             self._capture()
+
+    @property
+    def judged_at(self) -> int:
+        """The log time at which it is judged who is silent, while the replay stands at the moment."""
+        return self.world.log_time if self.at is None else max(self.at, self.world.log_time)
 
     def _is_beyond(self, offset: int, stamp: int) -> bool:
         if self.at_offset is not None:
@@ -95,12 +110,49 @@ class Ownership:
         return self.at is not None and stamp > self.at
 
     def _capture(self) -> None:
-        self._passed = True
         lease = self.world.lease(*self.key)
         if lease is not None and self.spans:
-            judged_at = self.world.log_time if self.at is None else max(self.at, self.world.log_time)
-            freshness = lease.freshness(judged_at)
-            self.moment = Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)
+            freshness = lease.freshness(self.judged_at)
+            self.moments = [Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)]
+
+
+@dataclass(slots=True)
+class PieceOwnership(Ownership):
+    """The history of one partition of a coordinated group, from a replay of the group's home."""
+
+    assignments: Assignments = field(default_factory=lambda: Assignments(""))
+    #: The last offset before the moment; client_id → (last beat, half of its session, freshness) as of then.
+    _last: int = -1
+    _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+    def begin(self, world: World) -> None:
+        self.world = world
+        self.assignments.begin(world)
+        self.spans = list(self.assignments.now.get(self.key[1:], []))
+        for each in self.spans:
+            each.since = world.log_time
+
+    def _see(self, outcome: Outcome) -> None:
+        begun = self.assignments.see(self.world, outcome)
+        self.spans += [each for each in begun if each.key == self.key]
+
+    def _capture(self) -> None:
+        self._last = self.world.next_offset - 1
+        group = self.world.group(self.key[0])
+        for member in () if group is None else group.members.values():
+            half, silence = (member.session_timeout_ms + 1) // 2, self.judged_at - member.last_beat
+            is_gone = silence > member.session_timeout_ms
+            freshness = "stale" if is_gone else "unknown" if silence > half else "fresh"
+            self._members[member.client_id] = member.last_beat, half, freshness
+
+    def end(self) -> None:
+        Ownership.end(self)
+        self.assignments.spans(self.world.group(self.key[0]), self.key[1:])
+        self.spans.sort(key=lambda each: (each.since_offset, each.lo))
+        for each in sorted(self.spans, key=lambda each: each.lo):
+            if each.since_offset <= self._last and (each.until_offset is None or self._last < each.until_offset):
+                beat, half, freshness = self._members.get(each.client_id, (each.last_beat, 0, "free"))
+                self.moments.append(Moment(each, beat, half, freshness if each.held else "free"))
 
 
 #: The broker's clock may be ahead of ours by that.
@@ -131,7 +183,8 @@ def who(
     r"""Who owned PARTITION of TOPIC for GROUP, since when and until when, with the epochs.
 
     Without --at and --offset: who owns it now, and the whole history. The answer comes from the records alone, so a
-    dump gives it a year later. TIME is log time, the broker's; without an offset it is local.
+    dump gives it a year later. TIME is log time, the broker's; without an offset it is local. In a coordinated group
+    the epoch is the generation since which the owner has it; where a partition is shared, one line a range of keys.
 
     \b
     Exit status: 0, also where nobody owned it; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
@@ -155,25 +208,45 @@ def who(
         refuse_name(known, group, topic_name)
         raise CommandError(
             f"the log knows no lease of {group!r} on {topic_name!r} partition {partition}: nobody ever got it (or the "
-            f"group was forgotten before the log began). Its place would be partition {owned.cp} of the log.",
+            f"group was forgotten before the log began). Its place would be partition {owned.cp} of the log "
+            f"({route_group(group, owned.partitions)} of a coordinated group).",
             NO,
         )
     return stopped([owned.world]) or DONE
+
+
+def _both(key: LeaseKey, partitions: int, at: int | None, offset: int | None) -> tuple[Ownership, PieceOwnership]:
+    """Of either kind that the group may be of."""
+    claimed = Ownership(key, route_lease(key[1], key[2], partitions), partitions, at, offset)
+    pieces = PieceOwnership(key, route_group(key[0], partitions), partitions, at, offset)
+    pieces.assignments = Assignments(key[0])
+    return claimed, pieces
+
+
+def _chosen(claimed: Ownership, pieces: PieceOwnership) -> Ownership:
+    """The one of the kind that the group is, or was when it was last known (G1)."""
+    for owned in (claimed, pieces):
+        owned.end()
+    is_coordinated = pieces.world.group(pieces.key[0]) is not None or not claimed.spans
+    return pieces if pieces.spans and is_coordinated else claimed
 
 
 def _from_kafka(stack: ExitStack, options: Options, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
     from kafka_marshal.cli.reading import Log, connected
 
     source = Log(stack.enter_context(connected(options)), options.topic, options.timeout)
-    owned = Ownership(key, route_lease(key[1], key[2], source.partitions), source.partitions, at, offset)
-    _check_offset(offset, source.ends[owned.cp], owned.cp)
+    both = _both(key, source.partitions, at, offset)
     progressed = stack.enter_context(progress("replaying the log"))
-    owned.begin(source.first_worlds([owned.cp])[owned.cp])
-    for cp, entries in source.read({owned.cp: owned.world.next_offset}, progress=progressed):
+    for owned in both:
+        owned.begin(source.first_worlds([owned.cp])[owned.cp])
+    for cp, entries in source.read({owned.cp: owned.world.next_offset for owned in both}, progress=progressed):
         source.check_marker(cp, entries[0])
-        owned.take(entries)
-    owned.end()
-    return owned
+        for owned in both:
+            if owned.cp == cp:
+                owned.take(entries)
+    found = _chosen(*both)
+    _check_offset(offset, source.ends[found.cp], found.cp)
+    return found
 
 
 def _from_dump(stack: ExitStack, path: str, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
@@ -181,23 +254,20 @@ def _from_dump(stack: ExitStack, path: str, key: LeaseKey, at: int | None, offse
     from rationalizer.dump import DumpReader
 
     reader = DumpReader(stack.enter_context(open_dump(path)))
-    owned = Ownership(key, route_lease(key[1], key[2], reader.header.partitions), reader.header.partitions, at, offset)
-
-    def entries() -> Iterator[LogEntry]:
-        for record in reader:
+    both = _both(key, reader.header.partitions, at, offset)
+    for record in reader:
+        for owned in both:
             if record.partition == owned.cp:
-                yield record.offset, record.timestamp_ms, record.value
-
-    owned.take(entries())
-    owned.end()
-    _check_offset(offset, owned.world.next_offset, owned.cp)
-    return owned
+                owned.take([(record.offset, record.timestamp_ms, record.value)])
+    found = _chosen(*both)
+    _check_offset(offset, found.world.next_offset, found.cp)
+    return found
 
 
 def _check_offset(offset: int | None, end: int, cp: int) -> None:
     if offset is not None and offset >= end:
         raise CommandError(
-            f"--offset {offset}: partition {cp} of the log, where this lease is kept, ends before {end}.", WRONG_USE
+            f"--offset {offset}: partition {cp} of the log, where this is kept, ends before {end}.", WRONG_USE
         )
 
 
@@ -213,7 +283,8 @@ def _tell(owned: Ownership) -> None:
     if owned.at is None and owned.at_offset is None:
         say()
         now_ms = int(local_ms())
-        print_table(_COLUMNS, [_row(each, now_ms) for each in owned.spans])
+        columns = (*_COLUMNS, Column("keys")) if isinstance(owned, PieceOwnership) else _COLUMNS
+        print_table(columns, [_row(each, now_ms)[: len(columns)] for each in owned.spans])
 
 
 def _answer(owned: Ownership) -> str:
@@ -221,25 +292,38 @@ def _answer(owned: Ownership) -> str:
     when = "Now" if owned.at is None else f"At {time_text(owned.at)}"
     if owned.at_offset is not None:
         when = f"After offset {owned.at_offset}"
-    moment = owned.moment
-    if moment is None:
+    if not owned.moments:
         first = owned.spans[0]
-        if first.until is not None and owned.world.lease(*owned.key) is None and owned.at is None:
+        if first.until is not None and owned.spans[-1].ended is End.FORGOTTEN and owned.at is None:
             return f"{when}: nobody; the group was forgotten at {time_text(owned.spans[-1].until or 0)}."
         held = next((span for span in owned.spans if span.held), None)
         if held is None:
             return f"{when}: nobody, as far back as the log goes."
         return f"{when}: nobody. It was first claimed at {time_text(held.since)}, by {held.client_id}."
+    is_piece = isinstance(owned, PieceOwnership)
+    return "\n".join(_moment_text(when, moment, is_piece) for moment in owned.moments)
+
+
+def _moment_text(when: str, moment: Moment, is_piece: bool) -> str:
     held = moment.span
+    when += f", {keys}" if (keys := _keys(held)) else ""
     if not held.held:
         return f"{when}: nobody, free since {time_text(held.since)} ({_later(held)})."
     text = f"{when}: {held.client_id}, epoch {held.epoch}, since {time_text(held.since)} ({_later(held)})."
+    lapse, before = ("session had ended", "half a session") if is_piece else ("lease had lapsed", "one interval")
     if moment.freshness == "stale":
         lapsed = moment.last_beat + STALE_AFTER_INTERVALS * moment.heartbeat_interval_ms
-        text += f"\nBut silent since {time_text(moment.last_beat)}: its lease had lapsed at {time_text(lapsed)}."
+        text += f"\nBut silent since {time_text(moment.last_beat)}: its {lapse} at {time_text(lapsed)}."
     elif moment.freshness == "unknown":
-        text += f"\nIts last beat was at {time_text(moment.last_beat)}, more than one interval before."
+        text += f"\nIts last beat was at {time_text(moment.last_beat)}, more than {before} before."
     return text
+
+
+def _keys(span: Span) -> str:
+    """The part of the keys that it is about; "" for all."""
+    if span.lo == 0 and span.hi == MAX_KEY_HASH:
+        return ""
+    return "keys " + place_text(0, span.lo, span.hi)[3:-1]
 
 
 def _later(found: Span) -> str:
@@ -253,16 +337,23 @@ def _ended(found: Span) -> str:
         case End.OPEN:
             return ""
         case End.RELEASED:
-            return f"released, next offset {found.stable + 1}" if found.stable >= 0 else "released, nothing done"
+            return f"released{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.REPLACED:
             silence = span((found.until or 0) - found.last_beat)
-            return f"silent for {silence}, then claimed by {found.ended_by}"
+            verb = "then claimed by" if found.is_lease else "then it went to"
+            return f"silent for {silence}" + (f", {verb} {found.ended_by}" if found.ended_by else "")
+        case End.LEFT:
+            return f"it left{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.RESTARTED:
             return "its own newer instance took over"
         case End.FORGOTTEN:
             return "the group was forgotten"
         case End.CLAIMED:
-            return f"claimed by {found.ended_by}"
+            return f"claimed by {found.ended_by}" if found.is_lease else f"given to {found.ended_by}"
+
+
+def _done(found: Span) -> str:
+    return f", next offset {found.stable + 1}" if found.stable >= 0 else ", nothing done"
 
 
 def _row(each: Span, now_ms: int) -> list[str | Cell]:
@@ -278,12 +369,14 @@ def _row(each: Span, now_ms: int) -> list[str | Cell]:
         until,
         f"{each.since_offset}-{last}",
         _ended(each),
+        _keys(each).removeprefix("keys ") or "all",
     ]
 
 
 def _span_json(each: Span) -> dict[str, object]:
     return {
         "holder": {"client": each.client_id, "instance": each.instance_id} if each.held else None,
+        "keys": [each.lo, each.hi],
         "epoch": each.epoch if each.held else None,
         "since": each.since,
         "since_offset": each.since_offset,
@@ -295,17 +388,19 @@ def _span_json(each: Span) -> dict[str, object]:
 
 def _json(owned: Ownership) -> dict[str, object]:
     group, topic, partition = owned.key
-    moment = owned.moment
-    answer = None
-    if moment is not None:
-        answer = {**_span_json(moment.span), "last_beat": moment.last_beat, "state": STATES[moment.freshness]}
+    answers = [
+        {**_span_json(each.span), "last_beat": each.last_beat, "state": STATES[each.freshness]}
+        for each in owned.moments
+    ]
     return {
         "group": group,
+        "kind": "coordinated" if isinstance(owned, PieceOwnership) else "claimed",
         "topic": topic,
         "topic_partition": partition,
         "partition": owned.cp,
         "log_time": owned.world.log_time,
         "next_offset": owned.world.next_offset,
-        "answer": answer,
+        "answer": answers[0] if answers else None,
+        "answers": answers,
         "history": [_span_json(each) for each in owned.spans],
     }

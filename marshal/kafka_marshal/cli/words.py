@@ -8,23 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kafka_marshal.cli.rows import place_text
 from kafka_marshal.cli.text import count, span, time_text
 from kafka_marshal.engine.work.topic_mark import split
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
     CommitRanges,
+    ConfigureGroup,
     ForgetGroup,
+    Group,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
+    JoinGroup,
     Lease,
+    LeaveGroup,
     Outcome,
     Record,
     RejectedValueError,
     ReleaseGroup,
     ReleasingPartition,
     Tick,
+    TopicsChanged,
     Upgrade,
     World,
     codes,
@@ -33,8 +42,11 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.marker import said_by
+from rationalizer.wire.wellformed import LET_GO, START
 
-__all__ = ["Seen", "is_beat", "reason", "remember", "what"]
+__all__ = ["Seen", "is_beat", "reason", "remember", "setting_text", "what"]
+
+_OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
 
 #: The most leases or ranges that are listed one by one.
 _LISTED = 5
@@ -63,7 +75,9 @@ def is_beat(outcome: Outcome, record: Record | None) -> bool:
         return False
     if isinstance(record, Heartbeat):
         return record.epoch is not None
-    return isinstance(record, (HeartbeatBatch, Tick))
+    if isinstance(record, CommitOffsets):
+        return bool(record.member_id) and all(entry.action not in (LET_GO, START) for entry in record.entries)
+    return isinstance(record, (HeartbeatBatch, GroupHeartbeat, Tick))
 
 
 # -- what was asked for --------------------------------------------------------------------------------------
@@ -139,6 +153,65 @@ def _upgrade(record: Upgrade) -> str:
     return f"raises the log to level {record.level}"
 
 
+def _join(record: JoinGroup) -> str:
+    verb = "joins again" if record.member_id else "joins"
+    named = [topic for topic, _ in record.topics]
+    topics = f"topics like {record.pattern} ({_some(named) or 'none yet'})" if record.pattern else _some(named)
+    share = ", may share partitions by key" if record.allow_key_share else ""
+    return f"{verb} for {topics}: {record.strategy}, session {span(record.session_timeout_ms)}{share}"
+
+
+def _group_beat(record: GroupHeartbeat) -> str:
+    return f"beats, knows generation {record.generation}"
+
+
+def _leave(record: LeaveGroup) -> str:
+    return f"leaves the group, knows generation {record.generation}"
+
+
+def _entry(entry: CommitEntry) -> str:
+    at = f"{entry.topic}/{place_text(entry.partition, entry.lo, entry.hi)}"
+    if entry.through is not None:
+        done = f"{at}={entry.through if entry.through >= 0 else 'nothing'}"
+    elif entry.ranges:
+        ranges = split(entry.ranges).ranges
+        listed = _some([str(first) if first == last else f"{first}-{last}" for first, last in ranges])
+        done = f"{at}: {listed or 'its topic'}"
+    else:
+        done = at
+    return done if entry.metadata is None else f"{done} (with metadata)"
+
+
+def _offsets(record: CommitOffsets) -> str:
+    entries = record.entries
+    if not record.member_id:
+        return f"sets positions: {_some([_entry(entry) for entry in entries])}"
+    parts = []
+    for verb, wanted in (("starts", (START,)), ("has done", (0,)), ("lets go of", (LET_GO,))):
+        chosen = [_entry(entry) for entry in entries if entry.action in wanted]
+        if chosen:
+            parts.append(f"{verb} {_some(chosen)}")
+    return "; ".join(parts) + (", in order" if record.in_order else "")
+
+
+def _topics(record: TopicsChanged) -> str:
+    seen = [f"{topic} ({count})" for topic, count in record.topics]
+    return f"sees topics: {_some(seen) or 'none'}"
+
+
+def _configure(record: ConfigureGroup) -> str:
+    if not record.settings:
+        return "makes it a coordinated group"
+    return f"sets {_some([f'{name}={setting_text(value)}' for name, value in record.settings])}"
+
+
+def setting_text(value: object) -> str:
+    """A setting as `group NAME --set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
 def _some(items: list[str]) -> str:
     more = len(items) - _LISTED
     return ", ".join(items[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
@@ -153,6 +226,12 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
     HeartbeatBatch: _batch,
     CommitRanges: _commit,
     ForgetGroup: _forget,
+    JoinGroup: _join,
+    GroupHeartbeat: _group_beat,
+    LeaveGroup: _leave,
+    CommitOffsets: _offsets,
+    TopicsChanged: _topics,
+    ConfigureGroup: _configure,
     Tick: _tick,
     Upgrade: _upgrade,
 }
@@ -179,6 +258,12 @@ def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: 
             return by or _MEANS[outcome.code]
         case codes.PARTIAL:
             return _partial(outcome, record)
+        case codes.WRONG_KIND:
+            return _wrong_kind(record)
+        case codes.GROUP_ACTIVE:
+            return _active(world.group(record.group_id), world)
+        case _ if isinstance(record, _OF_GROUP):
+            return _about_group(outcome, record, world)
         case _ if lease is not None:
             return _about_lease(outcome.code, lease, world)
         case codes.NOT_HELD:
@@ -209,6 +294,8 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Seen | None) -> 
             return f"took over from its earlier instance{silent}; epoch {outcome.epoch}"
         case _ if outcome.code == codes.REPOSITIONED:
             return "the position was replaced"
+        case JoinGroup() | LeaveGroup() | TopicsChanged() | CommitOffsets() | GroupHeartbeat() | ConfigureGroup():
+            return _about_group(outcome, record, world)
         case _:
             return ""
 
@@ -224,14 +311,71 @@ def _wrong_partition(record: Record, world: World) -> str:
 
 
 def _partial(outcome: Outcome, record: Record) -> str:
-    if not isinstance(record, HeartbeatBatch) or outcome.entries is None:
+    if not isinstance(record, (HeartbeatBatch, CommitOffsets)) or outcome.entries is None:
         return _MEANS[codes.PARTIAL]
+    entries: tuple[BeatEntry | CommitEntry, ...] = record.entries
     bad = [
         f"{_at(entry.topic, entry.partition)} {code}"
-        for entry, code in zip(record.entries, outcome.entries, strict=True)
+        for entry, code in zip(entries, outcome.entries, strict=True)
         if code != codes.OK
     ]
     return _some(bad)
+
+
+def _wrong_kind(record: Record) -> str:
+    has, to = ("claimed", "coordinated") if isinstance(record, _OF_GROUP) else ("coordinated", "claimed")
+    return f"it is a {has} group: kafka-marshal convert-group --to {to} makes it another"
+
+
+def _active(group: Group | None, world: World) -> str:
+    if group is None:
+        return "somebody holds a lease of the group and is not stale"
+    late = group.overdue(world.log_time)
+    there = [member.client_id for slot, member in group.members.items() if slot not in late]
+    return f"members are there: {_some(there)}" if there else "its sender has not paused it"
+
+
+def _about_group(outcome: Outcome, record: Record, world: World) -> str:
+    """Of a record of a coordinated group's own: what came of it, or why not."""
+    group = world.group(record.group_id)
+    if group is None:
+        return "there is no such group" if outcome.code == codes.UNKNOWN_CONSUMER else _MEANS.get(outcome.code, "")
+    others = _some([member.client_id for member in group.members.values() if member.client_id != record.client_id])
+    is_rebalance = group.generation == world.next_offset - 1
+    match outcome.code:
+        case codes.OK if is_rebalance:
+            left = f", {count(len(group.members), 'member')}"
+            return f"generation {group.generation}{left}"
+        case codes.OK:
+            return ""
+        case codes.ALREADY_MEMBER:
+            return f"nothing changed, generation {group.generation}"
+        case codes.ILLEGAL_GENERATION if outcome.accepted:
+            return f"the generation is {group.generation} by now"
+        case codes.ILLEGAL_GENERATION:
+            return f"the generation is {group.generation}, and was never above"
+        case codes.UNKNOWN_CONSUMER:
+            return _no_sender(group, record)
+        case codes.REPLACED:
+            member = group.clients[record.client_id]
+            return f"its successor {member.instance_id} joined at {member.joined}"
+        case codes.INCONSISTENT_PARTITIONING_STRATEGY:
+            return f"{others} have {group.strategy}"
+        case codes.SESSION_TIMEOUT_TOO_HIGH:
+            return f"the group allows {span(group.settings.max_session_timeout_ms)}"
+        case _:
+            return _MEANS.get(outcome.code, "")
+
+
+def _no_sender(group: Group, record: Record) -> str:
+    if isinstance(record, CommitOffsets) and not record.member_id:
+        return "it has not paused the group"
+    member = group.clients.get(record.client_id)
+    if member is None:
+        return "it is no member"
+    if isinstance(record, LeaveGroup) and record.member_id == member.member_id:
+        return "an operator asks the member to hand over, and to leave"
+    return f"the member is {member.instance_id}, {member.member_id}"
 
 
 def _about_lease(code: str, lease: Lease, world: World) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
@@ -10,9 +10,11 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.types import LeaseInfo
-from rationalizer import Lease, World, route_lease
+from rationalizer import Group, Lease, Piece, Progress, World, route_lease
+from rationalizer.groups.history import done_in
+from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["LeaseInfo", "WorldView", "lease_info"]
+__all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info"]
 
 
 def lease_info(lease: Lease, world: World) -> LeaseInfo:
@@ -31,6 +33,59 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
         ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
         granted=progress.granted if progress.granted >= 0 else None,
         group_id=lease.group_id,
+    )
+
+
+def holdings(world: World, group_id: str | None = None) -> Iterator[tuple[LeaseInfo, Progress]]:
+    """All that is known of partitions in a CP, leases and pieces of coordinated groups, each with its progress.
+
+    group_id: of this group only. Sorted by group, topic, partition and keys within each kind.
+    """
+    for lease in world.leases():
+        if group_id is None or lease.group_id == group_id:
+            yield lease_info(lease, world), lease.progress
+    for group in world.groups():
+        if group_id is None or group.group_id == group_id:
+            yield from _pieces_of(group, world)
+
+
+def _pieces_of(group: Group, world: World) -> Iterator[tuple[LeaseInfo, Progress]]:
+    nothing = Progress()
+    for topic, partition in group.partitions():
+        kept, pieces = group.kept(topic, partition), group.pieces.get(topic)
+        progress = nothing if kept is None else kept.progress
+        found = [] if pieces is None else list(pieces[partition])
+        if not found:
+            found.append(Piece(0, MAX_KEY_HASH, -1, 0, -1, -1))
+        for piece in found:
+            yield _piece_info(group, topic, partition, piece, progress, world.log_time), progress
+
+
+def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress: Progress, log_time: int) -> LeaseInfo:
+    owner, target = group.members.get(piece.owner), group.members.get(piece.target)
+    interval = 0 if owner is None else (owner.session_timeout_ms + 1) // 2
+    freshness = "free"
+    if owner is not None:
+        silence = log_time - owner.last_beat
+        freshness = "stale" if owner.is_overdue(log_time) else "fresh" if silence <= interval else "unknown"
+    done = done_in(group, topic, partition, piece.lo, piece.hi)
+    return LeaseInfo(
+        topic=topic,
+        partition=partition,
+        client_id=None if owner is None else owner.client_id,
+        instance_id=None if owner is None else owner.instance_id,
+        epoch=piece.since,
+        freshness=freshness,
+        heartbeat_interval_ms=interval,
+        last_beat=0 if owner is None else owner.last_beat,
+        stable=done if done >= 0 else None,
+        ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
+        granted=None,
+        group_id=group.group_id,
+        kind="coordinated",
+        lo=piece.lo,
+        hi=piece.hi,
+        goes_to=None if owner is None or target is None or target is owner else target.client_id,
     )
 
 
@@ -56,18 +111,17 @@ class WorldView(OneProcess):
             return None if lease is None else lease_info(lease, world)
 
     def leases(self) -> list[LeaseInfo]:
-        """All leases of the group, sorted by topic and partition."""
+        """All leases (or pieces) of the group, sorted by topic, partition and keys."""
         return self._driver.call(self._leases)
 
     def _leases(self) -> list[LeaseInfo]:
         with self._driver.locked(step=False) as engine:
             found = [
-                lease_info(lease, world)
+                info
                 for world in self._driver.replica.worlds.values()
-                for lease in world.leases()
-                if lease.group_id == engine.settings.group_id
+                for info, _ in holdings(world, engine.settings.group_id)
             ]
-        return sorted(found, key=lambda lease: (lease.topic, lease.partition))
+        return sorted(found, key=lambda lease: (lease.topic, lease.partition, lease.lo))
 
     @property
     def log_time(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
-from rationalizer import encode
+from rationalizer import Record, Upgrade, encode
+from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.marker import marker
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
@@ -17,7 +18,7 @@ __all__ = [
     "DEFAULT_PARTITIONS",
     "DEFAULT_TOPIC",
     "Problem",
-    "append_markers",
+    "append_first_records",
     "check_one_cluster",
     "check_topic",
     "create_snapshots_topic",
@@ -183,15 +184,32 @@ def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replic
 
 
 def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> None:
-    """Create the topic as L1 says with the marker of L2 in every CP, and its log of snapshots (*blocking*)."""
+    """Create the topic as L1 says, each CP with its first records, and its log of snapshots (*blocking*)."""
     brokers = cluster.broker_count(timeout_s)
     cluster.create_topic(topic, partitions, min(3, brokers), required_settings(brokers), timeout_s)
-    append_markers(cluster, topic, range(partitions), partitions, timeout_s)
+    append_first_records(cluster, topic, dict.fromkeys(range(partitions), 0), timeout_s)
     create_snapshots_topic(cluster, topic, partitions, min(3, brokers), timeout_s)
 
 
-def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partitions: int, timeout_s: float) -> None:
-    """Append the marker to these (empty) CPs (*blocking*)."""
+def _first_records(ends: Mapping[int, int]) -> list[tuple[int, Record]]:
+    """What CPs that end there lack: the marker (L2), and in a topic that nobody has worked on the newest level (E4).
+
+    A topic of before keeps its level: members of older releases may be at work on it.
+    """
+    name = f"init-{uuid.uuid4().hex[:12]}"
+    is_new = all(end <= 2 for end in ends.values())
+    records: list[tuple[int, Record]] = []
+    for cp, end in ends.items():
+        first = marker(name, len(ends))
+        if end == 0:
+            records.append((cp, first))
+        if end < 2 and is_new:
+            records.append((cp, Upgrade(first.instance_id, first.client_id, first.group_id, SUPPORTED_LEVEL)))
+    return records
+
+
+def append_first_records(cluster: Cluster, topic: str, ends: Mapping[int, int], timeout_s: float) -> None:
+    """Append what CPs lack of their first records (*blocking*). ends: the log end of each CP, one of them 0."""
     failures: list[str] = []
 
     def answered(ack: Ack) -> None:
@@ -200,8 +218,8 @@ def append_markers(cluster: Cluster, topic: str, empty: Sequence[int], partition
 
     appender = cluster.appender(topic, delivery_timeout_ms=int(timeout_s * 1000))
     try:
-        for cp in empty:
-            appender.append(cp, encode(marker(f"init-{uuid.uuid4().hex[:12]}", partitions)), answered)
+        for cp, record in _first_records(ends):
+            appender.append(cp, encode(record), answered)
         left = appender.flush(timeout_s)
     finally:
         appender.close()

@@ -1,0 +1,212 @@
+"""What an operator does with a coordinated group, record by record (G2, G19-G21). All of it blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+
+from kafka_marshal.admin.positions import Move, moves_to
+from kafka_marshal.admin.session import Asked, Session, wrong_kind
+from kafka_marshal.client.view import LeaseInfo, holdings
+from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
+from kafka_marshal.ports import TopicPartition
+from rationalizer import (
+    CommitEntry,
+    CommitOffsets,
+    ConfigureGroup,
+    Group,
+    InvalidRecordError,
+    LeaveGroup,
+    Member,
+    Settings,
+    codes,
+)
+from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_WRITTEN_BYTES
+
+__all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "set_positions"]
+
+#: Of an entry beside its topic, at most; with room for the ids in front.
+_ENTRY_BYTES = 64
+
+#: Codes with which a CP below level 2 answers (E3, E6).
+_LEVEL_1 = (codes.UNSUPPORTED_VERSION, codes.UNKNOWN_TYPE)
+
+
+def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
+    """The record that sets these (but for its ids). Raises ConfigurationError for what can't be set (G19)."""
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+            raise ConfigurationError(f"a group has no setting {name!r}: {hint} Nothing was changed")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    try:
+        return ConfigureGroup("i", "c", "g", tuple(values.items()))  # type: ignore[arg-type]  # it checks itself
+    except (InvalidRecordError, TypeError) as error:
+        raise ConfigurationError(f"{dict(settings)!r} can't be set. {error}") from error
+
+
+def configure(session: Session, settings: Mapping[str, object]) -> Settings:
+    """Set these in every CP, which makes it a coordinated group if it is none yet; all that is set then (G2, G19)."""
+    record = ConfigureGroup(*session.ids, check_settings(settings).settings)
+    with session.locked():
+        if session.kind() == "claimed":
+            raise wrong_kind(session.group_id, "claimed")
+    # Home first: what it refuses is marked nowhere.
+    answers = session.ask((session.home, record))
+    _check_configured(session, answers)
+    answers = session.ask(*((cp, record) for cp in session.cps if cp != session.home))
+    _check_configured(session, answers)
+    with session.locked():
+        group = session.group()
+        return Settings() if group is None else group.settings
+
+
+def _check_configured(session: Session, answers: Sequence[Asked]) -> None:
+    for asked in answers:
+        code = None if asked.outcome is None else asked.outcome.code
+        where = f"partition {asked.cp} of the coordination topic"
+        if asked.pause is not None and code == codes.PAUSED:
+            raise GroupPausedError(
+                f"group {session.group_id!r} is paused by {asked.pause.client_id!r}: its settings can't be changed "
+                f"until that ends. Do it again then, or end a dead admin's pause: kafka-marshal release-group "
+                f"{session.group_id} --resume",
+                client_id=asked.pause.client_id,
+                expires=asked.pause.expires,
+            )
+        if code == codes.WRONG_KIND:
+            raise wrong_kind(session.group_id, "claimed")
+        if code in _LEVEL_1:
+            raise AdminError(
+                f"{where} is at level 1 of the protocol, which knows no coordinated groups. Nothing was changed "
+                "there. Raise the topic first: kafka-marshal upgrade"
+            )
+        if code is None:
+            raise AdminError(f"{where} did not show the settings in time; they may be written or not. Do it again")
+        if not asked.accepted:
+            raise AdminError(f"{where} rejected the settings ({code}). Nothing was changed there")
+
+
+def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
+    """The member of this client_id; look under ``locked()``. Raises AdminError where there is none."""
+    group = session.group()
+    member = None if group is None else group.clients.get(client_id)
+    if group is None or member is None:
+        raise AdminError(
+            f"{client_id!r} is no member of group {session.group_id!r}. Nothing was changed. kafka-marshal group "
+            f"{session.group_id} names its members"
+        )
+    return group, member
+
+
+def evict(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
+    """Leave the group in a member's name; what it owned, as it was (G20)."""
+    session.tick([session.home])
+    with session.locked():
+        group, member = member_of(session, client_id)
+        owned = _owned(session, client_id)
+        silence = session.worlds[session.home].log_time - member.last_beat
+        record = LeaveGroup(member.instance_id, client_id, session.group_id, member.member_id, group.generation)
+        session_ms = member.session_timeout_ms
+    if 2 * silence <= session_ms and not force:
+        raise AdminError(
+            f"{client_id!r} beat {silence} ms ago, within half its session ({session_ms} ms), and may be alive. "
+            "Nothing was changed. End that process and wait, or force it: what it has in hand is repeated then, and it joins "
+            "again only when its handler has come back and three sessions have gone by"
+        )
+    (asked,) = session.ask((session.home, record))
+    if asked.outcome is None:
+        raise AdminError(
+            f"the log did not show that {client_id!r} leaves in time; it may be written or not. Look at kafka-marshal "
+            f"group {session.group_id}, and do it again"
+        )
+    if not asked.accepted:
+        raise AdminError(
+            f"{client_id!r} is no member any more as it was ({asked.outcome.code}): somebody was faster. Nothing was "
+            "changed"
+        )
+    return owned
+
+
+def _owned(session: Session, client_id: str) -> list[LeaseInfo]:
+    found = holdings(session.worlds[session.home], session.group_id)
+    return [info for info, _ in found if info.client_id == client_id]
+
+
+def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
+    """Ask a member to finish, to commit and to leave; what it owned (*blocking*).
+
+    By a LeaveGroup that names it under our own instance: every replica rejects that, and the member reads it.
+    timeout: seconds to wait until it owns nothing; None: do not wait.
+    """
+    session.tick([session.home])
+    with session.locked():
+        group, member = member_of(session, client_id)
+        owned = _owned(session, client_id)
+        record = LeaveGroup(session.instance_id, client_id, session.group_id, member.member_id, group.generation)
+    if session.ask((session.home, record))[0].outcome is None:
+        raise AdminError(
+            f"the log did not show the request to {client_id!r} in time; it may be written or not. Nothing was taken "
+            "from it. Do it again"
+        )
+    if timeout is None:
+        return owned
+
+    def left() -> list[LeaseInfo]:
+        return _owned(session, client_id)
+
+    if not session.wait_for(lambda: not left(), session.now_ms() + timeout * 1000):
+        with session.locked():
+            keys = tuple(sorted({(info.topic, info.partition) for info in left()}))
+        raise AdminError(
+            f"{client_id!r} was asked to hand over, and owns {len(keys)} partitions still after {timeout:g} s, such as "
+            f"{keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing is lost. Wait, or look for a "
+            "handler that hangs: kafka-marshal status --members",
+            in_hand=keys,
+        )
+    return owned
+
+
+def set_positions(session: Session, targets: Mapping[TopicPartition, int]) -> list[Move]:
+    """Put each partition's position at its offset (the one to be read next), under our pause (G21).
+
+    Raises AdminError, which says what moved and what did not; doing it again finishes it.
+    """
+    with session.locked():
+        moves = moves_to(targets, session.progress)
+    done: list[Move] = []
+    for chunk in _chunks(session, moves):
+        (asked,) = session.ask((session.home, _record(session, chunk)))
+        outcome = asked.outcome
+        under_pause = asked.pause is not None and asked.pause.client_id == session.client_id
+        if outcome is not None and outcome.accepted and outcome.code != codes.PARTIAL and under_pause:
+            done += chunk
+            continue
+        why = "the log did not show it in time" if outcome is None else outcome.code
+        unknown = chunk if outcome is None else []
+        raise AdminError(
+            f"positions of {session.group_id!r} were not moved: {why}. "
+            + (f"Moved before that: {', '.join(map(str, done))}. " if done else "Nothing was moved. " * (not unknown))
+            + ("The rest may be moved or not. " if unknown else "")
+            + "Do it again"
+            + (" once its members have left (kafka-marshal group names them)" if why == codes.GROUP_ACTIVE else ""),
+            moved=[move.key for move in done],
+            unknown=[move.key for move in unknown],
+        )
+    return moves
+
+
+def _record(session: Session, moves: Sequence[Move]) -> CommitOffsets:
+    entries = tuple(CommitEntry(move.topic, move.partition, through=move.last_offset) for move in moves)
+    return CommitOffsets(*session.ids, "", 0, False, entries)
+
+
+def _chunks(session: Session, moves: list[Move]) -> list[list[Move]]:
+    """As few records as there may be: each partition moves whole, and as a rule all of them in one record."""
+    size = sum(len(move.topic.encode()) + _ENTRY_BYTES for move in moves)
+    if len(moves) <= MAX_COMMIT_ENTRIES and size <= MAX_WRITTEN_BYTES:
+        return [moves] if moves else []
+    half = len(moves) // 2
+    return [*_chunks(session, moves[:half]), *_chunks(session, moves[half:])]

@@ -1,0 +1,331 @@
+"""Who owned which keys of a coordinated group from when to when, and its rebalances: one fold over its home's log.
+
+A span is as in `rationalizer.history`, of a range of key hashes. Where a part of a range goes to another owner, its
+span falls into two: one goes on, one has ended. So for any key the spans that hold it are its owners, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rationalizer.groups.group import Group, Member
+from rationalizer.history import BEFORE, End, Span
+from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH, NOTHING_DONE
+from rationalizer.outcome import Outcome
+from rationalizer.wire.records import (
+    CommitOffsets,
+    ConfigureGroup,
+    ForgetGroup,
+    GroupHeartbeat,
+    JoinGroup,
+    LeaveGroup,
+    TopicsChanged,
+)
+from rationalizer.wire.wellformed import LET_GO
+from rationalizer.world import World
+
+__all__ = ["Assignments", "Moved", "Rebalance", "done_in", "owner_names"]
+
+_TYPES = frozenset(
+    kind.TYPE
+    for kind in (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup)
+)
+
+
+class Moved(NamedTuple):
+    """A range of keys that got another owner, or none. `before` None: nobody had it."""
+
+    before: Span | None
+    after: Span
+
+    @property
+    def vacant_ms(self) -> int | None:
+        """From the former owner's last sign of life until the next one had it; None: there is none of the two."""
+        if self.before is None or not self.after.held or self.before.since == BEFORE == self.before.last_beat:
+            return None
+        return max(0, self.after.since - self.before.last_beat)
+
+
+@dataclass(slots=True)
+class Rebalance:
+    """One rebalance, and what moved until the next one. Times are log time (ms)."""
+
+    generation: int
+    log_time: int
+    #: What began it: client_ids by what became of them.
+    joined: list[str] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
+    #: It joined again with other values, or reported other topics.
+    changed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    #: Found overdue: (client_id, for how long it had been silent).
+    silent: list[tuple[str, int]] = field(default_factory=list)
+    configured: bool = False
+    members: int = 0
+    moved: list[Moved] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Assignments:
+    """Folds the log of a group's home. `keep`: how many rebalances it remembers, the last ones."""
+
+    group_id: str
+    keep: int = 20
+    #: (topic, partition) → the spans it is in now, ascending by keys; those that nobody owns, too.
+    now: dict[tuple[str, int], list[Span]] = field(default_factory=dict)
+    rebalances: list[Rebalance] = field(default_factory=list)
+    _generation: int = 0
+    #: slot → member; what it was called, and when it last beat, as of its last record.
+    _members: dict[int, Member] = field(default_factory=dict)
+    _names: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    def begin(self, world: World) -> None:
+        """The replay begins with this state: what is so has been so since before."""
+        group = world.group(self.group_id)
+        if group is None:
+            return
+        for topic, partition in group.partitions():
+            spans = _spans(group, topic, partition, 0, 0)
+            for span in spans:
+                span.since, span.since_offset = BEFORE, max(0, span.epoch)
+            self.now[topic, partition] = spans
+        self._remember(group)
+
+    def see(self, world: World, outcome: Outcome) -> list[Span]:
+        """Take in a record that this world has just applied; the spans that it began, or that fell off others."""
+        message = outcome.message
+        if message is None or not outcome.accepted or message[1] not in _TYPES or message[4] != self.group_id:
+            return []
+        at = world.next_offset - 1, world.log_time
+        group = world.group(self.group_id)
+        if group is None:
+            self._forget(*at)
+            return []
+        if group.generation != self._generation:
+            self._note_rebalance(group, outcome, *at)
+            begun = self._see_all(group, outcome, *at)
+            self._remember(group)
+            return begun
+        begun = []
+        if outcome.type == CommitOffsets.__name__:
+            keys = {(entry[0], entry[1]) for entry in message[HEAD_FIELDS + 3] if entry[4] == LET_GO}
+            for key in sorted(keys):
+                begun += self._refit(group, key, outcome, *at)
+        member = group.clients.get(message[3])
+        if member is not None:
+            self._names[member.slot] = member.instance_id, member.last_beat
+        return begun
+
+    def spans(self, group: Group | None, key: tuple[str, int]) -> list[Span]:
+        """What a partition is in now, with what is done of it and its owners' last beats."""
+        found = self.now.get(key, [])
+        for span in found:
+            self._touch(group, span)
+        return found
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _remember(self, group: Group) -> None:
+        self._generation = group.generation
+        self._members = dict(group.members)
+        self._names = {slot: (member.instance_id, member.last_beat) for slot, member in group.members.items()}
+
+    def _note_rebalance(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> None:
+        found = Rebalance(offset, log_time, members=len(group.members))
+        message = outcome.message
+        assert message is not None
+        sender = message[3]
+        for slot, member in self._members.items():
+            instance_id, last_beat = self._names[slot]
+            if slot not in group.members:
+                if outcome.type == LeaveGroup.__name__ and member.client_id == sender:
+                    found.left.append(sender)
+                else:
+                    found.silent.append((member.client_id, log_time - last_beat))
+            elif member.instance_id != instance_id:
+                found.restarted.append(member.client_id)
+        found.joined = [member.client_id for slot, member in group.members.items() if slot not in self._members]
+        if outcome.type == JoinGroup.__name__ and sender not in (*found.joined, *found.restarted):
+            found.changed.append(sender)
+        if outcome.type == TopicsChanged.__name__:
+            found.changed.append(sender)
+        found.configured = outcome.type == ConfigureGroup.__name__
+        self.rebalances.append(found)
+        del self.rebalances[: -self.keep]
+
+    def _see_all(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> list[Span]:
+        begun: list[Span] = []
+        for key in sorted({*self.now, *group.partitions()}):
+            begun += self._refit(group, key, outcome, offset, log_time)
+        return begun
+
+    def _refit(self, group: Group, key: tuple[str, int], outcome: Outcome, offset: int, log_time: int) -> list[Span]:
+        """Bring the spans of one partition in line with its pieces; those that are new."""
+        before, after = self.now.get(key, []), _spans(group, *key, offset, log_time)
+        if [_identity(span) for span in before] == [_identity(span) for span in after]:
+            return []
+        kept: list[Span] = []
+        new: list[Span] = []
+        moved: list[Moved] = []
+        cuts: dict[int, list[Span]] = {}
+        for lo, hi, old, span in _parts(before, after):
+            if old is not None and _owner(old) == _owner(span):
+                _add(kept, old, lo, hi, cuts)
+                continue
+            ended = None
+            if old is not None:
+                ended = self._ended(group, old, lo, hi, outcome, offset, log_time, span)
+                cuts.setdefault(id(old), []).append(ended)
+            begun = replace(span, lo=lo, hi=hi)
+            if ended is not None and not begun.held:
+                begun.last_beat = ended.last_beat
+            kept.append(begun)
+            new.append(begun)
+            moved.append(Moved(ended, begun))
+        fallen = _settle(before, kept, cuts)
+        self.now[key] = kept
+        if self.rebalances:
+            self.rebalances[-1].moved += [
+                each for each in moved if each.after.held or (each.before is not None and each.before.held)
+            ]
+        return [*fallen, *new]
+
+    def _ended(
+        self, group: Group, old: Span, lo: int, hi: int, outcome: Outcome, offset: int, log_time: int, by: Span
+    ) -> Span:
+        span = replace(old, lo=lo, hi=hi)
+        self._touch(group, span)
+        span.until, span.until_offset, span.ended_by = log_time, offset, by.client_id if by.held else ""
+        member = group.clients.get(old.client_id)
+        sender = "" if outcome.message is None else outcome.message[3]
+        if not old.held:
+            span.ended = End.CLAIMED
+        elif member is None:
+            is_leaver = outcome.type == LeaveGroup.__name__ and sender == old.client_id
+            span.ended = End.LEFT if is_leaver else End.REPLACED
+            span.last_beat = log_time if is_leaver else span.last_beat
+        elif member.instance_id != old.instance_id:
+            span.ended = End.RESTARTED
+        else:
+            span.ended = End.RELEASED
+        return span
+
+    def _touch(self, group: Group | None, span: Span) -> None:
+        """How far its keys are, and when its owner last beat."""
+        if group is None:
+            return
+        span.stable = done_in(group, span.key[1], span.key[2], span.lo, span.hi)
+        member = group.clients.get(span.client_id)
+        if not span.held:
+            return
+        if member is not None and member.instance_id == span.instance_id:
+            span.last_beat = member.last_beat
+            return
+        for slot, known in self._members.items():
+            if known.client_id == span.client_id:
+                span.last_beat = max(span.last_beat, self._names[slot][1])
+
+    def _forget(self, offset: int, log_time: int) -> None:
+        for spans in self.now.values():
+            for span in spans:
+                span.until, span.until_offset, span.ended = log_time, offset, End.FORGOTTEN
+        self.now.clear()
+        self._members, self._names, self._generation = {}, {}, 0
+
+
+def owner_names(group: Group, slot: int) -> tuple[str, str]:
+    """(client_id, instance_id) of the member with this slot; "" where there is none."""
+    member = group.members.get(slot)
+    return ("", "") if member is None else (member.client_id, member.instance_id)
+
+
+def done_in(group: Group, topic: str, partition: int, lo: int, hi: int) -> int:
+    """The largest offset up to which all is done for the keys lo … hi; −1: nothing is."""
+    kept = group.kept(topic, partition)
+    if kept is None:
+        return NOTHING_DONE
+    if kept.progress.pieces is None or (lo == 0 and hi == MAX_KEY_HASH):
+        return kept.progress.stable
+    return min(done for low, high, done in kept.progress.done_through if low <= hi and lo <= high)
+
+
+def _spans(group: Group, topic: str, partition: int, offset: int, log_time: int) -> list[Span]:
+    """A span for each range of keys with one owner and one token, and for what nobody owns."""
+    key = (group.group_id, topic, partition)
+    found: list[Span] = []
+    at = 0
+    pieces = group.pieces.get(topic)
+    for piece in () if pieces is None else pieces[partition]:
+        if piece.lo > at:
+            found.append(_span(key, at, piece.lo - 1, "", "", NOTHING_DONE, offset, log_time))
+        before = found[-1] if found else None
+        names = owner_names(group, piece.owner)
+        if before is not None and before.hi + 1 == piece.lo and _owner(before) == (True, *names, piece.since):
+            before.hi = piece.hi
+        else:
+            found.append(_span(key, piece.lo, piece.hi, *names, piece.since, offset, log_time))
+        at = piece.hi + 1
+    if at <= MAX_KEY_HASH:
+        found.append(_span(key, at, MAX_KEY_HASH, "", "", NOTHING_DONE, offset, log_time))
+    return found
+
+
+def _span(
+    key: tuple[str, str, int],
+    lo: int,
+    hi: int,
+    client_id: str,
+    instance_id: str,
+    epoch: int,
+    offset: int,
+    log_time: int,
+) -> Span:
+    span = Span(key, bool(client_id), client_id, instance_id, epoch, log_time, offset, log_time)
+    span.lo, span.hi, span.is_lease = lo, hi, False
+    return span
+
+
+def _owner(span: Span) -> tuple[bool, str, str, int]:
+    return span.held, span.client_id, span.instance_id, span.epoch
+
+
+def _identity(span: Span) -> tuple[object, ...]:
+    return span.lo, span.hi, *_owner(span)
+
+
+def _parts(before: Sequence[Span], after: Sequence[Span]) -> Iterator[tuple[int, int, Span | None, Span]]:
+    """Both cut wherever one of them begins: (lo, hi, what it was in, what it is in now)."""
+    edges = sorted({*(span.lo for span in before), *(span.lo for span in after), MAX_KEY_HASH + 1})
+    old, new = iter(before), iter(after)
+    was, now = next(old, None), next(new)
+    for lo, end in itertools.pairwise(edges):
+        if was is not None and was.hi < lo:
+            was = next(old, None)
+        if now.hi < lo:
+            now = next(new)
+        yield lo, end - 1, was, now
+
+
+def _add(kept: list[Span], old: Span, lo: int, hi: int, cuts: dict[int, list[Span]]) -> None:
+    """This part of an old span goes on."""
+    parts = cuts.setdefault(id(old), [])
+    if parts and kept[-1] is parts[-1]:
+        kept[-1].hi = hi
+        return
+    parts.append(replace(old, lo=lo, hi=hi))
+    kept.append(parts[-1])
+
+
+def _settle(before: Sequence[Span], kept: list[Span], cuts: dict[int, list[Span]]) -> list[Span]:
+    """Each old span lives on as the first of its parts, whoever holds it; the others, which fell off it."""
+    fallen: list[Span] = []
+    for old in before:
+        first, *others = cuts.get(id(old), [old])
+        for name in Span.__dataclass_fields__:
+            setattr(old, name, getattr(first, name))
+        kept[:] = [old if each is first else each for each in kept]
+        fallen += others
+    return fallen
