@@ -36,7 +36,7 @@ from rationalizer import (
 from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GroupClient"]
+__all__ = ["GROUPS_LEVEL", "GroupClient"]
 
 #: Why a partition is let go when it is meant for another member.
 REVOKED = "it is assigned to another member"
