@@ -64,6 +64,7 @@ class GroupClient:
         rng: Random,
         lets_all_go: Callable[[], str],
         unblock: Callable[[Collection[Key]], object],
+        starts_late: bool = False,
     ) -> None:
         self._unblock = unblock
         self.member = Membership(settings, options, subscription, worlds, outbox, rng)
@@ -71,6 +72,8 @@ class GroupClient:
         self.pieces: dict[Key, HeldPiece] = {}
         self._settings = settings
         self._options = options
+        #: Its ``start=`` is not "earliest": where a partition begins is settled before others get it (P9).
+        self._starts_late = starts_late
         self._subscription = subscription
         self._worlds = worlds
         self._outbox = outbox
@@ -80,6 +83,8 @@ class GroupClient:
         self._entries: list[CommitEntry] = []
         #: The generation that our pieces were looked at in; −1: they are to be looked at anew.
         self._seen = -1
+        #: When (own clock) the home's log time moved last.
+        self._moved: float | None = None
         self._errors: list[Exception] = []
 
     def attach(self, work: Work, errors: list[Exception]) -> None:
@@ -115,7 +120,7 @@ class GroupClient:
         world = self._worlds[cp]
         if world.required_level is not None:
             return "its part of the coordination topic needs a newer release"
-        return PAUSED if self._is_paused() else ""
+        return PAUSED if now < self._paused_until(now) else ""
 
     # What the log is told.
 
@@ -136,6 +141,8 @@ class GroupClient:
         piece.letting_go = LettingGo(last_offset, why, now)
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
+        if last_offset is not None and self.is_first(piece.key):
+            self._commit(CommitEntry(*piece.key, action=START, through=last_offset))
         self._commit(CommitEntry(*piece.key, action=LET_GO, through=last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
@@ -218,6 +225,8 @@ class GroupClient:
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record, of whatever group."""
+        if cp == self.member.home:
+            self._moved = now
         message = outcome.message
         if self.failure is not None or message is None or message[4] != self._settings.group_id:
             return
@@ -279,18 +288,21 @@ class GroupClient:
                 )
             )
         elif self._settings.client_id in group.clients:
-            self.fail(
-                ClientReplacedError(
-                    f"a newer instance of client_id {self._settings.client_id!r} has joined the group: this member has "
-                    "ended and commits nothing more. Give every worker of a group its own client_id; a restarted one "
-                    "keeps its old one"
-                )
-            )
+            self._replaced()
         else:
             self._outbox.add(
                 Warn("this member was silent for longer than its session, and was taken for dead; it joins again")
             )
         self._expelled(Loss.FENCED, now)
+
+    def _replaced(self) -> None:
+        self.fail(
+            ClientReplacedError(
+                f"a newer instance of client_id {self._settings.client_id!r} has joined the group: this member has "
+                "ended and commits nothing more. Give every worker of a group its own client_id; a restarted one "
+                "keeps its old one"
+            )
+        )
 
     def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
         self.member.expelled(now, again_after_ms)
@@ -370,19 +382,30 @@ class GroupClient:
             else:
                 self._released(piece, now)
             piece = None
-        if piece is None and meant:
-            self._take_up(key, since, now)
+        if piece is None and (meant or (whole and self._owes_start(key))):
+            piece = self._take_up(key, since, now)
+            if piece is not None and not meant:
+                self._work.let_go(key, REVOKED, now)
         elif piece is None:
             self._let_go_unworked(key, [part for part in ours if part.revoked >= 0], now)
         elif not meant and piece.letting_go is None:
             self._work.let_go(key, REVOKED, now)
 
-    def _take_up(self, key: Key, since: int, now: float) -> None:
-        is_open = now >= self.member.open_at and not self.member.leaving and not self._must_go()
-        if not is_open or key in self._work.parts or key in self._work.blocked or self._work.owes:
-            return
-        if key not in self._subscription.partitions:
-            return  # the cluster has not shown it to us yet, or no longer
+    def _owes_start(self, key: Key) -> bool:
+        """Whether we are the first who may say where a partition begins, and have to before we let it go (P9)."""
+        if not self._starts_late or not self.is_first(key) or self.came_later(key):
+            return False
+        return not self.member.leaving and self._work.takes_on and self._may_take_up(key)
+
+    def _may_take_up(self, key: Key) -> bool:
+        if key in self._work.parts or key in self._work.blocked or self._work.owes:
+            return False
+        return key in self._subscription.partitions  # the cluster shows it to us
+
+    def _take_up(self, key: Key, since: int, now: float) -> HeldPiece | None:
+        is_open = now >= self.member.open_at and not self.member.leaving and not self._must_go(now)
+        if not is_open or not self._may_take_up(key):
+            return None
 
         def want(owner: Owner) -> Ownership:
             piece = HeldPiece(key, self.member.home, since, self._options.session_timeout_ms, owner)
@@ -393,6 +416,7 @@ class GroupClient:
         self._work.take_on(key, self.is_first(key), want)
         self._outbox.add(Note("claimed", key))
         self.pieces[key].owner.granted(now)
+        return self.pieces.get(key)
 
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
         """What was revoked before we began with it."""
@@ -417,17 +441,25 @@ class GroupClient:
         progress = self.progress(key)
         return -1 if progress is None else progress.stable
 
-    def _is_paused(self) -> bool:
-        return self._worlds[self.member.home].pause(self._settings.group_id) is not None
+    def _paused_until(self, now: float) -> float:
+        """When (own clock) an admin's pause should end, which no record shows where all have left; −inf: there is none."""
+        world = self._worlds[self.member.home]
+        pause = world.pause(self._settings.group_id)
+        if self._moved is None:
+            self._moved = now
+        return -inf if pause is None else self._moved + pause.expires - world.log_time
 
-    def _must_go(self) -> bool:
-        return not self._work.takes_on or bool(self.lets_all_go()) or self._is_paused() or self.failure is not None
+    def _must_go(self, now: float) -> bool:
+        return self._goes() or now < self._paused_until(now)
+
+    def _goes(self) -> bool:
+        return not self._work.takes_on or bool(self.lets_all_go()) or self.failure is not None
 
     # Time.
 
     def step(self, now: float) -> None:
         """Be a member, and take up what is ours. (Not while the consumer closes, or lets all go.)"""
-        if self.failure is not None or self._must_go():
+        if self._must_go(now):
             return
         if not self.member.joined:
             self._try_to_join(now)
@@ -441,7 +473,9 @@ class GroupClient:
     def _try_to_join(self, now: float) -> None:
         if self._work.owes:
             return
-        if any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
+        if self.member.is_replaced:
+            self._replaced()
+        elif any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))
         elif self.member.generation == 0 and self.member.is_claimed():
             self.fail(wrong_kind(self._settings))
@@ -452,7 +486,7 @@ class GroupClient:
         """Beats, and what goes out again; also while the consumer closes."""
         if not self.member.joined:
             return
-        if self.member.leaving or (self._must_go() and not self._work.parts):
+        if self.member.leaving or (self._must_go(now) and not self._work.parts):
             self._leave(now)
             return
         self.member.wake(now, self._send_commits)
@@ -505,8 +539,8 @@ class GroupClient:
             return inf
         again = self._options.session_timeout_ms / BEATS_PER_INTERVAL
         times = [piece.letting_go.sent_at + again for piece in self.pieces.values() if piece.letting_go is not None]
-        if self.member.joined or not self._must_go():
-            times.append(self.member.deadline(now))
+        if self.member.joined or not (self._goes() or self._work.owes):
+            times.append(max(self.member.deadline(now), self._paused_until(now) if not self.member.joined else 0.0))
         return min(times, default=inf)
 
 

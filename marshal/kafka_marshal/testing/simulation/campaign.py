@@ -132,7 +132,8 @@ def simulate(
     ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
     a quarter of the others of the second. ``groups``: everybody is a member of a coordinated group, as
-    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. Raises ConfigurationError for a worker that is not found.
+    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. Raises ConfigurationError for a worker
+    that is not found.
     """
     if delivery:  # the command has "" for none
         arguments.one_of("delivery", delivery, get_args(Delivery))

@@ -56,6 +56,7 @@ from rationalizer import (
     GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
+    LeaveGroup,
     Outcome,
     Progress,
     Record,
@@ -143,6 +144,8 @@ class Checks:
         self._holders = Holders()
         self.accounts = Accounts()
         self._granted = Granted()
+        #: Members that an operator has removed, and where: until they read it they work on (G20).
+        self._evicted: dict[str, tuple[int, int]] = {}
 
     def fail(self, promise: str, message: str) -> None:
         """A promise is broken; the first one counts."""
@@ -164,6 +167,8 @@ class Checks:
 
         def applied(cp: int, offset: int, outcome: Outcome) -> None:
             self.counts["replicas"] += 1
+            if self._evicted.get(process.name) == (cp, offset):
+                del self._evicted[process.name]
             if outcome != outcomes[cp][offset]:
                 self.fail("replicas differ", f"{process.name} about partition {cp}, offset {offset}: {outcome.code}")
             for consumer in driver.engine.consumers.values():
@@ -253,7 +258,7 @@ class Checks:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
                 leases = holdings(driver)
-                if not leases or not process.is_running or process.end.replaced:
+                if not leases or not process.is_running or process.end.replaced or process.name in self._evicted:
                     continue
                 now = driver.now_ms()
                 for key, lease in leases.items():
@@ -280,6 +285,8 @@ class Checks:
                 self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
                 for key, code in _touched(record, outcome):
                     self._judge_lease(world, key, code, record, sender, sent_at)
+                if isinstance(record, LeaveGroup) and sender.host.is_admin:
+                    self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
                 if outcome.of_group:
                     self._judge_group(world, outcome, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):

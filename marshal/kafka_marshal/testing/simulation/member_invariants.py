@@ -123,6 +123,8 @@ class MemberInvariants:
         self._is_coordinated = scenario.strategy is not None
         #: Processes that their replica has shown as members of the coordinated group.
         self._were_members: set[str] = set()
+        #: By client: the number of its newest process that has joined.
+        self._newest: dict[str, int] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -132,6 +134,9 @@ class MemberInvariants:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
         self._takeovers.sent(cp, offset, outcome)
+        record = outcome.record
+        if isinstance(record, JoinGroup) and outcome.accepted:
+            self._check_successor(record)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -176,6 +181,14 @@ class MemberInvariants:
         if outcome.accepted and outcome.epoch == offset:
             self._granted(process, driver, offset, outcome)
 
+    def _check_successor(self, record: JoinGroup) -> None:
+        """A JoinGroup was accepted: not of one that was a member, and whose successor is one, or was (G20)."""
+        name = record.instance_id.rpartition(".")[0]
+        number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
+        if number < newest and name in self._were_members:
+            self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
+        self._newest[record.client_id] = max(number, newest)
+
     def _check_member(self, process: Living, driver: Driver, outcome: Outcome) -> None:
         """A member of the coordinated group has applied a record, and its engine was told."""
         message, source = outcome.message, member(driver)
@@ -186,11 +199,6 @@ class MemberInvariants:
         for key, piece in source.pieces.items():
             if self._grants.get((process.name, key), _NO_GRANT)[1] != piece.epoch:
                 self._grants[process.name, key] = self._scheduler.now, piece.epoch
-        settings = driver.engine.settings
-        is_successor = message[3] == settings.client_id and message[2] != settings.instance_id
-        if outcome.type == JoinGroup.__name__ and outcome.accepted and is_successor:
-            if process.name in self._were_members and source.failure is None:
-                self._fail("replaced", f"{process.name} saw {message[2]} join in its place, and goes on (G20)")
 
     def was_granted(self, process: Living, key: Key) -> bool:
         """Whether a process has ever seen a lease granted to it."""

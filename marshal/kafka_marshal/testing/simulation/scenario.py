@@ -318,7 +318,11 @@ def _members(seed: str, clients: Sequence[Client], fenced: bool) -> tuple[Client
     found = [replace(client, policy="balanced", claims_ahead=False) for client in clients]
     if rng.random() < GROUP_WORKERS_SHARE and not fenced:
         kind = rng.choice(GROUP_WORKERS)
-        found = [x if x.worker == "yours" or rng.random() < 0.2 else replace(x, worker=kind) for x in found]
+        stays = [kind != "latest" and rng.random() < 0.2 for _ in found]  # the group begins where all say it does
+        found = [
+            x if x.worker == "yours" or as_is else replace(x, worker=kind)
+            for x, as_is in zip(found, stays, strict=True)
+        ]
     return tuple(found)
 
 

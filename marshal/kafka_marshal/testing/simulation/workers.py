@@ -201,10 +201,12 @@ def _consume(job: Job, client: Client) -> None:
             job.received(messages)
             if job.delivery == "at-least-once":
                 job.random.shuffle(messages)
-            for message in messages:
+            while messages:  # none is kept: what was lost and is left alone has come back by that (C18, G20)
+                message = messages.pop(0)
                 if job.delivery == "at-most-once" or (message.topic(), message.partition()) not in lost:
                     job.handle(message)
                     consumer.done(message)
+                del message
 
 
 def _defer(job: Job, client: Client) -> None:
@@ -237,6 +239,7 @@ def _defer(job: Job, client: Client) -> None:
                 if (one.topic(), one.partition()) not in lost:
                     job.handle(one)
                     consumer.done(one)
+                del one
 
 
 def _batches(job: Job, client: Client) -> None:
@@ -368,6 +371,8 @@ class _Told:
                 self.wrong = f"{topic} [{partition}] was assigned again, and neither revoked nor lost before"
             if (topic, partition) in self._owed:
                 self.wrong = f"{topic} [{partition}] was let go before on_revoke was through"
+            if self._revoked.get((topic, partition)) == epoch:  # the order was taken back before it was let go (G18)
+                del self._revoked[topic, partition]
             self._job.sleep(self._job.random.uniform(0.0, 0.1) * self._hi)
             self._open[topic, partition] = epoch
 
