@@ -148,7 +148,7 @@ class MemberInvariants:
         settings = engine.settings
         self._check_repeated(process, driver)
         if self._is_coordinated:
-            self._check_member(process, driver, outcome)
+            self._check_member(process, driver, offset, outcome)
         replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
@@ -189,13 +189,15 @@ class MemberInvariants:
             self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
         self._newest[record.client_id] = max(number, newest)
 
-    def _check_member(self, process: Living, driver: Driver, outcome: Outcome) -> None:
+    def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
         """A member of the coordinated group has applied a record, and its engine was told."""
         message, source = outcome.message, member(driver)
         if message is None or source is None or message[4] != self._scenario.group_id:
             return
         if source.member.joined:
             self._were_members.add(process.name)
+        if outcome.type == JoinGroup.__name__ and message[2] == driver.engine.settings.instance_id:
+            self._grants[process.name, _ALL] = self._scheduler.now, offset
         for key, piece in source.pieces.items():
             if self._grants.get((process.name, key), _NO_GRANT)[1] != piece.epoch:
                 self._grants[process.name, key] = self._scheduler.now, piece.epoch
@@ -302,7 +304,8 @@ class MemberInvariants:
             driver = running.get(one.instance_id.rpartition(".")[0])
             source = None if driver is None else member(driver)
             if source is not None and source.member.me is not None and source.member.me.joined == one.joined:
-                silent = world.log_time - one.last_beat
+                joined_at = self._grants.get((one.instance_id.rpartition(".")[0], _ALL), _NO_GRANT)[0]
+                silent = min(world.log_time - one.last_beat, self._scheduler.now - joined_at)
                 if silent > OLDEST_BEAT * one.session_timeout_ms:
                     self._fail("beats", f"{one.instance_id} has not beaten for {silent:.0f} ms of log time (G20)")
         for lease in world.leases():
