@@ -431,3 +431,18 @@ def test_p9_the_first_owner_sets_the_start_also_of_what_is_revoked_already() -> 
     net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
     assert {kept.progress.stable for _, _, kept in group_of(net).all_progress()} == {19}
     assert {kept.initial for _, _, kept in group_of(net).all_progress()} == {19}
+
+
+def test_g21_a_member_that_is_paused_with_topics_to_report_does_not_spin() -> None:
+    net = net_of(end=10)
+    member = join(net, "a", "^t")
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    member.fetch()
+    assert member.take(3) is not None  # it can't leave
+    member.drop_if = lambda record: isinstance(record, TopicsChanged)
+    net.topic("t2", 3)
+    net.tell_topics()
+    net.run(200)
+    net.pause(60_000)
+    net.run(SESSION * 3)  # the harness refuses what is due in the past
+    assert source(member).member.joined

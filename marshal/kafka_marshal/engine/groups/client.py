@@ -540,7 +540,8 @@ class GroupClient:
         again = self._options.session_timeout_ms / BEATS_PER_INTERVAL
         times = [piece.letting_go.sent_at + again for piece in self.pieces.values() if piece.letting_go is not None]
         if self.member.joined or not (self._goes() or self._work.owes):
-            times.append(max(self.member.deadline(now), self._paused_until(now) if not self.member.joined else 0.0))
+            due = self.member.deadline(now, not self._must_go(now))
+            times.append(due if self.member.joined else max(due, self._paused_until(now)))
         return min(times, default=inf)
 
 

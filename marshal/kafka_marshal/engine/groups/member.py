@@ -250,9 +250,12 @@ class Membership:
             self._again_at = now + self._interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
-    def deadline(self, now: float) -> float:
-        """When something is due again."""
+    def deadline(self, now: float, stays: bool) -> float:
+        """When something is due again. stays: it does not let all go, so that it reports topics, and takes up pieces."""
         if self.leaving or not self.joined:
             return self._again_at
-        due = min(self._next_beat, self.witness.due, self._report_at)
+        due = min(self._next_beat, self.witness.due)
+        if not stays:
+            return due
+        due = min(due, self._report_at)
         return min(due, self.open_at) if now < self.open_at else due
