@@ -442,7 +442,7 @@ class GroupClient:
         return -1 if progress is None else progress.stable
 
     def _paused_until(self, now: float) -> float:
-        """When (own clock) an admin's pause should end, which no record shows where all have left; −inf: there is none."""
+        """When (own clock) an admin's pause should end: where all have left, no record shows it; −inf: none is."""
         world = self._worlds[self.member.home]
         pause = world.pause(self._settings.group_id)
         if self._moved is None:

@@ -251,7 +251,7 @@ class Membership:
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
     def deadline(self, now: float, stays: bool) -> float:
-        """When something is due again. stays: it does not let all go, so that it reports topics, and takes up pieces."""
+        """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
         if self.leaving or not self.joined:
             return self._again_at
         due = min(self._next_beat, self.witness.due)
