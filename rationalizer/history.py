@@ -132,7 +132,7 @@ class Owners:
         group_id, belongs = message[4], KINDS[message[1]].belongs
         if belongs is Belongs.LEASE:
             return [(group_id, message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
-        if outcome.entries is not None:
+        if outcome.entries is not None and not outcome.of_group:
             answers = zip(message[HEAD_FIELDS], outcome.entries, strict=True)
             return [(group_id, entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
         return [key for key in self.now if key[0] == group_id] if outcome.type == "ForgetGroup" else []

@@ -3,12 +3,14 @@
 ``python -m tests.mutants`` (``make mutants``) plants them in a copy, one at a time, and runs there what is in
 :mod:`tests.mutants.short`: the exhaustive search, logs held against the oracle, the simulation, and interrupts and
 faults around a consumer. No unit tests: the question is whether those would find a bug that nobody has thought of.
+(Of a coordinated group's members those on virtual time are among them, after the simulation.)
 """
 
 from __future__ import annotations
 
 from tests.mutants.callbacks import CALLBACKS
 from tests.mutants.faults import FAULTS
+from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
@@ -18,7 +20,7 @@ from tests.mutants.short_cut import SHORT_CUT
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
 
 #: The fixed ones of CI, each caught within seconds; between them they need every part of the short forms.
 QUICK = frozenset(

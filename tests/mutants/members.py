@@ -493,9 +493,9 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "partitions that are added begin at the end",
-        "on_granted",
-        "assignment.is_new = assignment.first_claim and assignment.key not in self.subscription.grown",
-        "assignment.is_new = assignment.first_claim",
+        "ClaimsClient.came_later",
+        "return key in self._work.subscription.grown",
+        "return False",
         "P9",
     ),
     Mutation(

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.faults import FAULTS
+from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.mutation import ROOT, Mutation, apply
 
@@ -23,6 +24,8 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 
 #: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
+#: For members of coordinated groups.
+MEMBERS = ("tests/engine",)
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"
@@ -55,7 +58,7 @@ SHELL = "marshal/"
 
 
 def _copy(to: Path) -> None:
-    for tree in TREES:
+    for tree in (*TREES, *MEMBERS):
         shutil.copytree(ROOT / tree, to / tree, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
 
 
@@ -76,6 +79,8 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
             short += ["--first", "faults"]
         if mutation in GROUPS:
             short += ["--first", "groups"]
+        if mutation in GROUP_MEMBERS:
+            short += ["--judged", "0", "--seeds", "0", "--faults", "0"]
         command = [sys.executable, "-m", "tests.mutants.short", *short]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         by, what, seconds, timed_out = _read(done, budget_s)

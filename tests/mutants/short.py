@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +53,9 @@ ODD_LENGTH = 40
 
 #: What hangs is caught by this in any case (s).
 FAULTS_WITHIN_S = 400.0
+
+#: How long faults happen in a story of a coordinated group (HI).
+GROUPS_INTERVALS = 40
 
 #: With fewer points of each case, the proofs that take seconds are left out.
 MANY_POINTS = 10
@@ -193,6 +198,26 @@ def _simulation(seeds: range, judge: Callable[[Scenario], OracleJudge] | None) -
     return None
 
 
+def _of_groups(seeds: int) -> Found | None:
+    """Members of coordinated groups: the tests on virtual time, which take seconds, and stories."""
+    if not seeds:
+        return None
+    members = Path(__file__).parents[1] / "engine" / "groups"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qx", "--tb=line", "-p", "no:cacheprovider", "--noconftest", str(members)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return "members", " ".join(line for line in done.stdout.splitlines() if line.startswith("FAILED"))
+    for seed in range(seeds):
+        violation = simulate_one(Scenario.from_seed(seed, intervals=GROUPS_INTERVALS, coordinated=True)).violation
+        if violation is not None:
+            return "simulation", f"seed {seed} of groups: {violation}"
+    return None
+
+
 def _written(stories: int) -> Found | None:
     for number, scenario in enumerate(STORIES[:stories]):
         if (violation := simulate_one(scenario).violation) is not None:
@@ -249,6 +274,7 @@ def _first_found(options: argparse.Namespace) -> Found | None:
         ("simulation", lambda: _simulation(range(judged), OracleJudge)),
         ("simulation", lambda: _written(options.stories) if seeds else None),
         ("simulation", lambda: _simulation(range(judged, seeds), None)),
+        ("members", lambda: _of_groups(options.members)),
         ("faults", lambda: _in_time(options.faults)),
     ]
     parts.sort(key=lambda part: part[0] != options.first)
@@ -264,6 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judged", type=int, default=2, help="stories that are held against the oracle (2)")
     parser.add_argument("--stories", type=int, default=len(STORIES), help="those written down (all)")
     parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60); 0: none")
+    parser.add_argument("--members", type=int, default=30, help="stories of coordinated groups (30); 0: none")
     parser.add_argument("--faults", type=int, default=1_000, help="points of each interrupted call (all); 0: no faults")
     parser.add_argument("--first", default="", help="the part that runs before all others: exhaustive, logs, …")
     parser.add_argument(

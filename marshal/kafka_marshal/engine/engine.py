@@ -86,6 +86,7 @@ class Engine:
                 self._rng,
                 self.leases.lets_all_go,
                 self.unblock,
+                settings.start != "earliest",
             )
             consumer = self._consumer(number, subscription, settings, member)
             member.attach(consumer, consumer.errors)

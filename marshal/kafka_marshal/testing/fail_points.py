@@ -28,14 +28,20 @@ from kafka_marshal.ports import Ack, Appender, Cluster, DataFault, DataReader, M
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
+    CommitOffsets,
     CommitRanges,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
+    JoinGroup,
+    LeaveGroup,
     Record,
     RejectedValueError,
     ReleasingPartition,
     decode,
 )
+from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.wire.wellformed import LET_GO
 
 __all__ = ["BY_HAND", "POINTS", "RECORD_STEPS", "Doom", "Moment", "Sent", "dying", "points_of", "step_of"]
 
@@ -86,15 +92,17 @@ POINTS: Mapping[str, tuple[str, Moment | None]] = {name: (step, moment) for name
 def step_of(record: Record) -> str:
     """Which step a record of one's own belongs to; "idle beat" and "other" are none that one can die at."""
     match record:
-        case ClaimingPartition():
+        case ClaimingPartition() | JoinGroup():
             return "claim"
         case Heartbeat(epoch=None):
             return "takeover"
         case ClaimingMessages():
             return "grant"
-        case ReleasingPartition():
+        case ReleasingPartition() | LeaveGroup():
             return "release"
-        case Heartbeat(last_offset=None):
+        case CommitOffsets(entries=entries):
+            return "release" if any(entry.action == LET_GO for entry in entries) else "beat"
+        case Heartbeat(last_offset=None) | GroupHeartbeat():
             return "idle beat"
         case HeartbeatBatch(entries=entries) if all(entry.last_offset is None for entry in entries):
             return "idle beat"
@@ -187,7 +195,7 @@ class _Appender(_Around):
 
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
         try:
-            step = step_of(decode(value))
+            step = step_of(decode(value, SUPPORTED_LEVEL))
         except RejectedValueError:  # a snapshot, in a topic of its own
             self._real.append(partition, value, on_ack)
             return

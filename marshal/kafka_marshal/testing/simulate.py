@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="how all consumers deliver (at least once; a quarter of the stories without --worker: at most once)",
     )
+    parser.add_argument(
+        "--groups", action="store_true", help="stories of members of a coordinated group (marshal.group_consumer)"
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -69,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.history:
             worker = load_worker(options.worker) if options.worker else None
             result = simulate_one(
-                Scenario.from_seed(options.first, worker is not None, delivery=options.delivery), worker
+                Scenario.from_seed(
+                    options.first, worker is not None, delivery=options.delivery, coordinated=options.groups
+                ),
+                worker,
             )
             sys.stdout.writelines(f"{line}\n" for line in result.history())
             sys.stderr.write(f"{result.tell()}\n")
@@ -82,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             small=not options.as_found,
             progress=progress,
             delivery=options.delivery,
+            groups=options.groups,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cluster3", action="store_true", help="three brokers, min.insync.replicas 2: leaders change")
     parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
     parser.add_argument("--messages", type=float, default=150.0, help="written a second (150)")
+    parser.add_argument("--groups", action="store_true", help="members of coordinated groups (marshal.group_consumer)")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--keep", action="store_true", help="keep what was written down")
     return parser
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         broker_every_s=20.0 if options.cluster3 else 45.0,  # two of three go on: leaders change
         heartbeat_interval_ms=options.heartbeat_interval_ms,
         messages_a_second=options.messages,
+        groups=options.groups,
         keep=options.keep,
     )
     logging.basicConfig(level=logging.ERROR)  # brokers die: that connections break is no news

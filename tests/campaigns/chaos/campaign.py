@@ -46,6 +46,11 @@ FLEET = (
     ("hand-2", "by hand", BY_HAND[0]),
 )
 
+#: Of coordinated groups: who takes part, by which strategy; and what they do not do (their claims are JoinGroups).
+MEMBERS = FLEET[:7]
+STRATEGIES = {"again": "sticky", "sink": "roundrobin", "once": "range"}
+NOT_DONE = ("takeover", "grant")
+
 #: After the last fault everything has an owner within so many HI (and what workers need to start, which is no matter
 #: of HI), and what is not drained moves within so many: how much there is to do depends on the machine.
 OWNED_INTERVALS = 20
@@ -68,6 +73,8 @@ class Options:
     stop_every_s: float = 2.0
     network_every_s: float = 8.0
     broker_every_s: float = 45.0
+    #: All groups are coordinated ones.
+    groups: bool = False
     #: Names of places whose workers are never killed.
     steady: tuple[str, ...] = ()
     #: Also without faults: only what is steady, killed by nothing, and the faults above.
@@ -157,7 +164,7 @@ class _Campaign:
         with Ground(options.brokers, CPS, partitions, self.rng) as ground:
             follower = Follower(ground.bootstrap, COORDINATION, CPS)
             writer = Writer(ground.bootstrap, partitions, options.messages_a_second)
-            fleet = Fleet(self._places(ground.bootstrap), self.folder, self.rng)
+            fleet = Fleet(self._places(ground.bootstrap), self.folder, self.rng, NOT_DONE if options.groups else ())
             began = time.monotonic()
             try:
                 self._faults(ground, fleet, began)
@@ -189,7 +196,7 @@ class _Campaign:
 
     def _places(self, bootstrap: str) -> list[Place]:
         places = []
-        for name, kind, topic in FLEET:
+        for name, kind, topic in MEMBERS if self.options.groups else FLEET:
             count, group, _ = TOPICS.get(topic, (BY_HAND[1], BY_HAND[2], ""))
             job = Job(
                 bootstrap,
@@ -203,6 +210,7 @@ class _Campaign:
                 "",
                 0,
                 database=self.database,
+                strategy=STRATEGIES[group] if self.options.groups else "",
             )
             places.append(Place(name, job, steady=name in self.options.steady))
         return places

@@ -12,8 +12,24 @@ from operator import itemgetter
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.ports import LogEntry
-from rationalizer import ClaimingMessages, Heartbeat, HeartbeatBatch, Lease, Outcome, Record, World
-from rationalizer.history import LeaseKey, Owners, Span
+from rationalizer import (
+    ClaimingMessages,
+    CommitOffsets,
+    GroupHeartbeat,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    LeaveGroup,
+    Outcome,
+    Progress,
+    Record,
+    World,
+    codes,
+    route_group,
+)
+from rationalizer.groups.history import Assignments
+from rationalizer.history import End, LeaseKey, Owners, Span
+from rationalizer.wire.wellformed import START
 from tests.campaigns.chaos.lines import digest_of
 
 __all__ = ["Grant", "LogHistory", "Tenure"]
@@ -53,6 +69,7 @@ class LogHistory:
     def __init__(self, log: Mapping[int, Iterable[LogEntry]], wanted: Iterable[tuple[int, int]] = ()) -> None:
         """wanted: (CP, next offset)s whose digests are to be kept, as workers have told theirs."""
         self._owners = Owners()
+        self._groups: dict[str, Assignments] = {}
         self.tenures: dict[LeaseKey, list[Tenure]] = {}
         #: instance → its grants, in order of time.
         self.grants: dict[str, list[Grant]] = {}
@@ -85,6 +102,50 @@ class LogHistory:
             begun = self._owners.see(key, world, outcome)
             if lease is not None:
                 self._see(lease, last, begun, outcome, record, value)
+        if outcome.of_group and world.partition == route_group(record.group_id, world.partitions):
+            self._observe_group(world, outcome, record, value)
+
+    def _observe_group(self, world: World, outcome: Outcome, record: Record, value: bytes) -> None:
+        """A coordinated group's record: its pieces are whole partitions here, each token a tenure (G5)."""
+        group = world.group(record.group_id)
+        if group is None:
+            return
+        entries = zip(record.entries, outcome.entries or (), strict=True) if isinstance(record, CommitOffsets) else ()
+        said = [entry for entry, code in entries if code in codes.ACCEPTED]
+        named = {
+            (entry.topic, entry.partition) for entry in said if entry.action != START and entry.through is not None
+        }
+        beaten = {key[1:] for key in self.tenures} if isinstance(record, GroupHeartbeat) else named
+        for topic, partition in beaten:
+            tenures = self.tenures.get((group.group_id, topic, partition), ())
+            if tenures and tenures[-1].span.instance_id == record.instance_id and tenures[-1].span.until is None:
+                tenures[-1].beats.append(digest_of(value))
+        for topic, partition, kept in group.all_progress():
+            key = (group.group_id, topic, partition)
+            before, now = self.stable.get(key, -1), kept.progress.stable
+            if now < before:
+                self.broken.append(f"{key}: progress went from {before} back to {now}")
+            if now != before:
+                self.moves.setdefault(key, []).append((outcome.log_time, now))
+                if (topic, partition) in named:
+                    epoch = self.tenures[key][-1].span.epoch
+                    grant = Grant(key, record.instance_id, epoch, before + 1, now, outcome.log_time)
+                    self.grants.setdefault(record.instance_id, []).append(grant)
+            self.stable[key] = now
+        for span in self._groups.setdefault(group.group_id, Assignments(group.group_id)).see(world, outcome):
+            tenures = self.tenures.setdefault(span.key, [])
+            if span.until is not None:
+                continue
+            if tenures and (former := tenures[-1].span).until is None:
+                former.until = outcome.log_time
+                former.ended = End.RELEASED if isinstance(record, CommitOffsets) and said else End.REPLACED
+                former.ended = End.LEFT if isinstance(record, LeaveGroup) else former.ended
+                if span.held and span.epoch <= former.epoch:
+                    self.broken.append(f"{span.key}: token {span.epoch} after {former.epoch}")
+            if span.held:
+                kept_now = group.kept(*span.key[1:])
+                done = Progress() if kept_now is None else kept_now.progress
+                tenures.append(Tenure(span, done.stable, tuple(split(done.ranges).ranges)))
 
     def _see(
         self, lease: Lease, last: Span | None, begun: Span | None, outcome: Outcome, record: Record, value: bytes

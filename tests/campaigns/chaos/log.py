@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.client.view import holdings
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.node.log_reader import bounds, read_range
 from kafka_marshal.ports import LogEntry
@@ -48,11 +49,17 @@ class Follower:
     def leases(self) -> dict[tuple[str, str, int], tuple[str | None, int, str]]:
         """(group, topic, partition) → (instance that holds it, stable, freshness)."""
         with self._lock:
-            return {
+            found: dict[tuple[str, str, int], tuple[str | None, int, str]] = {
                 (x.group_id, x.topic, x.partition): (x.instance_id, x.progress.stable, x.freshness(world.log_time))
                 for world in self.worlds.values()
                 for x in world.leases()
             }
+            for world in self.worlds.values():
+                for info, progress in holdings(world):
+                    if info.kind == "coordinated":
+                        place = (info.group_id, info.topic, info.partition)
+                        found[place] = (info.instance_id, progress.stable, info.freshness)
+            return found
 
     def close(self) -> None:
         """End the thread."""

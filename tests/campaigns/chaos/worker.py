@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from kafka_marshal import Consumer, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
 from kafka_marshal.errors import (
@@ -72,6 +73,8 @@ class Job:
     handling_s: float = 0.003
     #: The fenced sink's file, for the kind "sink".
     database: str = ""
+    #: Of a coordinated group; "": the group is a claimed one.
+    strategy: str = ""
 
 
 class _Worker:
@@ -143,6 +146,15 @@ class _Worker:
         self.pen.write("done", *_place(message))
         self.doom.at("done")
 
+    def consumer(self, marshal: Marshal, **options: Any) -> Consumer:
+        """One that claims, or a member of a coordinated group, whose session is two HI."""
+        job = self.job
+        options |= {"on_assign": self.assigned, "on_lost": self.lost}
+        if not job.strategy:
+            return marshal.consumer([job.topic], **options)
+        options |= {"strategy": job.strategy, "session_timeout_ms": 2 * job.heartbeat_interval_ms}
+        return marshal.group_consumer([job.topic], **options)
+
     # Callbacks.
 
     def assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
@@ -174,7 +186,7 @@ class _Worker:
     def iterate(self, marshal: Marshal) -> None:
         """At least once, message by message: done when the next one is asked for."""
         before: Message | None = None
-        with marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer:
+        with self.consumer(marshal) as consumer:
             for message in consumer:
                 if before is not None:
                     self.done(before)
@@ -183,7 +195,7 @@ class _Worker:
 
     def batches(self, marshal: Marshal) -> None:
         """At least once, in batches."""
-        with marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer:
+        with self.consumer(marshal) as consumer:
             for batch in consumer.batches(max_messages=BATCH, timeout=0.05):
                 self.pen.write(
                     "handed", batch.topic, batch.partition, batch.first_offset, batch.last_offset, batch.epoch
@@ -199,7 +211,7 @@ class _Worker:
         """At least once into a fenced sink: each batch is one transaction with its offsets (C9)."""
         with (
             SqliteSink(self.job.database) as sink,
-            marshal.consumer([self.job.topic], on_assign=self.assigned, on_lost=self.lost) as consumer,
+            self.consumer(marshal) as consumer,
         ):
             for batch in consumer.batches(max_messages=BATCH, timeout=0.05):
                 self.doom.at("handed out")
@@ -223,14 +235,8 @@ class _Worker:
     def once(self, marshal: Marshal) -> None:
         """At most once: by iteration, or, claiming ahead, in batches."""
         ahead = self.job.kind == "once ahead"
-        with marshal.consumer(
-            [self.job.topic],
-            delivery="at-most-once",
-            batch_size=GRANT,
-            claim_ahead=ahead,
-            on_assign=self.assigned,
-            on_lost=self.lost,
-        ) as consumer:
+        options = {"claim_ahead": True} if ahead else {}
+        with self.consumer(marshal, delivery="at-most-once", batch_size=GRANT, **options) as consumer:
             if ahead:
                 for batch in consumer.batches(max_messages=GRANT):
                     for message in batch:

@@ -361,3 +361,88 @@ def test_g2_below_level_2_it_says_that_an_upgrade_is_due() -> None:
     member = join(net, "a")
     net.run(SESSION)
     assert [type(found) for found in member.consumers[0].errors] == [UpgradeRequiredError]
+
+
+def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_topic() -> None:
+    net = net_of()
+    first = join(net, "a")
+    net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
+    there = net.topics
+    net.topics = dict  # type: ignore[assignment,method-assign]  # it joins before it is shown any topic
+    second = join(net, "b", "^t$")
+    net.run_until(lambda: source(second).member.joined)
+    net.topics = there  # type: ignore[method-assign]
+    net.tell_topics()
+    net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+
+
+def test_g20_nobody_is_witnessed_who_was_heard_meanwhile() -> None:
+    net = net_of()
+    members = [join(net, name) for name in "abcd"]
+    net.run_until(lambda: all_at_work(*members))
+    net.run(SESSION)
+    since, beats = net.now, len(net.records(GroupHeartbeat))
+    net.run(SESSION * 20)
+    assert net.now > since
+    assert len(net.records(GroupHeartbeat)) - beats <= len(members) * 20 * 3 / 0.85
+
+
+def test_g20_while_a_handler_hangs_nothing_is_due() -> None:
+    net = net_of(end=10)
+    member = join(net, "a", handler_timeout_ms=1_000.0)
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    member.fetch()
+    assert member.take(3) is not None
+    net.run_until(lambda: not source(member).member.joined)
+    assert member.engine.deadline(member.clock()) > member.clock()
+
+
+def test_c10_a_pause_of_a_dead_admin_ends_though_all_have_left_and_the_log_is_silent() -> None:
+    net = net_of(end=10)
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    net.pause(2 * SESSION)
+    net.run_until(lambda: source(member).has_left)
+    left = net.now
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    assert net.now - left < 3 * SESSION
+
+
+def test_g20_evicted_and_replaced_meanwhile_it_does_not_come_back() -> None:
+    net = net_of()
+    old = join(net, "a")
+    net.run_until(lambda: works_on(old) == {0, 1, 2, 3})
+    me = source(old).member
+    net.write(LeaveGroup(*me.settings.ids, me.member_id, me.generation), me.home)
+    net.run(100)
+    new = join(net, "a")
+    net.run_until(lambda: works_on(new) == {0, 1, 2, 3})
+    net.run(4 * SESSION)
+    assert works_on(new) == {0, 1, 2, 3}
+    assert isinstance(old.consumers[0].errors[0], ClientReplacedError)
+    assert new.consumers[0].errors == []
+
+
+def test_p9_the_first_owner_sets_the_start_also_of_what_is_revoked_already() -> None:
+    net = net_of(end=20)
+    first = join(net, "a", start="latest")
+    net.run_until(lambda: source(first).member.joined)
+    second = join(net, "b", start="latest")
+    net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+    assert {kept.progress.stable for _, _, kept in group_of(net).all_progress()} == {19}
+    assert {kept.initial for _, _, kept in group_of(net).all_progress()} == {19}
+
+
+def test_g21_a_member_that_is_paused_with_topics_to_report_does_not_spin() -> None:
+    net = net_of(end=10)
+    member = join(net, "a", "^t")
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    member.fetch()
+    assert member.take(3) is not None  # it can't leave
+    member.drop_if = lambda record: isinstance(record, TopicsChanged)
+    net.topic("t2", 3)
+    net.tell_topics()
+    net.run(200)
+    net.pause(60_000)
+    net.run(SESSION * 3)  # the harness refuses what is due in the past
+    assert source(member).member.joined

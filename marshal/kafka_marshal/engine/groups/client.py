@@ -38,7 +38,7 @@ from rationalizer import (
 from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GroupClient"]
+__all__ = ["GROUPS_LEVEL", "GroupClient"]
 
 #: Why a partition is let go when it is meant for another member.
 REVOKED = "it is assigned to another member"
@@ -68,6 +68,7 @@ class GroupClient:
         rng: Random,
         lets_all_go: Callable[[], str],
         unblock: Callable[[Collection[Key]], object],
+        starts_late: bool = False,
     ) -> None:
         self._unblock = unblock
         self.member = Membership(settings, options, subscription, worlds, outbox, rng)
@@ -75,6 +76,8 @@ class GroupClient:
         self.pieces: dict[Key, HeldPiece] = {}
         self._settings = settings
         self._options = options
+        #: Its ``start=`` is not "earliest": where a partition begins is settled before others get it (P9).
+        self._starts_late = starts_late
         self._subscription = subscription
         self._worlds = worlds
         self._outbox = outbox
@@ -84,6 +87,8 @@ class GroupClient:
         self._entries: list[CommitEntry] = []
         #: The generation that our pieces were looked at in; −1: they are to be looked at anew.
         self._seen = -1
+        #: When (own clock) the home's log time moved last.
+        self._moved: float | None = None
         self._errors: list[Exception] = []
 
     def attach(self, work: Work, errors: list[Exception]) -> None:
@@ -126,7 +131,7 @@ class GroupClient:
         world = self._worlds[cp]
         if world.required_level is not None:
             return "its part of the coordination topic needs a newer release"
-        return PAUSED if self._is_paused() else ""
+        return PAUSED if now < self._paused_until(now) else ""
 
     # What the log is told.
 
@@ -147,6 +152,8 @@ class GroupClient:
         piece.letting_go = LettingGo(last_offset, why, now)
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
+        if last_offset is not None and self.is_first(piece.key):
+            self._commit(CommitEntry(*piece.key, action=START, through=last_offset))
         self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
@@ -227,6 +234,8 @@ class GroupClient:
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record, of whatever group."""
+        if cp == self.member.home:
+            self._moved = now
         message = outcome.message
         if self.failure is not None or message is None or message[4] != self._settings.group_id:
             return
@@ -288,18 +297,21 @@ class GroupClient:
                 )
             )
         elif self._settings.client_id in group.clients:
-            self.fail(
-                ClientReplacedError(
-                    f"a newer instance of client_id {self._settings.client_id!r} has joined the group: this member has "
-                    "ended and commits nothing more. Give every worker of a group its own client_id; a restarted one "
-                    "keeps its old one"
-                )
-            )
+            self._replaced()
         else:
             self._outbox.add(
                 Warn("this member was silent for longer than its session, and was taken for dead; it joins again")
             )
         self._expelled(Loss.FENCED, now)
+
+    def _replaced(self) -> None:
+        self.fail(
+            ClientReplacedError(
+                f"a newer instance of client_id {self._settings.client_id!r} has joined the group: this member has "
+                "ended and commits nothing more. Give every worker of a group its own client_id; a restarted one "
+                "keeps its old one"
+            )
+        )
 
     def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
         self.member.expelled(now, again_after_ms)
@@ -380,13 +392,17 @@ class GroupClient:
                 else:
                     self._released(piece, now)
                 piece = None
+        ours = [part for part in parts if part.owner == me.slot]
         if piece is None and meant:
-            self._take_up(key, meant, now)
-            piece = self.pieces.get(key)
+            piece = self._take_up(key, meant, now)
+        elif piece is None and ours and _covers(ours, 0, MAX_KEY_HASH) and self._owes_start(key):
+            if self._take_up(key, ours, now) is not None:
+                self._work.let_go(key, REVOKED, now)
+            return
         elif piece is not None and piece.letting_go is None and piece.span != _span(meant):
             self._work.let_go(key, REVOKED, now)  # shares that are cut anew are taken up anew, with all that is ours
         lo, hi = (0, -1) if piece is None else piece.span
-        revoked = [part for part in parts if part.owner == me.slot and part.revoked >= 0]
+        revoked = [part for part in ours if part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
 
     def _meant(self, parts: Sequence[Piece], slot: int) -> list[Piece] | None:
@@ -402,12 +418,21 @@ class GroupClient:
             return None
         return run
 
-    def _take_up(self, key: Key, parts: Sequence[Piece], now: float) -> None:
-        is_open = now >= self.member.open_at and not self.member.leaving and not self._must_go()
-        if not is_open or key in self._work.parts or key in self._work.blocked or self._work.owes:
-            return
-        if key not in self._subscription.partitions:
-            return  # the cluster has not shown it to us yet, or no longer
+    def _owes_start(self, key: Key) -> bool:
+        """Whether we are the first who may say where a partition begins, and have to before we let it go (P9)."""
+        if not self._starts_late or not self.is_first(key) or self.came_later(key):
+            return False
+        return not self.member.leaving and self._work.takes_on and self._may_take_up(key)
+
+    def _may_take_up(self, key: Key) -> bool:
+        if key in self._work.parts or key in self._work.blocked or self._work.owes:
+            return False
+        return key in self._subscription.partitions  # the cluster shows it to us
+
+    def _take_up(self, key: Key, parts: Sequence[Piece], now: float) -> HeldPiece | None:
+        is_open = now >= self.member.open_at and not self.member.leaving and not self._must_go(now)
+        if not is_open or not self._may_take_up(key):
+            return None
         lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
 
         def want(owner: Owner) -> Ownership:
@@ -424,6 +449,7 @@ class GroupClient:
         self._work.take_on(key, self.is_first(key), want)
         self._outbox.add(Note("claimed", key))
         self.pieces[key].owner.granted(now)
+        return self.pieces.get(key)
 
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
         """What was revoked before we began with it."""
@@ -448,17 +474,25 @@ class GroupClient:
         progress = self.progress(key)
         return -1 if progress is None else progress.stable
 
-    def _is_paused(self) -> bool:
-        return self._worlds[self.member.home].pause(self._settings.group_id) is not None
+    def _paused_until(self, now: float) -> float:
+        """When (own clock) an admin's pause should end: where all have left, no record shows it; −inf: none is."""
+        world = self._worlds[self.member.home]
+        pause = world.pause(self._settings.group_id)
+        if self._moved is None:
+            self._moved = now
+        return -inf if pause is None else self._moved + pause.expires - world.log_time
 
-    def _must_go(self) -> bool:
-        return not self._work.takes_on or bool(self.lets_all_go()) or self._is_paused() or self.failure is not None
+    def _must_go(self, now: float) -> bool:
+        return self._goes() or now < self._paused_until(now)
+
+    def _goes(self) -> bool:
+        return not self._work.takes_on or bool(self.lets_all_go()) or self.failure is not None
 
     # Time.
 
     def step(self, now: float) -> None:
         """Be a member, and take up what is ours. (Not while the consumer closes, or lets all go.)"""
-        if self.failure is not None or self._must_go():
+        if self._must_go(now):
             return
         if not self.member.joined:
             self._try_to_join(now)
@@ -472,7 +506,9 @@ class GroupClient:
     def _try_to_join(self, now: float) -> None:
         if self._work.owes:
             return
-        if any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
+        if self.member.is_replaced:
+            self._replaced()
+        elif any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))
         elif self.member.generation == 0 and self.member.is_claimed():
             self.fail(wrong_kind(self._settings))
@@ -483,7 +519,7 @@ class GroupClient:
         """Beats, and what goes out again; also while the consumer closes."""
         if not self.member.joined:
             return
-        if self.member.leaving or (self._must_go() and not self._work.parts):
+        if self.member.leaving or (self._must_go(now) and not self._work.parts):
             self._leave(now)
             return
         self.member.wake(now, self._send_commits)
@@ -536,8 +572,9 @@ class GroupClient:
             return inf
         again = self._options.session_timeout_ms / BEATS_PER_INTERVAL
         times = [piece.letting_go.sent_at + again for piece in self.pieces.values() if piece.letting_go is not None]
-        if self.member.joined or not self._must_go():
-            times.append(self.member.deadline(now))
+        if self.member.joined or not (self._goes() or self._work.owes):
+            due = self.member.deadline(now, not self._must_go(now))
+            times.append(due if self.member.joined else max(due, self._paused_until(now)))
         return min(times, default=inf)
 
 

@@ -74,6 +74,7 @@ class Membership:
         #: When pieces may be taken up.
         self.open_at = inf
         self.leaving = False
+        self._was_member = False
         self._worlds = worlds
         self._subscription = subscription
         self._outbox = outbox
@@ -102,6 +103,13 @@ class Membership:
         if group is None or not self.member_id:
             return None
         return group.sender(self.member_id, self.settings.client_id, self.settings.instance_id)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another instance of our client_id is a member, and we were one before it (G20)."""
+        group = self.group
+        found = None if group is None else group.clients.get(self.settings.client_id)
+        return self._was_member and found is not None and found.instance_id != self.settings.instance_id
 
     @property
     def generation(self) -> int:
@@ -165,6 +173,7 @@ class Membership:
         if not self.joined:
             self.open_at = now + SETTLE_MS
         self.member_id = member_id
+        self._was_member = True
         self._beat_later(now)
         self.witness.look(self.group, now)
 
@@ -184,7 +193,10 @@ class Membership:
         if not self.joined or self.leaving or now < min(self._next_beat, self.witness.due):
             return
         if now >= self.witness.due:
+            is_needed = self.witness.is_needed(self.group, now)
             self.witness.look(self.group, now)
+            if not is_needed and now < self._next_beat:
+                return
         self._beat_later(now)
         if not commits(now):
             self.send(GroupHeartbeat(*self.settings.ids, self.member_id, self.generation), now)
@@ -217,8 +229,12 @@ class Membership:
         if group is None or me is None:
             return False
         seen = dict(self._subscription.counts())
+        with_us = [other for other in group.members.values() if me.pattern and other.pattern == me.pattern]
+        subscribed = me.topics.union(*(other.topics for other in with_us))
         if any(
-            count > group.counts.get(topic, -1) for topic, count in seen.items() if me.pattern or topic in me.topics
+            topic not in subscribed or count > group.counts.get(topic, -1)
+            for topic, count in seen.items()
+            if me.pattern or topic in me.topics
         ):
             return True
         others = [other.topics for other in group.members.values() if other is not me]
@@ -234,9 +250,12 @@ class Membership:
             self._again_at = now + self._interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
-    def deadline(self, now: float) -> float:
-        """When something is due again."""
+    def deadline(self, now: float, stays: bool) -> float:
+        """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
         if self.leaving or not self.joined:
             return self._again_at
-        due = min(self._next_beat, self.witness.due, self._report_at)
+        due = min(self._next_beat, self.witness.due)
+        if not stays:
+            return due
+        due = min(due, self._report_at)
         return min(due, self.open_at) if now < self.open_at else due

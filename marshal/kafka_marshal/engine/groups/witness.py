@@ -43,6 +43,15 @@ class Witness:
                     first = at + self._rng.random() * WITNESS_SHARE * member.session_timeout_ms
         self.due = first
 
+    def is_needed(self, group: Group | None, now: float) -> bool:
+        """Whether somebody has been silent for a session indeed: since ``due`` was set he may have been heard."""
+        members = {} if group is None else group.members
+        return any(
+            now >= heard + members[slot].session_timeout_ms
+            for slot, heard in self._heard.items()
+            if slot in members and members[slot].client_id != self._client_id
+        )
+
     def forget(self) -> None:
         """We are a member no longer."""
         self._heard.clear()

@@ -166,6 +166,8 @@ class Delivery:
         A cancelled task drops a message that it never saw; nobody can say any more that such a one is done.
         """
         evicted = [assignment for assignment, _ in self.evicted]
+        for assignment in evicted:  # a call that had gathered some of it hands them out no more
+            self.recall(assignment, keep=False)
         for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *evicted]:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
                 dropped = run.dropped(before)

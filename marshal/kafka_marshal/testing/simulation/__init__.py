@@ -15,6 +15,7 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 ``checks``              what must hold with every record and every message
 ``recorded``            the log as it truly is, and a judge's second opinion
 ``ledger``              what was done with messages, granted, and known by holders
+``holdings``            what a process has by its own account, leases or pieces
 ``states``              what a world is like, to be compared
 ``member_invariants``   what members owe each other beyond what the log shows
 ``data``                the topics whose messages are handled

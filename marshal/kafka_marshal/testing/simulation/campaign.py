@@ -121,6 +121,7 @@ def simulate(
     progress: Callable[[Report], object] | None = None,
     judge: Callable[[Scenario], Judge] | None = None,
     delivery: Delivery | None = None,
+    groups: bool = False,
 ) -> Report:
     """Run seeds, and say what broke.
 
@@ -130,7 +131,9 @@ def simulate(
     called after each seed, with one and the same report, which so tells also what was shown before an interruption.
     ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
-    a quarter of the others of the second. Raises ConfigurationError for a worker that is not found.
+    a quarter of the others of the second. ``groups``: everybody is a member of a coordinated group, as
+    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. Raises ConfigurationError for a worker
+    that is not found.
     """
     if delivery:  # the command has "" for none
         arguments.one_of("delivery", delivery, get_args(Delivery))
@@ -139,7 +142,10 @@ def simulate(
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
     run = partial(
-        _run_one, partial(Scenario.from_seed, worker=function is not None, delivery=delivery), function, judge
+        _run_one,
+        partial(Scenario.from_seed, worker=function is not None, delivery=delivery, coordinated=groups),
+        function,
+        judge,
     )
     for result in _run_all(run, iter(numbers), max(1, jobs)):
         report.add(result)

@@ -5,7 +5,8 @@ replicas agree         about each record, and whenever they have read, in all of
                        and none passes a record over
 one owner              no two clients may hand out messages of a partition at the same time, each by its own clock
                        (T4); not asked where clocks differ by more than the margin, or a broker's clock is set
-epochs grow            of each lease, with every new holder (C9)
+epochs grow            of each lease, with every new holder (C9); and each is one process's: of a coordinated group
+                       it is the generation since which its owner has a partition (G5)
 progress               never goes back, but where an admin sets it (C11)
 nothing lost           at least once: what the log calls done was handled (C14)
 little repeated        at least once: nothing is handed out that the log called done when the lease was granted, and
@@ -29,6 +30,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.claims.leases import HeldLease
+from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -37,6 +39,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import LeftOut
+from kafka_marshal.testing.simulation.holdings import Held, holdings, member
 from kafka_marshal.testing.simulation.ledger import NOBODY, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded
@@ -46,18 +49,24 @@ from rationalizer import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
     CommitRanges,
     ForgetGroup,
+    GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
-    Lease,
+    LeaveGroup,
     Outcome,
+    Progress,
     Record,
     ReleasingPartition,
     World,
     codes,
+    route_group,
     route_lease,
 )
+from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.living import Living
@@ -135,6 +144,8 @@ class Checks:
         self._holders = Holders()
         self.accounts = Accounts()
         self._granted = Granted()
+        #: Members that an operator has removed, and where: until they read it they work on (G20).
+        self._evicted: dict[str, tuple[int, int]] = {}
 
     def fail(self, promise: str, message: str) -> None:
         """A promise is broken; the first one counts."""
@@ -156,12 +167,15 @@ class Checks:
 
         def applied(cp: int, offset: int, outcome: Outcome) -> None:
             self.counts["replicas"] += 1
+            if self._evicted.get(process.name) == (cp, offset):
+                del self._evicted[process.name]
             if outcome != outcomes[cp][offset]:
                 self.fail("replicas differ", f"{process.name} about partition {cp}, offset {offset}: {outcome.code}")
             for consumer in driver.engine.consumers.values():
                 if id(consumer) not in self.consumers:
                     self.consumers[id(consumer)] = (process, consumer)
                     self._check_delivery(process, consumer)
+                    self._watch_pieces(process, driver)
             self.manners.applied(process, driver, cp, offset, outcome)
 
         def read_and_applied(batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
@@ -179,8 +193,7 @@ class Checks:
                     self.fail("replicas differ", f"{process.name} after partition {cp}, offset {world.next_offset - 1}")
 
         def note_lost(lease: HeldLease, reason: str, now: float) -> None:
-            self._holders.lost[process.name, lease.key] = self._scheduler.now
-            self.manners.lost(process, lease.key, reason)
+            self._is_lost(process, lease.key, reason)
             if self._terms.is_orderly and reason == Loss.UNPROVEN and process.end.asked_at == inf:
                 self.fail(
                     "beats", f"{process.name} lost {_name(lease.key)} by its own clock, and nothing was wrong (T4)"
@@ -190,6 +203,25 @@ class Checks:
         driver.listeners.append(applied)
         replica.apply = read_and_applied  # type: ignore[method-assign]
         driver.engine.book.lose = note_lost  # type: ignore[method-assign]
+
+    def _watch_pieces(self, process: Living, driver: Driver) -> None:
+        """A consumer is there: where it is a member of a coordinated group, what it loses is noted."""
+        source = member(driver)
+        if source is None:
+            return
+        end = source._end
+
+        def note_lost(piece: HeldPiece, reason: Loss, now: float) -> None:
+            self._is_lost(process, piece.key, reason)
+            if self._terms.is_orderly and reason == Loss.FENCED and process.end.asked_at == inf:
+                self.fail("beats", f"{process.name} lost {_name(piece.key)} to another, and nothing was wrong (G20)")
+            end(piece, reason, now)
+
+        source._end = note_lost  # type: ignore[method-assign]
+
+    def _is_lost(self, process: Living, key: Key, reason: str) -> None:
+        self._holders.lost[process.name, key] = self._scheduler.now
+        self.manners.lost(process, key, reason)
 
     def _check_delivery(self, process: Living, consumer: ConsumerEngine) -> None:
         """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
@@ -202,13 +234,13 @@ class Checks:
                 f"whose promises are others; run it with --delivery {asked} (simulate(…, delivery={asked!r}))",
             )
 
-    def owners(self) -> dict[Key, list[tuple[Living, HeldLease]]]:
+    def owners(self) -> dict[Key, list[tuple[Living, Held]]]:
         """Who could hand out messages of a partition now, by its own clock."""
-        found: dict[Key, list[tuple[Living, HeldLease]]] = {}
+        found: dict[Key, list[tuple[Living, Held]]] = {}
         for process, driver in self._watched:
             if process.is_running:
                 now = driver.now_ms()
-                for key, lease in driver.engine.book.leases.items():
+                for key, lease in holdings(driver).items():
                     if now < lease.hand_out_until:
                         found.setdefault(key, []).append((process, lease))
         return found
@@ -225,8 +257,8 @@ class Checks:
             for process, driver in self._watched:
                 # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
                 # may be with others already, whom the successor let have them (C7: not two with one client_id).
-                leases = driver.engine.book.leases
-                if not leases or not process.is_running or process.end.replaced:
+                leases = holdings(driver)
+                if not leases or not process.is_running or process.end.replaced or process.name in self._evicted:
                     continue
                 now = driver.now_ms()
                 for key, lease in leases.items():
@@ -252,7 +284,11 @@ class Checks:
             if record is not None:
                 self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
                 for key, code in _touched(record, outcome):
-                    self._judge(world, key, code, record, sender, sent_at)
+                    self._judge_lease(world, key, code, record, sender, sent_at)
+                if isinstance(record, LeaveGroup) and sender.host.is_admin:
+                    self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
+                if outcome.of_group:
+                    self._judge_group(world, outcome, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
                     self.manners.released(sender, _key(record), sent_at)
                 if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
@@ -268,23 +304,14 @@ class Checks:
         self.counts["snapshots"] += 1
         self.manners.snapshot(cp, value, self.log.digests[cp])
 
-    def _judge(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
+    def _judge_lease(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
         if lease is None:
             self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
             return
-        before = self.accounts.seen.get(key) or Seen(-1, -1, ())
-        progress = lease.progress
         if (end := self.end_of(key)) is not None:
             self.left_out.granted(key, lease.epoch, end)
-        now = Seen(lease.epoch, progress.stable, tuple(split(progress.ranges).ranges))
-        self.accounts.seen[key] = now
-        if now.epoch != before.epoch:
-            now.granted_stable, now.granted_ranges = before.stable, before.ranges
-        else:
-            now.granted_stable, now.granted_ranges = before.granted_stable, before.granted_ranges
-        if now.epoch < before.epoch:
-            self.fail("epochs", f"{_name(key)} went from epoch {before.epoch} back to {now.epoch}")
+        before, now = self._move(key, lease.epoch, lease.progress)
         if code == codes.REPOSITIONED:
             self._repositioned(key, before.stable, now.stable)
             return
@@ -298,17 +325,81 @@ class Checks:
             and (sender.host.is_admin or (sender.name, key) in self._holders.lost)
         )
         if not is_bare and not isinstance(record, ClaimingPartition):
-            self._holders.beaten[sender, key, now.epoch] = max(
-                sent_at, self._holders.beaten.get((sender, key, now.epoch), 0.0)
-            )
+            self._beats(sender, key, now.epoch, sent_at)
         if isinstance(record, ClaimingMessages):
-            first, last = before.stable + 1, record.proposed_last_offset
-            self._granted.all.append((record.instance_id, key, first, last, self._scheduler.now))
-            self._granted.spans.setdefault((sender.name, key), []).append((first, last))
+            self._grant(sender, record.instance_id, key, (before.stable + 1, record.proposed_last_offset))
         elif not self._scenario.at_most_once and end is not None:
-            self._check_done(key, before, now, lease, sender)
+            self._check_done(key, before, now, sender)
 
-    def _check_done(self, key: Key, before: Seen, now: Seen, lease: Lease, sender: Living) -> None:
+    def _judge_group(self, world: World, outcome: Outcome, record: Record, sender: Living, sent_at: float) -> None:
+        """A record of the coordinated group: who has what, and how far it is, after it."""
+        group = world.group(self._scenario.group_id)
+        if group is None or world.partition != route_group(group.group_id, self._scenario.coordination_partitions):
+            return
+        entries: dict[Key, list[tuple[CommitEntry, str]]] = {}
+        if isinstance(record, CommitOffsets):
+            for entry, code in zip(record.entries, outcome.entries or (), strict=True):
+                if code in codes.ACCEPTED:
+                    entries.setdefault((entry.topic, entry.partition), []).append((entry, code))
+        for key in group.partitions():
+            pieces, kept = group.pieces.get(key[0]), group.kept(*key)
+            former = self.accounts.seen.get(key) or Seen(-1, -1, ())
+            owned = () if pieces is None else pieces[key[1]]
+            epoch = max((piece.since for piece in owned), default=former.epoch)
+            if owned and (end := self.end_of(key)) is not None:
+                self.left_out.owned(key, end)
+            before, now = self._move(key, epoch, Progress() if kept is None else kept.progress, with_it=True)
+            said = entries.get(key, ())
+            if any(code == codes.REPOSITIONED for _, code in said):
+                self._repositioned(key, before.stable, now.stable)
+                continue
+            if now.stable < before.stable:
+                self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
+            if isinstance(record, GroupHeartbeat):  # whoever has something to tell, commits
+                self._beats(sender, key, before.epoch, sent_at)
+            done = before.stable
+            for entry, code in said:
+                if entry.action == START and code != codes.ALREADY_STARTED and entry.through is not None:
+                    self.left_out.started(key, before.epoch)
+                    done = self._began(key, entry.through)
+                elif entry.action == COMMIT and entry.through is not None and self._scenario.at_most_once:
+                    self._grant(sender, record.instance_id, key, (done + 1, entry.through))
+                if entry.action == LET_GO:
+                    self.manners.released(sender, key, sent_at)
+                is_bare = entry.through is None and (sender.name, key) in self._holders.lost
+                if entry.action != START and not is_bare:
+                    self._beats(sender, key, before.epoch, sent_at)
+            if said and not self._scenario.at_most_once and self.end_of(key) is not None:
+                self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
+
+    def _began(self, key: Key, through: int) -> int:
+        """The group begins behind this offset (P9): nobody need handle what lies below, where it may begin late."""
+        late = self.left_out.may_be_left_out(key, self.accounts.seen[key].epoch, through, -1)
+        return through if late or through < 0 else -1
+
+    def _move(self, key: Key, epoch: int, progress: Progress, *, with_it: bool = False) -> tuple[Seen, Seen]:
+        """What was known of a partition, and what is. with_it: what this record says is done before a new epoch."""
+        before = self.accounts.seen.get(key) or Seen(-1, -1, ())
+        now = Seen(epoch, progress.stable, tuple(split(progress.ranges).ranges))
+        self.accounts.seen[key] = now
+        if now.epoch != before.epoch:
+            source = now if with_it else before
+            now.granted_stable, now.granted_ranges = source.stable, source.ranges
+        else:
+            now.granted_stable, now.granted_ranges = before.granted_stable, before.granted_ranges
+        if now.epoch < before.epoch:
+            self.fail("epochs", f"{_name(key)} went from epoch {before.epoch} back to {now.epoch}")
+        return before, now
+
+    def _beats(self, sender: Living, key: Key, epoch: int, sent_at: float) -> None:
+        self._holders.beaten[sender, key, epoch] = max(sent_at, self._holders.beaten.get((sender, key, epoch), 0.0))
+
+    def _grant(self, sender: Living, instance_id: str, key: Key, span: tuple[int, int]) -> None:
+        """The log grants this to the sender (C12, G22)."""
+        self._granted.all.append((instance_id, key, *span, self._scheduler.now))
+        self._granted.spans.setdefault((sender.name, key), []).append(span)
+
+    def _check_done(self, key: Key, before: Seen, now: Seen, sender: Living) -> None:
         """At least once: what is done from this record on was handled."""
         if now.stable == before.stable and now.ranges == before.ranges:
             return
@@ -340,8 +431,10 @@ class Checks:
 
     def _forgotten(self, cp: int) -> None:
         """The group begins anew with what has its leases here (C16)."""
+        cps = self._scenario.coordination_partitions
+        home = route_group(self._scenario.group_id, cps) if self._scenario.strategy is not None else None
         for key, seen in self.accounts.seen.items():
-            if route_lease(*key, self._scenario.coordination_partitions) == cp:
+            if (route_lease(*key, cps) if home is None else home) == cp:
                 self._repositioned(key, seen.stable, -1)
                 self.accounts.seen[key] = Seen(seen.epoch, -1, ())
                 self.left_out.forgotten(key)
@@ -363,6 +456,7 @@ class Checks:
         self.manners.begins(process, key, offset)
         if assignment is not None:
             self.left_out.begins(key, assignment.epoch, offset)
+            self._check_token(process, key, assignment.epoch)
         if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
             lost_at = self._holders.lost.get((process.name, key))
             if not self.manners.was_granted(process, key):
@@ -382,6 +476,12 @@ class Checks:
         else:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
+
+    def _check_token(self, process: Living, key: Key, epoch: int) -> None:
+        """A fencing token is one process's, for ever (C9, G5)."""
+        other = self._holders.tokens.setdefault((key, epoch), process)
+        if other is not process:
+            self.fail("two owners", f"{_name(key)}: {other.name} and {process.name} work under one token, {epoch}")
 
     def _begins_once(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.accounts.ledger(key).begun
@@ -554,7 +654,7 @@ def _in_hand(process: Living, key: Key, message: Message) -> Assignment | None:
 def _holds(process: Living, key: Key) -> bool:
     """Whether a process holds the lease now, by its own clock."""
     return any(
-        (lease := driver.engine.book.leases.get(key)) is not None and driver.now_ms() < lease.proven_until
+        (lease := holdings(driver).get(key)) is not None and driver.now_ms() < lease.proven_until
         for driver in process.drivers
     )
 

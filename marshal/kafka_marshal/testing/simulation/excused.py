@@ -34,6 +34,8 @@ class LeftOut:
         #: Where each log begins, if retention took something.
         self._starts: dict[Key, int] = {}
         self._beginnings: dict[Key, _Beginning] = {}
+        #: Where each log of a coordinated group ended when it first had an owner.
+        self._ends: dict[Key, int] = {}
         #: The group was forgotten: of a young one nobody can tell what was added later from the rest (P9).
         self._is_anew = False
 
@@ -49,9 +51,18 @@ class LeftOut:
         """A record about a lease was accepted; end: of the partition's log."""
         self._beginnings.setdefault(key, _Beginning(epoch, end))
 
+    def owned(self, key: Key, end: int) -> None:
+        """Somebody owns a partition of a coordinated group: whoever sets its start looks for the log's end from now."""
+        self._ends.setdefault(key, end)
+
+    def started(self, key: Key, epoch: int) -> None:
+        """A start was set (G14)."""
+        self._beginnings.setdefault(key, _Beginning(epoch, self._ends.get(key, 0)))
+
     def forgotten(self, key: Key) -> None:
         """The group begins anew."""
         self._beginnings.pop(key, None)
+        self._ends.pop(key, None)
         self._is_anew = True
 
     def may_be_left_out(self, key: Key, epoch: int, offset: int, stable: int) -> bool:

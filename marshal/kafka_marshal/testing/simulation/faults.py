@@ -62,6 +62,8 @@ class Faults:
                 self._pause(fault)
             case "prune":
                 self._prune(fault)
+            case "evict":
+                self._evict(fault)
             case "retention":
                 self._cut(fault)
             case "markers":
@@ -171,6 +173,12 @@ class Faults:
 
         self.administer(fault.kind, process, work, fault)
 
+    def _evict(self, fault: Fault) -> None:
+        """An operator removes a member of a coordinated group, which may well be alive (G20)."""
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+        self.administer("evict", process, lambda: job.admin().evict(job.group_id, fault.client, force=True), fault)
+
     def _prune(self, fault: Fault) -> None:
         """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""
         process = self._clients.new_process(self.admin_host)
@@ -185,7 +193,7 @@ class Faults:
 
         self.administer("prune", process, work, fault)
 
-    def administer(self, name: str, process: Process, work: Callable[[], None], fault: Fault) -> None:
+    def administer(self, name: str, process: Process, work: Callable[[], object], fault: Fault) -> None:
         """An admin does this; it may die of it."""
 
         def ended() -> None:

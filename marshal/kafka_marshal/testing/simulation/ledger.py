@@ -96,5 +96,7 @@ class Holders:
     lost: dict[tuple[str, Key], float] = field(default_factory=dict)
     #: (process, partition, epoch) → when its last accepted beat was sent.
     beaten: dict[tuple[Living, Key, int], float] = field(default_factory=dict)
+    #: (partition, epoch) → who worked under it.
+    tokens: dict[tuple[Key, int], Living] = field(default_factory=dict)
     #: The epoch under which a process got the message that it handles now.
     epochs: dict[tuple[Living, Key], int] = field(default_factory=dict)

@@ -3,13 +3,15 @@
 =====================  =========================================================================================
 doubt                  no lease is trusted where log time, as its member's replica has it, ran ahead of its clock since
                        its last beat, until one sent after that is applied as accepted (T5)
-replaced               an instance that sees a later one take its lease over ends (C7)
+replaced               an instance that sees a later one take its lease over ends (C7), and so does a member of a
+                       coordinated group that sees a later one of its client_id join (G20)
 trust                  no lease is trusted for longer than 2 HI less the margin, by its member's own clock, after it
                        sent the last beat that its replica has applied as accepted (T4)
 pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
 let go                 what is granted and not wanted is released with the same step (C17); and no lease is released
                        while a message of it is in hand, unless the member closes, or lost it (C14)
-beats                  when all is well, each lease is beaten at least twice in HI (T4, C14)
+beats                  when all is well, each lease is beaten at least twice in HI (T4, C14), and each member of a
+                       coordinated group beats twice in its session (G20)
 limit                  nobody holds more than its policy allows (``MaxClaims``)
 in hand                in the end, what a member counts as in hand is what its worker has: with too much of it, it
                        would fetch no more, for ever
@@ -24,14 +26,24 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
-from kafka_marshal.engine.claims.leases import HeldLease, LeaseState
+from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.plane import Loss
-from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.testing.simulation.holdings import Held, holdings, last_proof, longest_trust_ms, margin_ms, member
 from kafka_marshal.types import Key
-from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Outcome, ReleasingPartition, World, codes
+from rationalizer import (
+    ClaimingPartition,
+    Heartbeat,
+    HeartbeatBatch,
+    JoinGroup,
+    LeaveGroup,
+    Outcome,
+    ReleasingPartition,
+    World,
+    codes,
+)
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.snapshot_log import MalformedPartError, decode_part
 
@@ -54,6 +66,8 @@ OLDEST_BEAT = 0.5
 #: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
 SLACK_MS = 2.0
 
+#: In place of a partition: a member of a coordinated group beats for all it has.
+_ALL: Key = ("", -1)
 #: (when sent, log time) of a beat that never was.
 _NEVER = (-inf, 0)
 #: (when seen, epoch) of a grant that never was.
@@ -106,6 +120,11 @@ class MemberInvariants:
         #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
         self._takeovers = _Takeovers()
+        self._is_coordinated = scenario.strategy is not None
+        #: Processes that their replica has shown as members of the coordinated group.
+        self._were_members: set[str] = set()
+        #: By client: the number of its newest process that has joined.
+        self._newest: dict[str, int] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -115,6 +134,9 @@ class MemberInvariants:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
         self._takeovers.sent(cp, offset, outcome)
+        record = outcome.record
+        if isinstance(record, JoinGroup) and outcome.accepted:
+            self._check_successor(record)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica has applied a record, and its engine was told."""
@@ -125,6 +147,8 @@ class MemberInvariants:
             return
         settings = engine.settings
         self._check_repeated(process, driver)
+        if self._is_coordinated:
+            self._check_member(process, driver, offset, outcome)
         replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
@@ -145,7 +169,9 @@ class MemberInvariants:
             self._pauses[process.name, cp] = began, now + pause.expires - outcome.log_time
         if (message[2], message[3]) != (settings.instance_id, settings.client_id):
             return
-        for key in _beaten(outcome):
+        for key in [_ALL] if self._is_coordinated and outcome.of_group else _beaten(outcome):
+            if not outcome.accepted or outcome.type == LeaveGroup.__name__:
+                break
             sent_at = self._sent.get((cp, offset), 0.0)
             if sent_at >= self._doubts.get((process.name, key), inf):
                 del self._doubts[process.name, key]
@@ -154,6 +180,27 @@ class MemberInvariants:
             )
         if outcome.accepted and outcome.epoch == offset:
             self._granted(process, driver, offset, outcome)
+
+    def _check_successor(self, record: JoinGroup) -> None:
+        """A JoinGroup was accepted: not of one that was a member, and whose successor is one, or was (G20)."""
+        name = record.instance_id.rpartition(".")[0]
+        number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
+        if number < newest and name in self._were_members:
+            self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
+        self._newest[record.client_id] = max(number, newest)
+
+    def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
+        """A member of the coordinated group has applied a record, and its engine was told."""
+        message, source = outcome.message, member(driver)
+        if message is None or source is None or message[4] != self._scenario.group_id:
+            return
+        if source.member.joined:
+            self._were_members.add(process.name)
+        if outcome.type == JoinGroup.__name__ and message[2] == driver.engine.settings.instance_id:
+            self._grants[process.name, _ALL] = self._scheduler.now, offset
+        for key, piece in source.pieces.items():
+            if self._grants.get((process.name, key), _NO_GRANT)[1] != piece.epoch:
+                self._grants[process.name, key] = self._scheduler.now, piece.epoch
 
     def was_granted(self, process: Living, key: Key) -> bool:
         """Whether a process has ever seen a lease granted to it."""
@@ -192,6 +239,13 @@ class MemberInvariants:
 
     def _check_repeated(self, process: Living, driver: Driver) -> None:
         """A release that the log does not show is sent again after HI (C17)."""
+        source = member(driver) if self._is_coordinated else None
+        for key, piece in source.pieces.items() if source is not None and not source.member.leaving else ():
+            if piece.letting_go is not None and piece.letting_go.sent_at > -inf:
+                late = driver.now_ms() - piece.letting_go.sent_at
+                hi = piece.heartbeat_interval_ms
+                if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
+                    self._fail("let go", f"{process.name} let {_name(key)} go {late:.0f} ms ago, and not again (G18)")
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
                 hi = lease.heartbeat_interval_ms
@@ -204,15 +258,19 @@ class MemberInvariants:
         self.check_trust([(process, driver)], has_compared=False)
         if not self.looks_closer:
             return
-        for key, lease in driver.engine.book.leases.items():
-            if lease.held and self._ahead(process, driver, key) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
-                self._doubts.setdefault((process.name, key), self._scheduler.now)
+        for key, lease in holdings(driver).items():
+            if lease.held and self._ahead(process, driver, lease) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
+                self._doubts.setdefault((process.name, self._proven_with(key)), self._scheduler.now)
 
-    def _ahead(self, process: Living, driver: Driver, key: Key) -> float:
+    def _proven_with(self, key: Key) -> Key:
+        """What the beats are noted under that keep this partition."""
+        return _ALL if self._is_coordinated else key
+
+    def _ahead(self, process: Living, driver: Driver, held: Held) -> float:
         """How far log time ran ahead of a member's clock since its last beat (T5)."""
-        sent_at, log_time = self._beats.get((process.name, key), (-inf, 0))
+        sent_at, log_time = self._beats.get((process.name, self._proven_with(held.key)), _NEVER)
         elapsed: float = (self._scheduler.now - sent_at) * process.runtime.rate
-        return driver.replica.worlds[driver.engine.book.leases[key].cp].log_time - log_time - elapsed
+        return driver.replica.worlds[held.cp].log_time - log_time - elapsed
 
     def released(self, process: Living, key: Key, sent_at: float) -> None:
         """A release was accepted; nothing of it may have been in hand when it was sent."""
@@ -230,7 +288,8 @@ class MemberInvariants:
         self._lost[process.name, key] = self._scheduler.now
         if reason == Loss.FENCED:
             self._fenced[process.name, key] = self._scheduler.now
-        self._doubts.pop((process.name, key), None)
+        if not self._is_coordinated:
+            self._doubts.pop((process.name, key), None)
 
     @property
     def is_calm(self) -> bool:
@@ -240,6 +299,15 @@ class MemberInvariants:
 
     def check_beats(self, world: World, running: dict[str, Driver]) -> None:
         """When all is well: how old the last beats are."""
+        group = world.group(self._scenario.group_id)
+        for one in group.members.values() if group is not None and world.pause(group.group_id) is None else ():
+            driver = running.get(one.instance_id.rpartition(".")[0])
+            source = None if driver is None else member(driver)
+            if source is not None and source.member.me is not None and source.member.me.joined == one.joined:
+                joined_at = self._grants.get((one.instance_id.rpartition(".")[0], _ALL), _NO_GRANT)[0]
+                silent = min(world.log_time - one.last_beat, self._scheduler.now - joined_at)
+                if silent > OLDEST_BEAT * one.session_timeout_ms:
+                    self._fail("beats", f"{one.instance_id} has not beaten for {silent:.0f} ms of log time (G20)")
         for lease in world.leases():
             name = (lease.instance_id or "").rpartition(".")[0]
             driver = running.get(name)
@@ -265,15 +333,15 @@ class MemberInvariants:
         now = self._scheduler.now
         self._in_hand.setdefault((process.name, key), {})[offset] = now
         for driver in process.drivers:
-            if (lease := driver.engine.book.leases.get(key)) is not None:
+            if (lease := holdings(driver).get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
                 if process.host.is_iterating:
-                    self._check_late(process, key, f"offset {offset}", lease.heartbeat_interval_ms)
+                    self._check_late(process, key, f"offset {offset}", lease)
         if not process.host.is_iterating or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.longest_interval_ms
         for driver in process.drivers:
-            lease = driver.engine.book.leases.get(key)
+            lease = holdings(driver).get(key)
             if lease is None:
                 continue
             began, ends = self._pauses.get((process.name, lease.cp), (now, now))
@@ -284,13 +352,14 @@ class MemberInvariants:
     def received(self, process: Living, key: Key) -> None:
         """A worker was handed messages, which may have been gathered for a while."""
         for driver in process.drivers:
-            if (lease := driver.engine.book.leases.get(key)) is not None:
-                self._check_late(process, key, "messages", lease.heartbeat_interval_ms)
+            if (lease := holdings(driver).get(key)) is not None:
+                self._check_late(process, key, "messages", lease)
 
-    def _check_late(self, process: Living, key: Key, what: str, hi: int) -> None:
-        """Granted or not, nothing is handed out when the lease may be over (T4). hi: the lease's."""
-        elapsed = (self._scheduler.now - self._beats.get((process.name, key), (-inf, 0))[0]) * process.runtime.rate
-        if elapsed > 2 * hi - proof_margin_ms(hi) + SLACK_MS:
+    def _check_late(self, process: Living, key: Key, what: str, held: Held) -> None:
+        """Granted or not, nothing is handed out when the lease may be over (T4)."""
+        sent_at, _ = self._beats.get((process.name, self._proven_with(key)), _NEVER)
+        elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
+        if elapsed > longest_trust_ms(held) + SLACK_MS:
             self._fail(
                 "trust",
                 f"{process.name} is handed {_name(key)} {what}, {elapsed:.0f} ms of its own clock after it sent "
@@ -304,25 +373,25 @@ class MemberInvariants:
         for process, driver in members:
             if process.is_running:
                 now = driver.now_ms()
-                for key, lease in driver.engine.book.leases.items():
+                for key, lease in holdings(driver).items():
                     if now < lease.hand_out_until:
                         self._check_trust(process, now, key, lease)
                         if self.looks_closer and has_compared:
-                            self._check_ahead(process, now, lease, driver.replica.worlds[lease.cp].log_time)
+                            self._check_ahead(process, driver, now, lease)
 
-    def _check_ahead(self, process: Living, now: float, lease: HeldLease, log_time: int) -> None:
+    def _check_ahead(self, process: Living, driver: Driver, now: float, lease: Held) -> None:
         """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
-        ahead = log_time - lease.proof.log_time - (now - lease.proof.sent_at)
-        if ahead > proof_margin_ms(lease.heartbeat_interval_ms) + SLACK_MS:
+        sent_at, log_time = last_proof(driver, lease)
+        ahead = driver.replica.worlds[lease.cp].log_time - log_time - (now - sent_at)
+        if ahead > margin_ms(lease) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
-    def _check_trust(self, process: Living, now: float, key: Key, lease: HeldLease) -> None:
+    def _check_trust(self, process: Living, now: float, key: Key, lease: Held) -> None:
         """now: by the process's own clock."""
         if not lease.held or lease.hand_out_until <= now:
             return
-        sent_at, _ = self._beats.get((process.name, key), _NEVER)
-        hi = lease.heartbeat_interval_ms
-        longest = 2 * hi - proof_margin_ms(hi)
+        sent_at, _ = self._beats.get((process.name, self._proven_with(key)), _NEVER)
+        longest = longest_trust_ms(lease)
         trusted = (self._scheduler.now - sent_at) * process.runtime.rate + lease.hand_out_until - now
         if trusted > longest + SLACK_MS:
             self._fail(
@@ -330,7 +399,7 @@ class MemberInvariants:
                 f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
                 f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
             )
-        if self._doubts and (process.name, key) in self._doubts:
+        if self._doubts and (process.name, self._proven_with(key)) in self._doubts:
             self._fail(
                 "doubt",
                 f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "

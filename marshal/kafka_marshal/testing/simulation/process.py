@@ -189,6 +189,9 @@ class Job:
         self.topics = scenario.topics_of(process.client_id)
         self.coordination_topic = scenario.topic
         self.heartbeat_interval_ms = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
+        #: Of a coordinated group, for ``marshal.group_consumer``; None: the group is a claimed one.
+        self.strategy = scenario.strategy
+        self.session_timeout_ms = 2 * self.heartbeat_interval_ms
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
         #: A database that refuses older epochs (C9).

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from kafka_marshal.types import Delivery
+from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
@@ -35,7 +35,14 @@ FAULTS: dict[str, float] = {
     "interrupts": 0,  # ``size`` / 4 of a worker's calls are ended by an exception; only in seeds that have it
     "torn reads": 0,  # ``size`` / 2 of its reads raise, with messages taken already; only in seeds that have it
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
+    "evict": 0,  # an operator removes a member of a coordinated group; only in stories that have one
 }
+
+#: How often it is there, in stories of a coordinated group; its strategies; and, beside WORKERS, who works in it.
+EVICT_WEIGHT = 2.0
+STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "range", "roundrobin")
+GROUP_WORKERS = ("terminates", "holds-back", "latest")
+GROUP_WORKERS_SHARE = 0.1
 
 #: The share of stories in which a broker's clock is set, and how often it is there, relative to the other faults.
 CLOCK_SHARE = 0.15
@@ -146,6 +153,8 @@ class Scenario:
     snapshots: int = 0
     #: Partitions of a second data topic, which not everybody reads; 0: there is none.
     other_partitions: int = 0
+    #: The strategy of a coordinated group (section 5), whose sessions are two HI; None: the group is a claimed one.
+    strategy: Strategy | None = None
 
     #: Fixed names.
     group_id = "group"
@@ -191,31 +200,45 @@ class Scenario:
 
     @classmethod
     def from_seed(
-        cls, seed: int, worker: bool = False, intervals: int = 88, delivery: Delivery | None = None
+        cls,
+        seed: int,
+        worker: bool = False,
+        intervals: int = 88,
+        delivery: Delivery | None = None,
+        coordinated: bool = False,
     ) -> Scenario:
-        """The story that a seed stands for. worker: every second client runs the one under test; delivery: that one."""
-        rng = Random(f"kafka-marshal/{seed}")
+        """The story that a seed stands for, another one for a coordinated group.
+
+        worker: every second client runs the one under test; delivery: that one.
+        """
+        named = f"groups/{seed}" if coordinated else str(seed)
+        rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
         delivery = delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
         clients = tuple(_client(rng, index, delivery, drift, fenced, worker, intervals) for index in range(count))
-        if not worker and rng.random() < 0.1:
+        if not worker and rng.random() < 0.1 and not coordinated:
             rate = round(1 + rng.uniform(-1, 1) * drift, 4)
             # It claims when all is well, too, and its first beat is to come within half an HI.
             clients += (Client("hand", "by-hand", rate=rate, fetches_every=0.1),)
         cps = 3 if rng.random() < 0.1 else 2
-        faults = _faults(rng, clients, cps, intervals, rng.random() < CLOCK_SHARE)
-        snapshots = Random(f"kafka-marshal/{seed}/snapshots").choice(SNAPSHOTS_EVERY)
+        extra = {"clock": CLOCK_WEIGHT} if rng.random() < CLOCK_SHARE else {}
+        if coordinated:
+            extra["evict"] = EVICT_WEIGHT
+        faults = _faults(rng, clients, cps, intervals, extra)
+        snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
         if snapshots:
-            faults = tuple(sorted((*faults, *_prunes(seed, intervals)), key=lambda fault: fault.at))
-        other = 0 if worker else _other_partitions(seed)
-        faults = tuple(sorted((*faults, *_forgotten(seed, intervals)), key=lambda fault: fault.at))
-        clients = _with_topics(seed, clients) if other else clients
+            faults = tuple(sorted((*faults, *_prunes(named, intervals)), key=lambda fault: fault.at))
+        other = 0 if worker else _other_partitions(named)
+        faults = tuple(sorted((*faults, *_forgotten(named, intervals)), key=lambda fault: fault.at))
+        clients = _with_topics(named, clients) if other else clients
+        if coordinated:
+            clients = _members(named, clients, fenced)
         if not worker:
-            clients = _with_callbacks(seed, _with_paces(seed, clients))
-            faults = tuple(sorted((*faults, *_interrupts(seed, clients, intervals)), key=lambda fault: fault.at))
+            clients = _with_callbacks(named, _with_paces(named, clients))
+            faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
             clients=clients,
@@ -230,6 +253,7 @@ class Scenario:
             records=int(RECORDS_PER_INTERVAL * intervals),
             snapshots=snapshots,
             other_partitions=other,
+            strategy=Random(f"kafka-marshal/{named}/strategy").choice(STRATEGIES) if coordinated else None,
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -288,19 +312,33 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
     return Client(f"c{index}", kind, policy, rate, ahead, fetches, late)
 
 
-def _other_partitions(seed: int) -> int:
+def _members(seed: str, clients: Sequence[Client], fenced: bool) -> tuple[Client, ...]:
+    """The clients as members of a coordinated group, where nobody has a policy."""
+    rng = Random(f"kafka-marshal/{seed}/members")
+    found = [replace(client, policy="balanced", claims_ahead=False) for client in clients]
+    if rng.random() < GROUP_WORKERS_SHARE and not fenced:
+        kind = rng.choice(GROUP_WORKERS)
+        stays = [kind != "latest" and rng.random() < 0.2 for _ in found]  # the group begins where all say it does
+        found = [
+            x if x.worker == "yours" or as_is else replace(x, worker=kind)
+            for x, as_is in zip(found, stays, strict=True)
+        ]
+    return tuple(found)
+
+
+def _other_partitions(seed: str) -> int:
     """Of the eight or ten partitions, those of a second topic, in every fourth story."""
     return Random(f"kafka-marshal/{seed}/topic2").choice((3, 4, *(0,) * 6))
 
 
-def _with_topics(seed: int, clients: Sequence[Client]) -> tuple[Client, ...]:
+def _with_topics(seed: str, clients: Sequence[Client]) -> tuple[Client, ...]:
     """Who reads what; the first one all, so that everything is owned in the end."""
     rng, first = Random(f"kafka-marshal/{seed}/readers"), clients[0]
     topics = ("", "", Scenario.data_topic, Scenario.other_topic)
     return first, *(replace(client, reads=rng.choice(topics)) for client in clients[1:])
 
 
-def _with_paces(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+def _with_paces(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
     """In every eighth story some have a heartbeat interval of their own, and another one when they start again."""
     rng = Random(f"kafka-marshal/{seed}/paces")
     if rng.random() > PACES_SHARE:
@@ -308,7 +346,7 @@ def _with_paces(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
     return tuple(replace(client, paces=rng.choice(PACES)) for client in clients)
 
 
-def _with_callbacks(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+def _with_callbacks(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
     """In every eighth story some hold what they are told against what they get, and hang now and then."""
     rng = Random(f"kafka-marshal/{seed}/hung")
     if rng.random() > TOLD_SHARE:
@@ -317,8 +355,11 @@ def _with_callbacks(seed: int, clients: tuple[Client, ...]) -> tuple[Client, ...
     return tuple(replace(x, worker="told") if told else x for x, told in zip(clients, may, strict=True))
 
 
-def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, clock: bool) -> tuple[Fault, ...]:
-    weights = {**FAULTS, "clock": CLOCK_WEIGHT} if clock else FAULTS
+def _faults(
+    rng: Random, clients: Sequence[Client], cps: int, intervals: int, extra: Mapping[str, float]
+) -> tuple[Fault, ...]:
+    """extra: how often there is what is not in every story."""
+    weights = {**FAULTS, **extra}
     kinds, found = list(weights), []
     for _ in range(rng.randint(6, 24)):
         kind = rng.choices(kinds, list(weights.values()))[0]
@@ -333,7 +374,7 @@ def _faults(rng: Random, clients: Sequence[Client], cps: int, intervals: int, cl
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
-def _forgotten(seed: int, intervals: int) -> list[Fault]:
+def _forgotten(seed: str, intervals: int) -> list[Fault]:
     """In every tenth story, somebody has the group forgotten while it is at work: it begins anew (C16)."""
     rng = Random(f"kafka-marshal/{seed}/forgotten")
     if rng.random() > FORGOTTEN_SHARE:
@@ -342,7 +383,7 @@ def _forgotten(seed: int, intervals: int) -> list[Fault]:
     return [Fault(round(at, 2), "forget", "", round(length, 2), round(size, 3))]
 
 
-def _interrupts(seed: int, clients: Sequence[Client], intervals: int) -> list[Fault]:
+def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fault]:
     """In every fifth story, the calls of some workers, or their reads, raise now and then."""
     rng = Random(f"kafka-marshal/{seed}/interrupts")
     if rng.random() > INTERRUPTED_SHARE:
@@ -357,7 +398,7 @@ def _interrupts(seed: int, clients: Sequence[Client], intervals: int) -> list[Fa
     return found
 
 
-def _prunes(seed: int, intervals: int) -> list[Fault]:
+def _prunes(seed: str, intervals: int) -> list[Fault]:
     """When an admin removes old log, up to three times: mostly late, as snapshots must be there first."""
     rng = Random(f"kafka-marshal/{seed}/prunes")
     found = []

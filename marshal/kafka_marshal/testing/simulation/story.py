@@ -13,6 +13,7 @@ from random import Random
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
+from kafka_marshal.engine.groups.client import GROUPS_LEVEL
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
@@ -29,7 +30,7 @@ from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
-from rationalizer import encode, snapshot_log
+from rationalizer import Upgrade, encode, snapshot_log
 from rationalizer.marker import marker
 
 __all__ = ["Result", "simulate_one"]
@@ -167,7 +168,11 @@ class _Story:
             self.broker.create_topic(snapshots_topic(scenario.topic), cps, 1, required_settings(1))
         init = Process("init", self.faults.admin_host, self.network, self.checks, scenario.seed)
         for cp in range(cps):
-            self.network.arrive(scenario.topic, cp, encode(marker("init", cps)), init, 0.0)
+            first = marker("init", cps)
+            self.network.arrive(scenario.topic, cp, encode(first), init, 0.0)
+            if scenario.strategy is not None:
+                upgrade = Upgrade(first.instance_id, first.client_id, first.group_id, GROUPS_LEVEL)
+                self.network.arrive(scenario.topic, cp, encode(upgrade), init, 0.0)
         self.data.plan()
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
 
@@ -273,7 +278,9 @@ class _Story:
                     by_topic[key[0]].add(process.client_id)
         if whole:
             return all(len(holders) == 1 for holders in by_topic.values())
-        return max(held.values()) - min(held.values()) <= 1
+        # `range` deals out each topic by itself (G17).
+        most = len(by_topic) if self.scenario.strategy == "range" else 1
+        return max(held.values()) - min(held.values()) <= most
 
     def _is_drained(self) -> bool:
         return all(self.checks.stable(key) >= self.data.end(key) - 1 for key in self.data.all_partitions())

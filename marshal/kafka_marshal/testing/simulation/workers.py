@@ -80,21 +80,26 @@ def _consumer(
             for assigned in partitions:
                 begin(consumer, assigned)
 
-    once = job.delivery == "at-most-once"
     make = partial(
-        marshal.consumer,
+        _taker(job, client, marshal),
         job.topics if job.random.random() < 0.8 else [f"^({'|'.join(job.topics)})$"],
         delivery=job.delivery,
-        policy=policy_of(client),
         batch_size=job.random.choice([10, 20, 50, 50]),
         handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
         auto_done=auto_done,
-        claim_ahead=once and client.claims_ahead,
         start="latest" if client.worker == "latest" else "earliest",
         on_assign=on_assign,
         on_lost=on_lost,
     )
     return _made(job, make)
+
+
+def _taker(job: Job, client: Client, marshal: Marshal) -> Callable[..., Consumer]:
+    """What makes its consumer: one that claims, or a member of a coordinated group."""
+    if job.strategy is not None:
+        return partial(marshal.group_consumer, strategy=job.strategy, session_timeout_ms=job.session_timeout_ms)
+    ahead = job.delivery == "at-most-once" and client.claims_ahead
+    return partial(marshal.consumer, policy=policy_of(client), claim_ahead=ahead)
 
 
 def _made(job: Job, make: Callable[[], Consumer]) -> Consumer:
@@ -196,10 +201,12 @@ def _consume(job: Job, client: Client) -> None:
             job.received(messages)
             if job.delivery == "at-least-once":
                 job.random.shuffle(messages)
-            for message in messages:
+            while messages:  # none is kept: what was lost and is left alone has come back by that (C18, G20)
+                message = messages.pop(0)
                 if job.delivery == "at-most-once" or (message.topic(), message.partition()) not in lost:
                     job.handle(message)
                     consumer.done(message)
+                del message
 
 
 def _defer(job: Job, client: Client) -> None:
@@ -232,6 +239,7 @@ def _defer(job: Job, client: Client) -> None:
                 if (one.topic(), one.partition()) not in lost:
                     job.handle(one)
                     consumer.done(one)
+                del one
 
 
 def _batches(job: Job, client: Client) -> None:
@@ -337,6 +345,11 @@ def _has(consumer: Consumer, topic: str, partition: int, epoch: int) -> bool:
     return any((x.topic, x.partition, x.epoch) == (topic, partition, epoch) for x in consumer.assignment())
 
 
+def _of(said: TopicPartition) -> tuple[str, int, int]:
+    """(topic, partition, token): what callbacks say of a lease, and of a piece of a coordinated group."""
+    return said.topic, said.partition, said.epoch
+
+
 class _Told:
     """What a consumer's callbacks have said, held against what it does."""
 
@@ -353,16 +366,18 @@ class _Told:
         self.wrong = ""
 
     def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for topic, partition, _, epoch in partitions:
+        for topic, partition, epoch in map(_of, partitions):
             if (topic, partition) in self._open:
                 self.wrong = f"{topic} [{partition}] was assigned again, and neither revoked nor lost before"
             if (topic, partition) in self._owed:
                 self.wrong = f"{topic} [{partition}] was let go before on_revoke was through"
+            if self._revoked.get((topic, partition)) == epoch:  # the order was taken back before it was let go (G18)
+                del self._revoked[topic, partition]
             self._job.sleep(self._job.random.uniform(0.0, 0.1) * self._hi)
             self._open[topic, partition] = epoch
 
     def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for topic, partition, _, epoch in partitions:
+        for topic, partition, epoch in map(_of, partitions):
             self._ends(topic, partition, epoch, "revoked")
             self._revoked[topic, partition] = epoch
             self._job.sleep(self._job.random.uniform(0.0, 0.08) * self._hi)
@@ -370,7 +385,7 @@ class _Told:
                 self._owed.add((topic, partition))
 
     def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for topic, partition, _, epoch in partitions:
+        for topic, partition, epoch in map(_of, partitions):
             self._owed.discard((topic, partition))
             if self._revoked.pop((topic, partition), None) != epoch:
                 self._ends(topic, partition, epoch, "lost")
@@ -414,12 +429,10 @@ def _told(job: Job, client: Client) -> None:
     """Its callbacks take their time and tell what it has, each once and in order; some of its handlers hang."""
     told, timeout = _Told(job), HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000
     with job.marshal() as marshal:
-        with marshal.consumer(
+        with _taker(job, client, marshal)(
             job.topics,
             delivery=job.delivery,
-            policy=policy_of(client),
             handler_timeout=timeout,
-            claim_ahead=job.delivery == "at-most-once" and client.claims_ahead,
             on_assign=told.on_assign,
             on_revoke=told.on_revoke,
             on_lost=told.on_lost,

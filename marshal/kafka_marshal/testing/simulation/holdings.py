@@ -1,0 +1,51 @@
+"""What a process has by its own account: leases, or pieces of a coordinated group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafka_marshal.engine.claims.leases import HeldLease
+from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.pieces import HeldPiece
+from kafka_marshal.engine.settings import proof_margin_ms
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.types import Key
+
+__all__ = ["Held", "holdings", "last_proof", "longest_trust_ms", "margin_ms", "member"]
+
+Held = HeldLease | HeldPiece
+
+
+def member(driver: Driver) -> GroupClient | None:
+    """The membership of a coordinated group; None: there is none, or it claims."""
+    for consumer in driver.engine.consumers.values():
+        if isinstance(consumer.source, GroupClient):
+            return consumer.source
+    return None
+
+
+def holdings(driver: Driver) -> Mapping[Key, HeldLease] | Mapping[Key, HeldPiece]:
+    """By partition."""
+    leases = driver.engine.book.leases
+    found = None if leases else member(driver)
+    return leases if found is None else found.pieces
+
+
+def margin_ms(held: Held) -> float:
+    """How much sooner than the log a process takes it to be over (T4): a piece has a session, which is two HI (G20)."""
+    hi = held.heartbeat_interval_ms
+    return proof_margin_ms(2 * hi if isinstance(held, HeldPiece) else hi)
+
+
+def longest_trust_ms(held: Held) -> float:
+    """How long, by its own clock, a process may trust it after it sent its last accepted beat."""
+    return 2 * held.heartbeat_interval_ms - margin_ms(held)
+
+
+def last_proof(driver: Driver, held: Held) -> tuple[float, int]:
+    """When (own clock, ms) the last beat that proves it was sent, and its log time."""
+    if isinstance(held, HeldLease):
+        return held.proof.sent_at, held.proof.log_time
+    found = member(driver)
+    assert found is not None
+    return found.member.proof._sent_at, found.member.proof._log_time
