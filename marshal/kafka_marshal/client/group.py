@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
+from kafka_marshal.client.base import Host
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine.effects import Call, Callback
 from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.logs import Event
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key, TopicPartition
+from rationalizer import Outcome
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
@@ -38,6 +45,31 @@ PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 
 class GroupConsumer(Consumer):
     """A member of a coordinated group. Made by :meth:`Marshal.group_consumer`; it has all that a Consumer has."""
+
+    def __init__(
+        self,
+        marshal: Host,
+        driver: Driver,
+        options: ConsumerOptions,
+        callbacks: Mapping[str, Any],
+        config: Mapping[str, object],
+    ) -> None:
+        super().__init__(marshal, driver, options, callbacks, config)
+        with driver.condition:
+            driver.listeners.append(self._applied)
+
+    def _freed(self) -> None:
+        with self._driver.condition, suppress(ValueError):  # it ends before it has begun
+            self._driver.listeners.remove(self._applied)
+        super()._freed()
+
+    def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """Say that this member has joined (a listener of the driver; its lock is held)."""
+        settings, message = self._driver.engine.settings, outcome.message
+        if outcome.member is None or message is None or message[2:5] != settings.ids:
+            return
+        text = f"member {outcome.member} of the group, generation {outcome.generation}"
+        self._driver.effects.events.say(Event.JOINED, text, member=outcome.member, generation=outcome.generation)
 
     @property
     def _member(self) -> GroupClient:
@@ -85,9 +117,8 @@ class GroupConsumer(Consumer):
         return self._driver.call(look)
 
     def _state(self, now: float) -> str:
-        if self._closed or self._driver.is_over or self._member.failure is not None:
-            return "DOWN"
-        return str(self._member.member.state(now))
+        is_over = self._closed or self._driver.is_over or self._driver.engine.failure is not None
+        return str(MemberState.DOWN if is_over else self._member.state(now))
 
     def _pieces(self, now: float) -> list[Piece]:
         held = self._member.pieces.values()

@@ -26,6 +26,7 @@ from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
+from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
 from kafka_marshal.engine.settings import FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -85,6 +86,7 @@ class Engine:
                 self.outbox,
                 self._rng,
                 self.leases.lets_all_go,
+                self.leases.drain,
                 self.unblock,
             )
             consumer = self._consumer(number, subscription, settings, member)
@@ -121,6 +123,13 @@ class Engine:
         """The log answers a ClaimingMessages of a lease that is over (C13)."""
         for consumer in self.consumers.values():
             consumer.delivery.grants.answered_late(key, epoch, last_offset, accepted)
+
+    def wrong_kind(self) -> None:
+        """The log has refused a claim: the group is a coordinated one (G1)."""
+        for number, source in self.leases.sources.items():
+            if source.failure is None:
+                source.failure = coordinated_group(self.settings.group_id)
+                self.consumers[number].errors.append(source.failure)
 
     def is_taken(self, key: Key) -> bool:
         """Does this Marshal hold or want the lease already?"""

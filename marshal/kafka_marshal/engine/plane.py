@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import MarshalError
 from rationalizer import Progress
 
 __all__ = ["PAUSED", "SURPLUS", "HandIn", "Loss", "Owner", "Ownership", "Part", "PartitionSource", "Work"]
@@ -145,6 +146,10 @@ class PartitionSource(Protocol):
 
     def lets_all_go(self) -> str:
         """Why everything is to be let go; "": it is not."""
+
+    @property
+    def failure(self) -> MarshalError | None:
+        """Why nothing of the group will be held any more, which every call of the user raises; None: it may be."""
 
     # What the log is told.
 

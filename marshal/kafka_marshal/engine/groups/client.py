@@ -6,15 +6,16 @@ and meant for us, and let go when a part of it is meant for somebody else: finis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from random import Random
 from typing import cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
-from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
-from kafka_marshal.engine.groups.refusals import below_level, refusal_of, wrong_kind
+from kafka_marshal.engine.groups.refusals import below_level, refusal_of
+from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
@@ -34,12 +35,16 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
+from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 __all__ = ["GroupClient"]
 
 #: Why a partition is let go when it is meant for another member.
 REVOKED = "it is assigned to another member"
+
+#: Why a partition is lost when the log shows it as ours no longer, for people.
+NOT_OURS = "the log shows it as another member's, or this process as no member"
 
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
@@ -63,8 +68,10 @@ class GroupClient:
         outbox: Outbox,
         rng: Random,
         lets_all_go: Callable[[], str],
+        drain: Callable[[str], object],
         unblock: Callable[[Collection[Key]], object],
     ) -> None:
+        self._drain = drain
         self._unblock = unblock
         self.member = Membership(settings, options, subscription, worlds, outbox, rng)
         self.lets_all_go = lets_all_go
@@ -81,6 +88,16 @@ class GroupClient:
         #: The generation that our pieces were looked at in; −1: they are to be looked at anew.
         self._seen = -1
         self._errors: list[Exception] = []
+
+    @property
+    def session_timeout_ms(self) -> int:
+        """As it joins with."""
+        return self._options.session_timeout_ms
+
+    def state(self, now: float) -> MemberState:
+        """By name only (G7). DOWN: it is no member, and joins no more."""
+        is_over = self.failure is not None or (not self.member.joined and bool(self.lets_all_go()))
+        return MemberState.DOWN if is_over else self.member.state(now)
 
     def attach(self, work: Work, errors: list[Exception]) -> None:
         """For whom; once, before anything else. errors: to be raised from the user's next call."""
@@ -237,6 +254,8 @@ class GroupClient:
             self._prove()
         if outcome.type in (ForgetGroup.__name__, ReleaseGroup.__name__):
             self._seen = -1
+        if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
+            self._ask_to_leave(message)
         self._verify(outcome, own, now)
         if self.member.joined and outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
             self._commits_applied(message[HEAD_FIELDS:], outcome, own, now)
@@ -257,6 +276,14 @@ class GroupClient:
         error = refusal_of(outcome.code, self._settings, self._options)
         if error is not None and not outcome.accepted:
             self.fail(error)
+
+    def _ask_to_leave(self, message: Message) -> None:
+        """A LeaveGroup that names us under an instance that is not ours: an operator asks us to hand over (C19).
+
+        A watchdog that speaks late for an older instance names that one's member_id.
+        """
+        if message[3] == self._settings.client_id and message[HEAD_FIELDS] == self.member.member_id:
+            self._drain(cast("str", message[2]))
 
     def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
         """Whatever happened: the log shows us as a member, or we are none (G20)."""
@@ -391,7 +418,7 @@ class GroupClient:
             return piece
 
         self._work.take_on(key, self.is_first(key), want)
-        self._outbox.add(Note("claimed", key))
+        self._outbox.add(Note("claimed", key, words="took up"))
         self.pieces[key].owner.granted(now)
 
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
@@ -403,7 +430,7 @@ class GroupClient:
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         if piece.held:
-            self._outbox.add(Note("lost", piece.key, reason))
+            self._outbox.add(Note("lost", piece.key, NOT_OURS if reason is Loss.FENCED else reason))
         piece.end()
         piece.owner.lost(reason, now)
 
@@ -444,7 +471,7 @@ class GroupClient:
         if any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))
         elif self.member.generation == 0 and self.member.is_claimed():
-            self.fail(wrong_kind(self._settings))
+            self.fail(claimed_group(self._settings.group_id))
         else:
             self.member.join(now)
 
@@ -468,10 +495,15 @@ class GroupClient:
 
     def _send_commits(self, now: float) -> bool:
         """Beat with what is done; False: nothing is that the log does not know."""
+        for piece, last_offset in self.uncommitted():
+            self._commit(CommitEntry(*piece.key, through=last_offset))
+        return bool(self._entries)
+
+    def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
+        """Pieces of which more is done without a gap than the log knows: each with the last offset done."""
         for piece in self.pieces.values():
             if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
-                self._commit(CommitEntry(*piece.key, through=last_offset))
-        return bool(self._entries)
+                yield piece, last_offset
 
     def last_words(self, now: float) -> None:
         """Before ending without a letting-go."""
@@ -486,9 +518,7 @@ class GroupClient:
     @property
     def is_committed(self) -> bool:
         """Whether the log shows all that is done without a gap."""
-        return all(
-            piece.letting_go is not None or piece.owner.progress_to_report() is None for piece in self.pieces.values()
-        )
+        return next(self.uncommitted(), None) is None
 
     @property
     def has_left(self) -> bool:
