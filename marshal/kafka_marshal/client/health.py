@@ -118,8 +118,8 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         reason, since = failing
         yield (
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
-            "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; what "
-            "is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
+            "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
+            "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
         )
     if driver.engine.draining:
         yield (

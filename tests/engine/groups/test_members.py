@@ -21,6 +21,7 @@ from kafka_marshal.errors import (
 )
 from rationalizer import (
     ClaimingPartition,
+    CommitEntry,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
@@ -361,3 +362,58 @@ def test_g2_below_level_2_it_says_that_an_upgrade_is_due() -> None:
     member = join(net, "a")
     net.run(SESSION)
     assert [type(found) for found in member.consumers[0].errors] == [UpgradeRequiredError]
+
+
+def test_p12_a_position_that_an_operator_sets_under_a_pause_is_worked_on_again() -> None:
+    net = net_of(partitions=0)
+    net.topic("t", 1, 5, tid="one")
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0})
+    read_all(net, member, ms=SESSION)
+    net.topic("t", 1, 500, tid="two")
+    member.close()
+    net.run(SESSION)
+    again = join(net, "b")
+    net.run_until(lambda: again.consumers[0].errors)
+    net.pause(60_000)
+    net.run_until(lambda: source(again).has_left)
+    entry = CommitEntry("t", 0, through=-1)
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (entry,)), route_group("g", net.cps))
+    net.pause(0)
+    net.run_until(lambda: works_on(again) == {0})
+
+
+def test_c19_a_drained_member_hands_over_and_a_late_watchdog_of_its_last_life_drains_nobody() -> None:
+    net = net_of(end=10)
+    first, second = join(net, "a"), join(net, "b")
+    net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+    last = source(second).member
+    second.kill()
+    again = join(net, "b")
+    net.run_until(lambda: len(works_on(again)) == 2)
+    net.write(LeaveGroup(*last.settings.ids, last.member_id, last.generation), last.home)
+    net.run(SESSION)
+    assert len(works_on(again)) == 2
+    assert not again.engine.draining
+    me = source(again).member
+    net.write(LeaveGroup("operator", "b", "g", me.member_id, me.generation), me.home)
+    net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
+    assert state(again) is MemberState.STARTUP
+    assert source(again).state(again.clock()) is MemberState.DOWN
+    joins = len(net.records(JoinGroup))
+    net.run(5 * SESSION)
+    assert len(net.records(JoinGroup)) == joins
+
+
+def test_g1_a_claiming_consumer_of_a_coordinated_group_hears_it_once_and_claims_no_more() -> None:
+    net = net_of()
+    member = net.member("a")
+    for cp in net.logs:
+        net.write(ConfigureGroup("x", "admin", "g"), cp)
+    consumer = member.consumer("t")
+    net.run(SESSION)
+    assert [type(error) for error in consumer.errors] == [WrongKindError]
+    assert "marshal.group_consumer" in str(consumer.source.failure)
+    assert len(net.records(ClaimingPartition)) <= 4
+    net.run(10 * SESSION)
+    assert len(net.records(ClaimingPartition)) <= 4

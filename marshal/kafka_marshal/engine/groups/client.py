@@ -257,7 +257,7 @@ class GroupClient:
         if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
             self._ask_to_leave(message)
         self._verify(outcome, own, now)
-        if self.member.joined and outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
+        if outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
             self._commits_applied(message[HEAD_FIELDS:], outcome, own, now)
         if self.member.joined and self.member.generation != self._seen:
             self.member.witness.look(self.member.group, now)
@@ -344,6 +344,7 @@ class GroupClient:
         for (topic, partition, _, _, action, through, _, _), code in zip(entries, outcome.entries or (), strict=True):
             key = (topic, partition)
             accepted = code in codes.ACCEPTED
+            # Whether or not we are a member: under a pause nobody is.
             if not own and action == COMMIT and code == codes.REPOSITIONED:
                 self._unblock([key])
             if own and (piece := self.pieces.get(key)) is not None:
