@@ -224,7 +224,7 @@ def test_members_topics_and_partitions_come_and_go(groups: Groups) -> None:
         probe.create_topic(name, 1, 1, {})
         groups.publish(name, 1, 3)
         try:
-            [lost] = wait_until(lambda: a.consumer.lost_positions + c.consumer.lost_positions)
+            lost, *_ = wait_until(lambda: a.consumer.lost_positions + c.consumer.lost_positions)
         except AssertionError:
             for x in (a, c):
                 print(x.consumer._engine.assignments, x.consumer._engine.positions.blocked, x.consumer._engine.subscription.partitions, x.consumer.pieces(), x.consumer.assignment(), x.consumer.stuck)
@@ -436,9 +436,107 @@ def test_a_handler_that_hangs_costs_the_membership(groups: Groups) -> None:
     message = a.consumer.poll(20)
     assert message is not None
     await_shared(2, b)
-    assert [piece[:2] for piece in lost] == mine
+    wait_until(lambda: [piece[:2] for piece in lost] == mine)
     assert a.consumer.state == "STARTUP"
     b.take(20)
     a.consumer.done(message)
     assert a.consumer.ignored_done == 1
     await_shared(2, a, b)
+
+
+MESSAGES = 300
+
+
+def members_of(watcher: Joined) -> set[str]:
+    driver = watcher.marshal._driver
+    with driver.condition:
+        group = driver.replica.worlds[route_group(watcher.marshal.group_id, CPS)].group(watcher.marshal.group_id)
+        return set() if group is None else set(group.clients)
+
+
+def handled(*workers: Worker) -> Counter[tuple[int, int]]:
+    return Counter(place for worker in workers for place in worker.offsets())
+
+
+def at_work(groups: Groups, folder: Path, names: str, **options: Any) -> tuple[Joined, list[Worker]]:
+    """Somebody who looks on, and workers that have six partitions between them; then all of the messages."""
+    topic = groups.topic(6)
+    watcher = Joined(groups.member("watcher"), None)  # type: ignore[arg-type]  # it joins nothing
+    workers = [groups.worker(name, topic, folder, session=SESSION, pause_s=0.002, **options) for name in names]
+    wait_until(lambda: members_of(watcher) == set(names), 60)
+    groups.publish(topic, 6, MESSAGES)
+    wait_until(lambda: all(len(worker.offsets()) > 30 for worker in workers), 60)
+    return watcher, workers
+
+
+def test_alo_processes_are_killed_stopped_and_ended(groups: Groups, tmp_path: Path) -> None:
+    everything = {(partition, offset) for partition in range(6) for offset in range(MESSAGES)}
+    watcher, (a, b, c) = at_work(groups, tmp_path, "abc")
+    a.kill()
+    died_at = time.time()
+    wait_until(lambda: members_of(watcher) == {"b", "c"})
+    assert time.time() - died_at < 1.3 * SESSION / 1000 + 0.5
+    b.stop()
+    wait_until(lambda: members_of(watcher) == {"c"})
+    before = len(b.lines())
+    b.go_on()
+    wait_until(lambda: members_of(watcher) == {"b", "c"})
+    lost = wait_until(lambda: b.offsets("lost"))
+    # What was in hand may be finished; what it had fetched must not be handed out: others have it.
+    until_told = [line["what"] for line in b.lines()[before:]].index("lost")
+    assert until_told <= 1, b.lines()[before:]
+    assert len(lost) >= 2
+    began = time.monotonic()
+    assert c.terminate() == 0
+    wait_until(lambda: members_of(watcher) == {"b"})
+    assert time.monotonic() - began < 5
+    wait_until(lambda: set(handled(a, b, c)) == everything, 60)
+
+
+@pytest.mark.parametrize("how", ["iteration", "batches"])
+def test_amo_nothing_is_repeated_at_kill_9_and_a_restart_goes_on(groups: Groups, tmp_path: Path, how: str) -> None:
+    options = {"delivery": "at-most-once", "batch_size": 20, "how": how}
+    watcher, (a, b) = at_work(groups, tmp_path, "ab", **options)
+    first = watcher.member("a")
+    assert first is not None
+    a.kill()
+    topic = next(iter(first.topics))
+    again = groups.worker("a", topic, tmp_path, session=SESSION, **options)
+    lasts = {(partition, MESSAGES - 1) for partition in range(6)}
+    wait_until(lambda: lasts <= set(handled(a, b, again)), 60)
+    assert len(again.offsets()) > 50, "the restart took its own partitions up"
+    found = handled(a, b, again)
+    assert max(found.values()) == 1
+    assert 6 * MESSAGES - len(found) <= 3 * 20, "at most one batch of each partition that it had"
+
+
+def test_a_broker_that_is_restarted_ends_no_membership_that_answers_in_time() -> None:
+    """Down for longer than the session: nothing is handed out, then all go on with what they had (G8)."""
+    with LocalBroker() as broker:
+        made: list[str] = []
+
+        def new_topic(partitions: int, settings: dict[str, str]) -> str:
+            made.append(f"t-{os.urandom(3).hex()}")
+            Probe(broker.bootstrap_servers).create_topic(made[-1], partitions, 1, settings)
+            return made[-1]
+
+        groups = Groups(broker.bootstrap_servers, new_topic)
+        try:
+            topic = groups.topic(4, 10)
+            a, b = groups.joined("a", topic), groups.joined("b", topic)
+            await_shared(4, a, b)
+            had = [(x.consumer.member_id, x.consumer.pieces()) for x in (a, b)]
+            a.take(5)
+            broker.kill()
+            wait_until(lambda: a.consumer.state == b.consumer.state == "REDISCOVER")
+            assert a.consumer.poll(0.2) is None
+            assert "can't prove" in str(a.marshal.health())
+            with pytest.raises(errors.KafkaUnavailableError, match="Nothing is lost"):
+                a.consumer.commit(timeout=0.2)
+            broker.restart()
+            wait_until(lambda: a.consumer.state == b.consumer.state == "PART_OF_GROUP", 60)
+            assert [(x.consumer.member_id, x.consumer.pieces()) for x in (a, b)] == had
+            assert len(a.take(15)) == 15
+            assert len(b.take(20)) == 20
+        finally:
+            groups.close()
