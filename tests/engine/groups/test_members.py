@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -75,6 +76,10 @@ def group_of(net: Net) -> Group:
     found = world.group("g")
     assert found is not None
     return found
+
+
+def group_of_or_none(net: Net) -> Group | None:
+    return net.members[0].worlds[route_group("g", net.cps)].group("g")
 
 
 def works_on(member: Member) -> set[int]:
@@ -417,3 +422,49 @@ def test_g1_a_claiming_consumer_of_a_coordinated_group_hears_it_once_and_claims_
     assert len(net.records(ClaimingPartition)) <= 4
     net.run(10 * SESSION)
     assert len(net.records(ClaimingPartition)) <= 4
+
+
+def test_c17_a_letting_go_of_what_was_never_worked_on_is_sent_again() -> None:
+    net = net_of()
+    first = join(net, "a")
+    net.run_until(lambda: group_of_or_none(net) is not None and source(first).member.joined)
+    assert works_on(first) == set(), "it opens nothing for 50 ms after its join"
+    first.drop_if = lambda record: isinstance(record, CommitOffsets) and any(x.action == 1 for x in record.entries)
+    second = join(net, "b")
+    net.run(SESSION / 2)
+    assert works_on(second) == set()
+    first.drop_if = lambda record: False
+    took = net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+    assert took <= SESSION / 2
+
+
+def test_closing_while_the_join_is_under_way_leaves_no_member_behind() -> None:
+    net = net_of()
+    for cp in net.logs:
+        net.write(ConfigureGroup("x", "admin", "g"), cp)
+    member = net.member("a")
+    member.deaf = True
+    member.consumer("t", group=GroupOptions("sticky", SESSION))
+    assert net.records(JoinGroup)
+    member.close()
+    net.tick()
+    assert not source(member).has_left, "the log may show it as a member yet"
+    member.deaf = False
+    net.run_until(lambda: source(member).has_left)
+    assert group_of(net).members == {}
+
+
+def test_g20_a_restart_within_its_predecessor_s_session_waits_a_little() -> None:
+    """Others need not compute a rebalance for each life of a process that dies again and again."""
+    net = net_of()
+    first = join(net, "a")
+    net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
+    first.kill()
+    waited = []
+    for life in range(20):
+        again = net.member("a", rng=Random(life))
+        again.consumer("t", group=GroupOptions("sticky", SESSION))
+        waited.append(net.run_until(lambda again=again: source(again).member.joined))  # type: ignore[misc]
+        again.kill()
+    assert len(set(waited)) > 5
+    assert SESSION / 100 < sum(waited) / 20 < SESSION / 20 + 20

@@ -87,7 +87,14 @@ class GroupClient:
         self._entries: list[CommitEntry] = []
         #: The generation that our pieces were looked at in; −1: they are to be looked at anew.
         self._seen = -1
+        #: When they are looked at anew in any case.
+        self._look_at = inf
         self._errors: list[Exception] = []
+
+    @property
+    def _again_ms(self) -> float:
+        """What the log does not answer is sent again after this time."""
+        return self._options.session_timeout_ms / BEATS_PER_INTERVAL
 
     @property
     def session_timeout_ms(self) -> int:
@@ -248,6 +255,7 @@ class GroupClient:
         if outcome.accepted and group is not None:
             self.member.witness.heard(group, message[3], now)
         if own and outcome.type == JoinGroup.__name__:
+            self.member.join_sent = False
             self._join_applied(outcome, now)
         if own and outcome.accepted and outcome.of_group and outcome.type != LeaveGroup.__name__:
             self.member.proof.applied(cp, offset, outcome.log_time, now)
@@ -376,7 +384,7 @@ class GroupClient:
         group, me = self.member.group, self.member.me
         if group is None or me is None:
             return
-        self._seen = group.generation
+        self._seen, self._look_at = group.generation, inf
         keys = {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
         for key in sorted(keys | self.pieces.keys()):
             self._look(key, now)
@@ -425,6 +433,7 @@ class GroupClient:
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
         """What was revoked before we began with it."""
         if parts and not self.member.leaving:
+            self._look_at = min(self._look_at, now + self._again_ms)  # the log may not answer
             self._commit(*(CommitEntry(*key, part.lo, part.hi, LET_GO) for part in parts))
 
     def _end(self, piece: HeldPiece, reason: Loss, now: float) -> None:
@@ -461,9 +470,10 @@ class GroupClient:
             self._try_to_join(now)
             return
         self.member.report(now)
-        if self._seen != self.member.generation or self.member.open_at <= now < inf:
-            if now >= self.member.open_at:
-                self.member.open_at = -inf
+        opens = -inf < self.member.open_at <= now
+        if opens:
+            self.member.open_at = -inf
+        if opens or self._seen != self.member.generation or now >= self._look_at:
             self._look_at_all(now)
 
     def _try_to_join(self, now: float) -> None:
@@ -486,7 +496,7 @@ class GroupClient:
         self.member.wake(now, self._send_commits)
         for piece in self.pieces.values():
             going = piece.letting_go
-            if going is not None and now >= going.sent_at + self._options.session_timeout_ms / BEATS_PER_INTERVAL:
+            if going is not None and now >= going.sent_at + self._again_ms:
                 going.sent_at = now
                 self._commit(CommitEntry(*piece.key, action=LET_GO, through=going.last_offset))
 
@@ -523,8 +533,8 @@ class GroupClient:
 
     @property
     def has_left(self) -> bool:
-        """Whether the log shows us as no member."""
-        return not self.member.joined or self.failure is not None
+        """Whether the log shows us as no member, nor will."""
+        return self.failure is not None or not (self.member.joined or self.member.join_sent)
 
     @property
     def deadline(self) -> float:
@@ -534,10 +544,12 @@ class GroupClient:
         """When ``wake`` or ``step`` has something to do again."""
         if self.failure is not None and not self.member.joined:
             return inf
-        again = self._options.session_timeout_ms / BEATS_PER_INTERVAL
-        times = [piece.letting_go.sent_at + again for piece in self.pieces.values() if piece.letting_go is not None]
+        going = [piece.letting_go for piece in self.pieces.values() if piece.letting_go is not None]
+        times = [letting_go.sent_at + self._again_ms for letting_go in going]
         if self.member.joined or not self._must_go():
             times.append(self.member.deadline(now))
+        if self.member.joined and not self._must_go():
+            times.append(self._look_at)
         return min(times, default=inf)
 
 
