@@ -79,7 +79,7 @@ class GroupConsumer(Consumer):
         if outcome.member is None or message is None or message[2:5] != settings.ids:
             return
         text = f"member {outcome.member} of the group, generation {outcome.generation}"
-        self._driver.effects.events.say(Event.JOINED, text, member=outcome.member, generation=outcome.generation)
+        self._driver.effects.events.say(Event.MEMBER, text, member=outcome.member, generation=outcome.generation)
 
     @property
     def _member(self) -> GroupClient:

@@ -92,6 +92,9 @@ def _standing(driver: Driver, now: float) -> Iterator[str]:
     """What ends only with the process."""
     if driver.pulse.is_stalled(now):
         yield driver.pulse.stalled_text(now)
+    for consumer in list(driver.engine.consumers.values()):
+        if (refusal := consumer.source.failure) is not None:
+            yield f"the log refuses it, and it hands out nothing more: {refusal}"
     servants = driver.servants
     if servants.threads == 0:
         yield (
@@ -142,11 +145,9 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
 
 
 def _membership(driver: Driver, now: float) -> Iterator[str]:
-    """Why a member of a coordinated group works on nothing."""
+    """Why a member of a coordinated group works on nothing at present."""
     for member in list(driver.engine.groups.values()):
-        if member.failure is not None:
-            yield f"it is no member of its group, and joins no more: {member.failure}"
-        elif member.state(now) is MemberState.REDISCOVER:
+        if member.state(now) is MemberState.REDISCOVER:
             yield (
                 "its own clock can't prove that it is a member still: the log has shown no heartbeat of this process "
                 f"in time (session: {member.session_timeout_ms / 1000:g} s). Nothing is handed out meanwhile. It goes "
