@@ -42,7 +42,7 @@ from rationalizer import (
     route_group,
 )
 from rationalizer.limits import MAX_KEY_HASH
-from tests.client.conftest import Scene, Worker, take, wait_until
+from tests.client.conftest import HI, Scene, Worker, take, wait_until
 
 SESSION = 1_500
 
@@ -155,16 +155,6 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     consumer.commit()
     done = sum(x.offset for x in consumer.committed([(topic, 0), (topic, 1)]))
     assert done == 49 + len(batch) + 6, "the message at the end of islice is not done"
-    # Steering.
-    consumer.pause([(topic, 0)])
-    consumer.seek(topic, 1, 100)
-    assert consumer.poll(0.3) is None
-    consumer.resume()
-    with pytest.raises(ConfigurationError, match="position is"):
-        consumer.seek(topic, 1, 3)
-    rest = 100 - consumer.committed([(topic, 0)])[0].offset
-    assert {message.partition() for message in islice(consumer, rest)} == {0}
-    assert (consumer.stuck, consumer.gaps, consumer.unprocessed, consumer.ignored_done) == ([], [], [], 0)
     assert repr(consumer) == f"GroupConsumer([{topic}], group_id={groups.group!r}, open)"
     health = a.marshal.health()
     assert (health.ok, health.leases, health.state) == (True, 2, "PART_OF_GROUP")
@@ -183,12 +173,26 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     # One Marshal may have another one after it: a new member, which goes on where the first ended.
     again = a.marshal.group_consumer([topic], session_timeout_ms=SESSION)
     wait_until(lambda: len(again.pieces()) == 2)
-    assert [x.offset for x in again.committed([(topic, 0), (topic, 1)])] == [99, 100]
+    assert sum(x.offset for x in again.committed([(topic, 0), (topic, 1)])) == done
     a.marshal.close()
     lines = [line.getMessage() for line in caplog.records]
     assert any(f"a of group {groups.group}: member {groups.group}-" in line for line in lines)
     assert any(f"took up {topic} [0-1]" in line for line in lines)
     assert not any(" lease" in line or "lost" in line for line in lines), lines
+
+
+def test_a_member_seeks_pauses_and_resumes(groups: Groups) -> None:
+    topic = groups.topic(2, 100)
+    consumer = groups.joined("a", topic).consumer
+    wait_until(lambda: len(consumer.assignment()) == 2)
+    consumer.pause([(topic, 0)])
+    consumer.seek(topic, 1, 100)
+    assert consumer.poll(0.3) is None
+    consumer.resume()
+    with pytest.raises(ConfigurationError, match="position is"):
+        consumer.seek(topic, 1, 3)
+    assert {message.partition() for message in islice(consumer, 100)} == {0}
+    assert (consumer.stuck, consumer.gaps, consumer.unprocessed, consumer.ignored_done) == ([], [], [], 0)
 
 
 def test_members_topics_and_partitions_come_and_go(groups: Groups) -> None:
@@ -311,8 +315,8 @@ def test_a_group_becomes_coordinated_under_a_claiming_consumer(groups: Groups) -
                 consumer.poll(20)
         with pytest.raises(errors.WrongKindError):
             ranges.take(10, timeout=20)
-        claims = claiming.world.log_time
-        time.sleep(1)
+        claims, until = claiming.world.log_time, time.monotonic() + 3 * HI / 1000
+        wait_until(lambda: time.monotonic() > until)
         assert claiming.world.log_time == claims, "it claims again and again"
     finally:
         probe.delete_topics([name])
@@ -375,7 +379,8 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
     # Forgotten behind the back of a member that can't answer: it ends, and says so.
     with a.marshal._driver.condition:  # as a process that is stopped
         groups.pause(60_000)
-        time.sleep(SESSION / 1000 + 0.3)
+        until = time.monotonic() + SESSION / 1000 + 0.3
+        wait_until(lambda: time.monotonic() > until)
         for cp in range(CPS):
             groups.write(ForgetGroup("adm-1", "adm", groups.group), cp)
     with pytest.raises(errors.GroupForgottenError, match="forget-group"):

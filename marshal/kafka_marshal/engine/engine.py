@@ -24,7 +24,7 @@ from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
-from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.client import GroupClient, Host
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
@@ -85,9 +85,7 @@ class Engine:
                 self._worlds,
                 self.outbox,
                 self._rng,
-                self.leases.lets_all_go,
-                self.leases.drain,
-                self.unblock,
+                Host(self.leases.lets_all_go, self.leases.drain, self.unblock),
             )
             consumer = self._consumer(number, subscription, settings, member)
             member.attach(consumer, consumer.errors)

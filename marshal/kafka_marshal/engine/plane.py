@@ -121,6 +121,9 @@ class Ownership(Protocol):
 class PartitionSource(Protocol):
     """Who says what one consumer works on, and tells the log of it. ``own``: something of this source's."""
 
+    #: Why nothing of the group will be held any more, which every call of the user raises; None: it may be.
+    failure: MarshalError | None
+
     # What is known.
 
     def progress(self, key: Key) -> Progress | None:
@@ -146,10 +149,6 @@ class PartitionSource(Protocol):
 
     def lets_all_go(self) -> str:
         """Why everything is to be let go; "": it is not."""
-
-    @property
-    def failure(self) -> MarshalError | None:
-        """Why nothing of the group will be held any more, which every call of the user raises; None: it may be."""
 
     # What the log is told.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from random import Random
-from typing import cast
+from typing import NamedTuple, cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
 from kafka_marshal.engine.groups.member import Membership, MemberState
@@ -38,7 +38,7 @@ from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GroupClient"]
+__all__ = ["GroupClient", "Host"]
 
 #: Why a partition is let go when it is meant for another member.
 REVOKED = "it is assigned to another member"
@@ -56,6 +56,17 @@ GROUPS_LEVEL = 2
 MAX_ENTRIES = 1_000
 
 
+class Host(NamedTuple):
+    """What a member asks of its engine, and tells it."""
+
+    #: Why everything is to be let go; "": it is not.
+    lets_all_go: Callable[[], str]
+    #: An operator, of this instance_id, asks this process to hand over (C19).
+    drain: Callable[[str], object]
+    #: Somebody set these positions (P11).
+    unblock: Callable[[Collection[Key]], object]
+
+
 class GroupClient:
     """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
 
@@ -67,14 +78,11 @@ class GroupClient:
         worlds: Mapping[int, World],
         outbox: Outbox,
         rng: Random,
-        lets_all_go: Callable[[], str],
-        drain: Callable[[str], object],
-        unblock: Callable[[Collection[Key]], object],
+        host: Host,
     ) -> None:
-        self._drain = drain
-        self._unblock = unblock
+        self._host = host
         self.member = Membership(settings, options, subscription, worlds, outbox, rng)
-        self.lets_all_go = lets_all_go
+        self.lets_all_go = host.lets_all_go
         self.pieces: dict[Key, HeldPiece] = {}
         self._settings = settings
         self._options = options
@@ -291,7 +299,7 @@ class GroupClient:
         A watchdog that speaks late for an older instance names that one's member_id.
         """
         if message[3] == self._settings.client_id and message[HEAD_FIELDS] == self.member.member_id:
-            self._drain(cast("str", message[2]))
+            self._host.drain(cast("str", message[2]))
 
     def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
         """Whatever happened: the log shows us as a member, or we are none (G20)."""
@@ -354,7 +362,7 @@ class GroupClient:
             accepted = code in codes.ACCEPTED
             # Whether or not we are a member: under a pause nobody is.
             if not own and action == COMMIT and code == codes.REPOSITIONED:
-                self._unblock([key])
+                self._host.unblock([key])
             if own and (piece := self.pieces.get(key)) is not None:
                 self._own_entry_applied(piece, action, through, code, now)
             if (action == LET_GO and accepted) or (own and not accepted):

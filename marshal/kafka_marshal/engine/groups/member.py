@@ -78,18 +78,16 @@ class Membership:
         self.witness = Witness(settings.client_id, rng)
         #: When pieces may be taken up.
         self.open_at = inf
-        self.leaving = False
-        #: A JoinGroup is under way: the log may show us as a member soon.
-        self.join_sent = False
+        #: A JoinGroup, or a LeaveGroup, is under way: the log may show us as a member, or as none, soon.
+        self.join_sent = self.leaving = False
         self._worlds = worlds
         self._subscription = subscription
         self._outbox = outbox
         self._rng = rng
-        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before.
-        self._again_at = 0.0
+        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before. −inf: nothing ever was.
+        self._again_at = -inf
         self._next_beat = inf
         self._report_at = inf
-        self._has_tried = False
 
     # What is known.
 
@@ -144,16 +142,14 @@ class Membership:
         """Mark every CP (G2), then join; again where the log does not answer."""
         if now < self._again_at:
             return
-        self._again_at = now + self._interval_ms
+        is_first, self._again_at = self._again_at == -inf, now + self._interval_ms
         if unmarked := self.unmarked():
             for cp in unmarked:
                 self._outbox.append(cp, ConfigureGroup(*self.settings.ids))
             return
-        if not self._has_tried:
-            self._has_tried = True
-            if wait_ms := self._back_off_ms():
-                self._again_at = now + wait_ms
-                return
+        if is_first and (wait_ms := self._back_off_ms()):
+            self._again_at = now + wait_ms
+            return
         self.join_sent = True
         self.send(
             JoinGroup(
