@@ -130,7 +130,7 @@ class PartitionSource(Protocol):
         """What the group has done, as our replica knows it; None: nobody ever held it."""
 
     def is_held(self, key: Key) -> bool:
-        """Whether anybody holds it."""
+        """Whether anybody holds it, and will see for itself what becomes of it."""
 
     def is_first(self, key: Key) -> bool:
         """Whether nobody of the group ever held it (P9)."""

@@ -468,3 +468,23 @@ def test_g20_a_restart_within_its_predecessor_s_session_waits_a_little() -> None
         again.kill()
     assert len(set(waited)) > 5
     assert SESSION / 100 < sum(waited) / 20 < SESSION / 20 + 20
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_p12_a_topic_recreated_while_members_work_is_reported_by_its_owner(noticed: bool) -> None:
+    net = net_of(partitions=0)
+    net.topic("t", 2, 5, tid="one")
+    members = [join(net, name) for name in "ab"]
+    net.run_until(lambda: all_at_work(*members, partitions=2))
+    read_all(net, *members, ms=SESSION)
+    for partition in range(2):
+        del net.data["t", partition]
+    if noticed:
+        net.tell_topics()
+        net.run(100)
+        assert not any(works_on(member) for member in members)
+    net.topic("t", 2, 3, tid="two")
+    net.tell_topics()
+    net.run(SESSION)
+    lost = [found.partition for member in members for found in member.consumers[0].positions.stuck.lost]
+    assert sorted(lost) == [0, 1]

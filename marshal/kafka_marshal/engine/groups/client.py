@@ -127,8 +127,8 @@ class GroupClient:
         return None if kept is None else kept.progress
 
     def is_held(self, key: Key) -> bool:
-        group = self.member.group
-        return group is not None and any(True for _ in self._parts(key))
+        me = self.member.me  # of what is ours we report ourselves, whether or not we work on it
+        return any(me is None or part.owner != me.slot for part in self._parts(key))
 
     def is_first(self, key: Key) -> bool:
         return self.progress(key) is None
@@ -156,6 +156,8 @@ class GroupClient:
             self._commit(CommitEntry(*own.key, action=START, through=last_offset))
         elif last_offset > self._stable(own.key):
             self._commit(CommitEntry(*own.key, through=last_offset))
+        else:  # the log knows: it would not answer
+            _piece(own).owner.beaten(last_offset, True, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._commit(CommitEntry(*own.key, ranges=tuple(ranges)))
