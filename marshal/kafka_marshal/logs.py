@@ -16,6 +16,7 @@ class Event:
 
     JOINED = "joined"
     LEFT = "left"
+    MEMBER = "member"
     CLAIMED = "claimed"
     RELEASED = "released"
     LOST = "lost"

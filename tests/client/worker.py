@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
-from kafka_marshal import Consumer, Marshal, TopicPartition
+from kafka_marshal import Consumer, Marshal
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -30,18 +31,23 @@ with Marshal(
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
 
-    def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_lost(consumer: Consumer, partitions: list[Any]) -> None:
         for lost in partitions:
-            say("lost", lost.partition, lost.offset)
+            say("lost", lost.partition, lost.epoch)
+
+    def made() -> Consumer:
+        """Of a coordinated group, if a session is given."""
+        options: dict[str, Any] = {
+            "delivery": arguments.get("delivery", "at-least-once"),
+            "batch_size": arguments.get("batch_size", 100),
+            "on_lost": on_lost,
+        }
+        if session := arguments.get("session"):
+            return marshal.group_consumer([arguments["topic"]], session_timeout_ms=session, **options)
+        return marshal.consumer([arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options)
 
     say("started", -1, -1)
-    with marshal.consumer(
-        [arguments["topic"]],
-        delivery=arguments.get("delivery", "at-least-once"),
-        batch_size=arguments.get("batch_size", 100),
-        claim_ahead=arguments.get("claim_ahead", False),
-        on_lost=on_lost,
-    ) as consumer:
+    with made() as consumer:
         if arguments.get("how") == "batches":
             for batch in consumer.batches(max_messages=arguments.get("max_messages", 50), timeout=0.05):
                 for message in batch:

@@ -17,7 +17,9 @@ from confluent_kafka import Consumer, Producer
 
 from kafka_marshal import Admin, errors
 from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.testing import LocalBroker
+from rationalizer import Upgrade, encode
 from tests.client.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +46,15 @@ SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": "", "dead_letters.
 def broker() -> Iterator[LocalBroker]:
     """One of its own: the programs use the names that the docs use."""
     with LocalBroker() as running:
-        Admin(running.bootstrap_servers).init()
+        cps = Admin(running.bootstrap_servers).init().partitions
         probe = Probe(running.bootstrap_servers)
         probe.create_topic("flights", 4, 1, {})
         probe.create_topic("flights-dead", 1, 1, {})
         producer = Producer({"bootstrap.servers": running.bootstrap_servers})
         for number in range(40):
             producer.produce("flights", b"no number" if number == 9 else str(number).encode(), partition=number % 4)
+        for cp in range(cps):  # coordinated groups need level 2
+            producer.produce(DEFAULT_TOPIC, encode(Upgrade("i", "operator", "any", 2)), b"", cp)
         assert producer.flush(20) == 0
         yield running
 
@@ -74,7 +78,9 @@ def run(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[str], subproc
 
 
 def test_the_docs_hold_programs() -> None:
-    assert {"worker.py", "threads.py", "with_asyncio.py", "processes.py", "json_log.py"} <= set(PROGRAMS)
+    assert {"worker.py", "group_worker.py", "threads.py", "with_asyncio.py", "processes.py", "json_log.py"} <= set(
+        PROGRAMS
+    )
 
 
 @pytest.mark.broker

@@ -53,6 +53,7 @@ class Worker:
             start_new_session=True,
         )
         self.log: list[str] = []
+        self.handled: list[tuple[int, int]] = []
         self.errors: list[str] = []
         self.children: list[int] = []
         self.watchdogs: list[int] = []
@@ -70,6 +71,8 @@ class Worker:
             said = json.loads(line)
             if "log" in said:
                 self.log.append(said["log"])
+            elif "handled" in said:
+                self.handled.append(tuple(said["handled"]))
             else:
                 self._answers.put(said["done"])
 

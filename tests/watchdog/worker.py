@@ -53,6 +53,13 @@ def consume() -> None:
             pass
 
 
+def join(session_ms: int) -> None:
+    """As a member of a coordinated group; it says what it handled."""
+    with marshal.group_consumer([arguments["topic"]], session_timeout_ms=session_ms) as consumer:
+        for message in consumer:
+            say(handled=[message.partition(), message.offset()])
+
+
 def watchdog_fds() -> list[int]:
     """Descriptors of ours that are packet sockets: the connection to the watchdog."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -103,6 +110,8 @@ def do(what: str, value: Any) -> object:
             leases.pop(value).release()
         case "consume":
             threading.Thread(target=consume, daemon=True).start()
+        case "join":
+            threading.Thread(target=join, args=[value], daemon=True).start()
         case "look":
             watchdog = marshal.watchdog
             assert watchdog is not None

@@ -26,6 +26,7 @@ from kafka_marshal.client.closing import (
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.engine.effects import Call, Callback, Piece
+from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -109,6 +110,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     ) -> None:
         driver = self._driver
         with driver.locked() as engine:
+            if settings.group is None and is_coordinated(driver.replica.worlds, engine.settings.group_id):
+                raise coordinated_group(engine.settings.group_id)
             taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
             if taken:
                 raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
@@ -135,6 +138,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver.check()
         if self._engine.errors:
             raise self._engine.errors.pop(0)
+        if (failure := self._engine.source.failure) is not None:
+            raise failure
         return False
 
     def _begin(self, timeout: float | None) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -29,6 +30,8 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
     with driver.locked() as engine:
         driver.check()
         _check_lease_name(driver, topic, partition)
+        if is_coordinated(driver.replica.worlds, engine.settings.group_id):
+            raise coordinated_group(engine.settings.group_id)
         driver.upkeep.levels.check(route_lease(topic, partition, len(driver.replica.worlds)))
         if is_going(key):
             raise ClaimTimeoutError(
@@ -43,7 +46,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
         answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
         driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
         driver.wait_for(
-            lambda: is_gone() or manual.is_proven or bool(manual.loss),
+            lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal == codes.WRONG_KIND,
             max(0.0, deadline - driver.monotonic()),
         )
         driver.check()
@@ -89,6 +92,8 @@ def _refusal(driver: Driver, manual: ManualLease) -> Exception:
     where = f"{topic} [{partition}]"
     group_id = driver.engine.settings.group_id
     world = driver.replica.worlds[manual.lease.cp]
+    if manual.refusal == codes.WRONG_KIND:
+        return coordinated_group(group_id)
     pause = world.pause(group_id)
     if manual.refusal == codes.PAUSED and pause is not None:
         return GroupPausedError(

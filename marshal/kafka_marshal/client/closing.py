@@ -212,14 +212,21 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 
+def _patience(driver: Driver) -> str:
+    """How long others wait for a member that says nothing, for people."""
+    session_ms = max((member.session_timeout_ms for member in driver.engine.groups.values()), default=0)
+    if session_ms:
+        return f"this member's session ({session_ms / 1000:g} s)"
+    return f"two heartbeat intervals ({2 * driver.engine.settings.heartbeat_interval_ms / 1000:g} s)"
+
+
 def _left_text(driver: Driver, dropped: list[str], for_good: bool) -> str:
     """What was not waited for, and what that means, for people."""
     told = []
     if (call := driver.effects.callbacks.running) is not None:
-        hi_s = driver.engine.settings.heartbeat_interval_ms / 1000
         kept = (
-            "The leases of its partitions are not released: they end by themselves after two heartbeat intervals "
-            f"({2 * hi_s:g} s), and others go on there then. What it writes later than that may be written twice, "
+            "The leases of its partitions are not released: they end by themselves after "
+            f"{_patience(driver)}, and others go on there then. What it writes later than that may be written twice, "
             "unless the sink refuses older epochs"
             if for_good
             else "The leases of its partitions stay with this Marshal, and are released when it returns"

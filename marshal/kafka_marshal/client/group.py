@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
+from kafka_marshal.client.base import Host
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.member import MemberState
+from kafka_marshal.engine.work.assignment import REPORTING, Assignment
+from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.logs import Event
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key, TopicPartition
+from rationalizer import Outcome
 
 __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
 
@@ -44,6 +53,39 @@ class GroupConsumer(Consumer):
 
     _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
 
+    def __init__(
+        self,
+        marshal: Host,
+        driver: Driver,
+        options: ConsumerOptions,
+        callbacks: Mapping[str, Any],
+        config: Mapping[str, object],
+    ) -> None:
+        self._driver = driver
+        with driver.condition:
+            driver.listeners.append(self._applied)
+        try:
+            super().__init__(marshal, driver, options, callbacks, config)
+        except BaseException:
+            self._listen_no_more()
+            raise
+
+    def _freed(self) -> None:
+        self._listen_no_more()
+        super()._freed()
+
+    def _listen_no_more(self) -> None:
+        with self._driver.condition, suppress(ValueError):  # it may end twice
+            self._driver.listeners.remove(self._applied)
+
+    def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """Say that this member has joined (a listener of the driver; its lock is held)."""
+        settings, message = self._driver.engine.settings, outcome.message
+        if outcome.member is None or message is None or message[2:5] != settings.ids:
+            return
+        text = f"member {outcome.member} of the group, generation {outcome.generation}"
+        self._driver.effects.events.say(Event.MEMBER, text, member=outcome.member, generation=outcome.generation)
+
     @property
     def _member(self) -> GroupClient:
         return cast("GroupClient", self._engine.source)
@@ -73,10 +115,10 @@ class GroupConsumer(Consumer):
         return self._look(lambda now: [self._committed(key) for key in keys])
 
     def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
-        """What is done is in the log when this returns.
+        """What is done of the pieces that this member has is in the log when this returns.
 
         Without it that happens by itself, three times a session. Raises KafkaUnavailableError where the log does not
-        show it within timeout seconds: it is committed later, or the messages come again.
+        show it within timeout seconds: it is committed later, or the messages come again; what ended the membership.
         """
         timeout = arguments.seconds("timeout", timeout)
         self._begin(None)
@@ -90,9 +132,8 @@ class GroupConsumer(Consumer):
         return self._driver.call(look)
 
     def _state(self, now: float) -> str:
-        if self._closed or self._driver.is_over or self._member.failure is not None:
-            return "DOWN"
-        return str(self._member.member.state(now))
+        is_over = self._closed or self._driver.is_over or self._driver.engine.failure is not None
+        return str(MemberState.DOWN if is_over else self._member.state(now))
 
     def _pieces(self, now: float) -> list[Piece]:
         held = self._member.pieces.values()
@@ -110,8 +151,22 @@ class GroupConsumer(Consumer):
             self._member.commit_all(self._driver.now_ms())
             self._driver.engine.commits.soon(self._driver.now_ms())
         with self._driver.condition:
-            if not self._driver.wait_for(lambda: self._member.is_committed, timeout):
+            is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
+            self._driver.check()
+            if self._member.failure is not None:
+                raise self._member.failure
+            if not is_over:
                 raise KafkaUnavailableError(
                     f"commit(): the log has not shown within {timeout:g} s what is done. Nothing is lost: it is "
                     "committed with the next heartbeat that gets through, or the messages come again"
                 )
+
+    def _is_committed(self) -> bool:
+        """Whether the log shows all that is done; the lock is held."""
+        return self._member.is_committed and not any(map(self._has_islands, self._engine.assignments.values()))
+
+    def _has_islands(self, assignment: Assignment) -> bool:
+        """Whether something is done beyond a gap that the log does not know yet (P6)."""
+        is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._options.at_most_once
+        progress = self._member.progress(assignment.key)
+        return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.schedule import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
@@ -44,13 +45,16 @@ class Health:
     failure: Exception | None
     #: How many leases, or pieces of a coordinated group, it holds.
     leases: int
+    #: Where a member of a coordinated group stands (``GroupConsumer.state``); "": it is none.
+    state: str = ""
     #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
     stuck: tuple[Stuck, ...] = ()
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
-        leases = "1 lease" if self.leases == 1 else f"{self.leases} leases"
-        head = f"{state}: {leases} held, last turn {self.turned_ago_ms / 1000:.1f} s ago"
+        what = "piece" if self.state else "lease"
+        held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
+        head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
         return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck))])
 
 
@@ -61,7 +65,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     if driver.life.forked:
         ends = [FORKED]
     elif failure is not None:
-        ends = [f"this Marshal has ended, and so have all its leases: {failure}"]
+        ends = [f"this Marshal has ended, and so has all that it held: {failure}"]
     elif closed:
         ends = []
     else:
@@ -79,6 +83,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         failure=failure,
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values()))
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
+        state=next((str(member.state(now)) for member in list(driver.engine.groups.values())), ""),
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
     )
 
@@ -87,6 +92,9 @@ def _standing(driver: Driver, now: float) -> Iterator[str]:
     """What ends only with the process."""
     if driver.pulse.is_stalled(now):
         yield driver.pulse.stalled_text(now)
+    for consumer in list(driver.engine.consumers.values()):
+        if (refusal := consumer.source.failure) is not None:
+            yield f"the log refuses it, and it hands out nothing more: {refusal}"
     servants = driver.servants
     if servants.threads == 0:
         yield (
@@ -113,8 +121,8 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         reason, since = failing
         yield (
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
-            "can't be proven end by themselves, and nothing is handed out then; what is done meanwhile is repeated if "
-            "others take over. It goes on by itself when the brokers answer again"
+            "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
+            "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
         )
     if driver.engine.draining:
         yield (
@@ -128,8 +136,21 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
                 "and it claims nothing until one comes back. What they have in hand is repeated, here or elsewhere. "
                 "Find out what they wait for, or restart the process"
             )
+    yield from _membership(driver, now)
     for cp, level in driver.replica.stopped():
         yield (
             f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "
             "not know: its leases in it have ended, and it works on in the others. Install a release that supports it"
         )
+
+
+def _membership(driver: Driver, now: float) -> Iterator[str]:
+    """Why a member of a coordinated group works on nothing at present."""
+    for member in list(driver.engine.groups.values()):
+        if member.state(now) is MemberState.REDISCOVER:
+            yield (
+                "its own clock can't prove that it is a member still: the log has shown no heartbeat of this process "
+                f"in time (session: {member.session_timeout_ms / 1000:g} s). Nothing is handed out meanwhile. It goes "
+                "on by itself when the log answers; if others take it for dead by then, what is in hand is repeated "
+                "there"
+            )

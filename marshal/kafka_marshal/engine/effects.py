@@ -120,6 +120,8 @@ class Note:
     key: Key
     #: Why it was lost.
     reason: str = ""
+    #: For people, instead of the event's name.
+    words: str = ""
 
 
 Effect = Append | StartFetch | StopFetch | LookUp | Call | Note | Warn

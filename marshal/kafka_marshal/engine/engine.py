@@ -24,8 +24,9 @@ from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
-from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.client import GroupClient, Host
 from kafka_marshal.engine.inputs import Input
+from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
 from kafka_marshal.engine.settings import FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -55,7 +56,9 @@ class Engine:
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
-        self.topic_ids = TopicIds(self.leases.progress)
+        self.topic_ids = TopicIds(
+            lambda key: next((x.progress(key) for x in self.groups.values()), None) or self.leases.progress(key)
+        )
         self.commits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []
@@ -84,8 +87,7 @@ class Engine:
                 self._worlds,
                 self.outbox,
                 self._rng,
-                self.leases.lets_all_go,
-                self.unblock,
+                Host(self.leases.lets_all_go, self.leases.drain, self.unblock),
                 settings.start != "earliest",
             )
             consumer = self._consumer(number, subscription, settings, member)
@@ -122,6 +124,13 @@ class Engine:
         """The log answers a ClaimingMessages of a lease that is over (C13)."""
         for consumer in self.consumers.values():
             consumer.delivery.grants.answered_late(key, epoch, last_offset, accepted)
+
+    def wrong_kind(self) -> None:
+        """The log has refused a claim: the group is a coordinated one (G1)."""
+        for number, source in self.leases.sources.items():
+            if source.failure is None:
+                source.failure = coordinated_group(self.settings.group_id)
+                self.consumers[number].errors.append(source.failure)
 
     def is_taken(self, key: Key) -> bool:
         """Does this Marshal hold or want the lease already?"""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 
@@ -141,6 +142,8 @@ class PartitionSource(Protocol):
 
     #: Whether the log has to be told where a partition starts, wherever that is (G22).
     tells_start: bool
+    #: Why nothing of the group will be held any more, which every call of the user raises; None: it may be.
+    failure: MarshalError | None
 
     # What is known.
 
@@ -148,7 +151,7 @@ class PartitionSource(Protocol):
         """What the group has done, as our replica knows it; None: nobody ever held it."""
 
     def is_held(self, key: Key) -> bool:
-        """Whether anybody holds it."""
+        """Whether anybody holds it, and will see for itself what becomes of it."""
 
     def is_first(self, key: Key) -> bool:
         """Whether nobody of the group ever held it (P9)."""

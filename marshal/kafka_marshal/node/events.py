@@ -40,8 +40,8 @@ class Events:
     def __init__(self, settings: EngineSettings, now: float) -> None:
         self._interval_ms = settings.heartbeat_interval_ms
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
-        #: (event, topic, reason) and partitions, in order.
-        self._notes: list[tuple[tuple[str, str, str], set[int]]] = []
+        #: (event, topic, reason, words) and partitions, in order.
+        self._notes: list[tuple[tuple[str, str, str, str], set[int]]] = []
         #: When they are said, unless more come; and at the latest.
         self._due = self._latest = inf
         #: Who has paused the group; "": nobody.
@@ -55,11 +55,11 @@ class Events:
         self._lines: deque[partial[None]] = deque()
 
     def note(self, note: Note, now: float) -> None:
-        """A lease was granted, released or lost."""
+        """A lease, or a piece of a coordinated group, was granted, released or lost."""
         topic, partition = note.key
         self._latest = now if note.event == Event.LOST else min(self._latest, now + GATHER_MS)
         self._due = min(now + QUIET_MS, self._latest)
-        kind = (note.event, topic, note.reason)
+        kind = (note.event, topic, note.reason, note.words or note.event)
         for noted, partitions in reversed(self._notes):
             if noted == kind:
                 partitions.add(partition)
@@ -87,8 +87,8 @@ class Events:
             self._add_last(
                 logging.WARNING,
                 Event.KAFKA_AWAY,
-                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that goes on, leases end, "
-                "and nothing is handed out until it is back. Check the brokers and the network",
+                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that goes on, leases and sessions "
+                "end, and nothing is handed out until it is back. Check the brokers and the network",
                 reason=self._trouble,
                 seconds=seconds,
             )
@@ -112,11 +112,11 @@ class Events:
         """Make lines of all that was noted."""
         self._due = self._latest = inf
         notes, self._notes = self._notes, []
-        for (event, topic, reason), partitions in notes:
+        for (event, topic, reason, words), partitions in notes:
             level = logging.WARNING if event == Event.LOST else logging.INFO
             why = f": {reason}. {_LOSS_MEANS_TOO.get(reason, _LOSS_MEANS)}" if reason else ""
             numbers = sorted(partitions)
-            text = f"{event} {topic} [{spans(numbers)}]{why}"
+            text = f"{words} {topic} [{spans(numbers)}]{why}"
             fields: dict[str, Any] = {"reason": reason} if reason else {}
             if len(numbers) == 1:
                 fields["partition"] = numbers[0]

@@ -1,4 +1,4 @@
-"""What a watchdog is to say at its worker's death: the encoded release of each lease held."""
+"""What a watchdog appends at its worker's death: the encoded release of each lease, or what ends a group's member."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from itertools import islice
 
 from kafka_marshal.types import Key
 from kafka_marshal.watchdog import process
-from rationalizer import Outcome, ReleasingPartition, World, encode
+from rationalizer import (
+    CommitEntry,
+    CommitOffsets,
+    LeaveGroup,
+    Outcome,
+    Record,
+    ReleasingPartition,
+    World,
+    encode,
+    route_group,
+)
 
 __all__ = ["LastWill"]
+
+#: Stands for the membership: its LeaveGroup.
+_MEMBER: Key = ("", -1)
 
 
 class LastWill:
@@ -20,9 +33,11 @@ class LastWill:
         self._ids = ids
         #: By CP: the member's own replica.
         self.worlds: Mapping[int, World] = {}
-        self._numbers: dict[Key, int] = {}
-        #: Leases that we hold: CP and packed entry.
+        self._numbers: dict[Key, int] = {_MEMBER: process.LEAVE}
+        #: What is to be said of each lease, or of each piece with progress that is not committed: CP and packed entry.
         self.leases: dict[Key, tuple[int, bytes]] = {}
+        #: Of a coordinated group: the member and its session (ms), as our replica shows them; "": we are none.
+        self._member_id, self._session_ms = "", 0
         #: What the watchdog was not told yet, in order.
         self.untold: dict[Key, None] = {}
 
@@ -45,13 +60,58 @@ class LastWill:
         instance_id, client_id, group_id = self._ids
         lease = self.worlds[cp].lease(group_id, *key)
         if lease is None or not lease.is_held_by(instance_id, client_id, lease.epoch):
-            if self.leases.pop(key, None) is not None:
-                self.untold[key] = None
+            self._drop(key)
+        else:
+            release = ReleasingPartition(*self._ids, *key, lease.epoch, None)
+            self._say(key, cp, lease.heartbeat_interval_ms, release)
+
+    # Of a member of a coordinated group.
+
+    def look_at_member(self, cp: int) -> bool:
+        """A record of some group was accepted there: bring our membership up to date; whether it has changed."""
+        instance_id, client_id, group_id = self._ids
+        home = route_group(group_id, len(self.worlds))
+        if cp != home:
+            return False
+        group = self.worlds[home].group(group_id)
+        member = None if group is None else group.clients.get(client_id)
+        if member is None or member.instance_id != instance_id:
+            if not self._member_id:
+                return False
+            self._member_id = ""
+            for key in list(self.leases):
+                self._drop(key)
+            return True
+        if (self._member_id, self._session_ms) == (member.member_id, member.session_timeout_ms):
+            return False
+        self._member_id, self._session_ms = member.member_id, member.session_timeout_ms
+        # Any generation since it joined will do (G13).
+        self._say(_MEMBER, home, member.session_timeout_ms // 2, LeaveGroup(*self._ids, member.member_id, member.slot))
+        return True
+
+    def done(self, pieces: Mapping[Key, tuple[int, int]]) -> None:
+        """What the member has done and the log does not know: by partition, epoch and last offset (G14)."""
+        if not self._member_id:
             return
-        release = encode(ReleasingPartition(*self._ids, *key, lease.epoch, None))
-        entry = process.pack_lease(self._number(key), cp, lease.heartbeat_interval_ms, release)
+        home = route_group(self._ids[2], len(self.worlds))
+        for key in [key for key in self.leases if key not in pieces and key != _MEMBER]:
+            self._drop(key)
+        for key, (epoch, last_offset) in pieces.items():
+            entries = (CommitEntry(*key, through=last_offset),)
+            # Under the generation since which it has the piece: rejected if the piece went away since, and came back.
+            record = CommitOffsets(*self._ids, self._member_id, epoch, False, entries)
+            self._say(key, home, self._session_ms // 2, record)
+
+    # Of both.
+
+    def _say(self, key: Key, cp: int, heartbeat_interval_ms: int, record: Record) -> None:
+        entry = process.pack_lease(self._number(key), cp, heartbeat_interval_ms, encode(record))
         if self.leases.get(key) != (cp, entry):
             self.leases[key] = (cp, entry)
+            self.untold[key] = None
+
+    def _drop(self, key: Key) -> None:
+        if self.leases.pop(key, None) is not None:
             self.untold[key] = None
 
     def _number(self, key: Key) -> int:

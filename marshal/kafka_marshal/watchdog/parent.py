@@ -117,6 +117,8 @@ class Watchdog:
         self._lock = threading.Lock()
         self.last_will = LastWill(ids)
         self._pipe: Pipe | None = None
+        #: Whose progress it is told.
+        self._driver: Driver | None = None
         #: The watchdog has no room for more.
         self._is_full = False
         self._ended = threading.Event()
@@ -137,6 +139,7 @@ class Watchdog:
         with driver.condition:
             self.last_will.worlds = driver.replica.worlds
             driver.listeners.append(self._applied)
+            self._driver = driver
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         """A record was applied (a listener of the driver; its lock is held): what do we hold now?"""
@@ -144,6 +147,25 @@ class Watchdog:
             with self._lock:
                 for key in keys:
                     self.last_will.look(cp, key)
+                self._tell()
+        elif outcome.of_group and outcome.accepted:
+            with self._lock:
+                if self.last_will.look_at_member(cp):
+                    self._tell()
+
+    def _note_progress(self) -> None:
+        """Tell what members of coordinated groups have done and not committed; between two commits, on our thread."""
+        driver = self._driver
+        if driver is None or driver.is_over or not driver.engine.groups:
+            return
+        with driver.locked(step=False) as engine:
+            found = {
+                piece.key: (piece.epoch, last_offset)
+                for member in engine.groups.values()
+                for piece, last_offset in member.uncommitted()
+            }
+            with self._lock:
+                self.last_will.done(found)
                 self._tell()
 
     def _tell(self) -> None:
@@ -189,7 +211,7 @@ class Watchdog:
                 logging.WARNING,
                 "watchdog_ended",
                 "the watchdog of %s has ended: %s. Another one is started in %.1f s; should this process die before, "
-                "its leases fall free after 2 heartbeat intervals",
+                "its leases fall free after 2 heartbeat intervals, its pieces of a coordinated group after its session",
                 self._name,
                 why,
                 pause_s,
@@ -253,6 +275,7 @@ class Watchdog:
                 until = min(until, began + GOODBYE_S)
             poller.register(pipe, select.POLLIN | (select.POLLOUT if self._is_full else 0))
             poller.poll(LOOK_S * 1000)
+            self._note_progress()
             with self._lock:
                 if not pipe.is_ours:
                     return "this process closed the connection to it, which it did not open"

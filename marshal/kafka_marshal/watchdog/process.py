@@ -7,10 +7,14 @@ worker tells it over a pipe what to append, ready encoded, should it die (its la
     worker ──config, last will, ask, goodbye──▶ watchdog     one packet each: never half written, whoever is killed when
     worker ◀──hello, ready, here, trouble── watchdog
 
+For a lease the record is its release. For a member of a coordinated group they are what it had done and not committed,
+as far as it was told, and last that the member leaves.
+
 It speaks only when the pipe is at its end *and* the kernel says that the process is gone. The pipe is closed as well
 by an exec, or by a daemon that closes all it has: the process lives. A process may be gone while children that it
 forked handle messages on: they hold the pipe. Where only one of the two is so, it waits for as long as the worker's
-leases can last without a beat, 2 · HI, and ends without a word (C6: what it could say would change nothing then).
+leases can last without a beat, 2 · HI (a member's session), and ends without a word (C6: what it could say would change
+nothing then).
 """
 
 from __future__ import annotations
@@ -25,7 +29,18 @@ import time
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ASK", "CONFIG", "FORMAT", "GOODBYE", "MAX_PACKET_BYTES", "LAST_WILL", "Watch", "pack_config", "pack_lease"]
+__all__ = [
+    "ASK",
+    "CONFIG",
+    "FORMAT",
+    "GOODBYE",
+    "LAST_WILL",
+    "LEAVE",
+    "MAX_PACKET_BYTES",
+    "Watch",
+    "pack_config",
+    "pack_lease",
+]
 
 #: Of the packets. A worker that runs on while it is upgraded may start a newer program.
 FORMAT = 1
@@ -41,6 +56,9 @@ READ_BYTES = 262_144
 
 #: number of the lease, CP, HI (ms), length of the release, which follows; length 0: the lease is over.
 _LEASE = struct.Struct("!IIIH")
+
+#: The number of the record with which a member leaves its group: the last one, as records go out by number.
+LEAVE = 2**32 - 1
 
 #: Waits between two looks whether the producer has met the cluster: doubled from the first to the last.
 FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
@@ -61,7 +79,7 @@ def pack_config(config: dict[str, object]) -> bytes:
 
 
 def pack_lease(number: int, cp: int, heartbeat_interval_ms: int, release: bytes) -> bytes:
-    """One lease of a last will: what to append to which CP; b"": the lease of this number is over."""
+    """One lease (or record) of a last will: what to append to which CP; b"": that of this number is over."""
     return _LEASE.pack(number, cp, heartbeat_interval_ms, len(release)) + release
 
 
@@ -258,9 +276,15 @@ class Watch:
         if not self._is_ready:
             # A record handed over before the producer has met its cluster would wait for half a second more.
             self._voice.has_met_cluster()
-        released = self._voice.append([(cp, release) for cp, _, release in self._last_will.values()])
-        why = f" ({self._voice.trouble}); the others fall free by themselves" if released < len(self._last_will) else ""
-        say(f"{self._config['name']} died without a goodbye: {released} of {len(self._last_will)} leases released{why}")
+        entries = [(cp, release) for _, (cp, _, release) in sorted(self._last_will.items())]
+        released = self._voice.append(entries)
+        name, count = self._config["name"], f"{released} of {len(entries)}"
+        what, rest = f"{count} leases released", "the others fall free by themselves"
+        if LEAVE in self._last_will:
+            what = f"{count} records written in its name: what it had done, and that it leaves its group"
+            rest = "without them the others wait for its session"
+        why = f" ({self._voice.trouble}); {rest}" if released < len(entries) else ""
+        say(f"{name} died without a goodbye: {what}{why}")
 
 
 def say(text: str) -> None:
@@ -273,7 +297,8 @@ def say(text: str) -> None:
 
 def report(kind: type[BaseException], error: BaseException, _: object) -> None:
     """What ends the program, in one line."""
-    say(f"ends: {kind.__name__}: {error}. The leases of a worker that dies now fall free after 2 heartbeat intervals")
+    free = "The leases of a worker that dies now fall free after 2 heartbeat intervals, its pieces after its session"
+    say(f"ends: {kind.__name__}: {error}. {free}")
 
 
 def main(pipe: int, worker: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -21,6 +22,7 @@ from kafka_marshal.errors import (
 )
 from rationalizer import (
     ClaimingPartition,
+    CommitEntry,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
@@ -74,6 +76,10 @@ def group_of(net: Net) -> Group:
     found = world.group("g")
     assert found is not None
     return found
+
+
+def group_of_or_none(net: Net) -> Group | None:
+    return net.members[0].worlds[route_group("g", net.cps)].group("g")
 
 
 def works_on(member: Member) -> set[int]:
@@ -368,7 +374,7 @@ def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_top
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
     there = net.topics
-    net.topics = dict  # type: ignore[assignment,method-assign]  # it joins before it is shown any topic
+    net.topics = dict  # type: ignore[method-assign]  # it joins before it is shown any topic
     second = join(net, "b", "^t$")
     net.run_until(lambda: source(second).member.joined)
     net.topics = there  # type: ignore[method-assign]
@@ -446,3 +452,124 @@ def test_g21_a_member_that_is_paused_with_topics_to_report_does_not_spin() -> No
     net.pause(60_000)
     net.run(SESSION * 3)  # the harness refuses what is due in the past
     assert source(member).member.joined
+
+
+def test_p12_a_position_that_an_operator_sets_under_a_pause_is_worked_on_again() -> None:
+    net = net_of(partitions=0)
+    net.topic("t", 1, 5, tid="one")
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0})
+    read_all(net, member, ms=SESSION)
+    net.topic("t", 1, 500, tid="two")
+    member.close()
+    net.run(SESSION)
+    again = join(net, "b")
+    net.run_until(lambda: again.consumers[0].errors)
+    net.pause(60_000)
+    net.run_until(lambda: source(again).has_left)
+    entry = CommitEntry("t", 0, through=-1)
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (entry,)), route_group("g", net.cps))
+    net.pause(0)
+    net.run_until(lambda: works_on(again) == {0})
+
+
+def test_c19_a_drained_member_hands_over_and_a_late_watchdog_of_its_last_life_drains_nobody() -> None:
+    net = net_of(end=10)
+    first, second = join(net, "a"), join(net, "b")
+    net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+    last = source(second).member
+    second.kill()
+    again = join(net, "b")
+    net.run_until(lambda: len(works_on(again)) == 2)
+    net.write(LeaveGroup(*last.settings.ids, last.member_id, last.generation), last.home)
+    net.run(SESSION)
+    assert len(works_on(again)) == 2
+    assert not again.engine.draining
+    me = source(again).member
+    net.write(LeaveGroup("operator", "b", "g", me.member_id, me.generation), me.home)
+    net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
+    assert state(again) is MemberState.STARTUP
+    assert source(again).state(again.clock()) is MemberState.DOWN
+    joins = len(net.records(JoinGroup))
+    net.run(5 * SESSION)
+    assert len(net.records(JoinGroup)) == joins
+
+
+def test_g1_a_claiming_consumer_of_a_coordinated_group_hears_it_once_and_claims_no_more() -> None:
+    net = net_of()
+    member = net.member("a")
+    for cp in net.logs:
+        net.write(ConfigureGroup("x", "admin", "g"), cp)
+    consumer = member.consumer("t")
+    net.run(SESSION)
+    assert [type(error) for error in consumer.errors] == [WrongKindError]
+    assert "marshal.group_consumer" in str(consumer.source.failure)
+    assert len(net.records(ClaimingPartition)) <= 4
+    net.run(10 * SESSION)
+    assert len(net.records(ClaimingPartition)) <= 4
+
+
+def test_c17_a_letting_go_of_what_was_never_worked_on_is_sent_again() -> None:
+    net = net_of()
+    first = join(net, "a")
+    net.run_until(lambda: group_of_or_none(net) is not None and source(first).member.joined)
+    assert works_on(first) == set(), "it opens nothing for 50 ms after its join"
+    first.drop_if = lambda record: isinstance(record, CommitOffsets) and any(x.action == 1 for x in record.entries)
+    second = join(net, "b")
+    net.run(SESSION / 2)
+    assert works_on(second) == set()
+    first.drop_if = lambda record: False
+    took = net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
+    assert took <= SESSION / 2
+
+
+def test_closing_while_the_join_is_under_way_leaves_no_member_behind() -> None:
+    net = net_of()
+    for cp in net.logs:
+        net.write(ConfigureGroup("x", "admin", "g"), cp)
+    member = net.member("a")
+    member.deaf = True
+    member.consumer("t", group=GroupOptions("sticky", SESSION))
+    assert net.records(JoinGroup)
+    member.close()
+    net.tick()
+    assert not source(member).has_left, "the log may show it as a member yet"
+    member.deaf = False
+    net.run_until(lambda: source(member).has_left)
+    assert group_of(net).members == {}
+
+
+def test_g20_a_restart_within_its_predecessor_s_session_waits_a_little() -> None:
+    """Others need not compute a rebalance for each life of a process that dies again and again."""
+    net = net_of()
+    first = join(net, "a")
+    net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
+    first.kill()
+    waited = []
+    for life in range(20):
+        again = net.member("a", rng=Random(life))
+        again.consumer("t", group=GroupOptions("sticky", SESSION))
+        waited.append(net.run_until(lambda again=again: source(again).member.joined))  # type: ignore[misc]
+        again.kill()
+    assert len(set(waited)) > 5
+    assert SESSION / 100 < sum(waited) / 20 < SESSION / 20 + 20
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_p12_a_topic_recreated_while_members_work_is_reported_by_its_owner(noticed: bool) -> None:
+    net = net_of(partitions=0)
+    net.topic("t", 2, 5, tid="one")
+    members = [join(net, name) for name in "ab"]
+    net.run_until(lambda: all_at_work(*members, partitions=2))
+    read_all(net, *members, ms=SESSION)
+    for partition in range(2):
+        del net.data["t", partition]
+    if noticed:
+        net.tell_topics()
+        net.run(100)
+        assert not any(works_on(member) for member in members)
+    net.topic("t", 2, 3, tid="two")
+    net.tell_topics()
+    net.run(SESSION)
+    lost = [found.partition for member in members for found in member.consumers[0].positions.stuck.lost]
+    assert sorted(lost) == [0, 1]

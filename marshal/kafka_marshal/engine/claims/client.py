@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import cast
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
@@ -13,6 +14,7 @@ from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import PAUSED, SURPLUS, Loss, Ownership, Work
 from kafka_marshal.engine.policies import Wishes
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress
 
 __all__ = ["ClaimsClient"]
@@ -49,6 +51,7 @@ class ClaimsClient:
         self._peers = peers
         self._outbox = outbox
         self.lets_all_go = lets_all_go
+        self.failure: MarshalError | None = None
         #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
         self._prior = None if wanted.start == "earliest" else Prior(peers)
 
@@ -146,7 +149,7 @@ class ClaimsClient:
         return (_lease(own).pending.claim_sent_at or now) + own.heartbeat_interval_ms
 
     def step(self, now: float) -> None:
-        wishes = self.placement.wishes(now)
+        wishes = self.placement.wishes(now) if self.failure is None else None
         if wishes is not None:
             self._act(wishes, now)
 
@@ -159,4 +162,4 @@ class ClaimsClient:
 
     @property
     def deadline(self) -> float:
-        return self.placement.deadline
+        return self.placement.deadline if self.failure is None else inf

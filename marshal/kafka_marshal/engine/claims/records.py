@@ -46,6 +46,9 @@ class Told(Protocol):
     def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
         """The log answers a ClaimingMessages of a lease that is over (C13)."""
 
+    def wrong_kind(self) -> None:
+        """The group is a coordinated one: nothing of it can be claimed (G1)."""
+
     def fail(self, error: Exception, now: float) -> None:
         """This member has ended."""
 
@@ -184,6 +187,8 @@ class LeaseRecords:
         if not outcome.accepted:
             if outcome.code == codes.HELD:
                 self.peers.refused(key, now)
+            elif outcome.code == codes.WRONG_KIND:
+                self._told.wrong_kind()
             if lease is not None and wanted:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -214,6 +219,8 @@ class LeaseRecords:
         if not outcome.accepted:
             if outcome.code == codes.NOT_FRESH:
                 self.peers.refused(key, now)
+            elif outcome.code == codes.WRONG_KIND:
+                self._told.wrong_kind()
             if lease is not None and lease.state is LeaseState.WANTED:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -270,7 +277,7 @@ class LeaseRecords:
         is_held = lease is not None and lease.held and lease.epoch == record.epoch
         if not outcome.accepted:
             if is_held and not own and record.client_id == self.settings.client_id:
-                self._drain(record, now)
+                self.drain(record.instance_id)
             return
         self.peers.freed(record.client_id, key, now)
         self._look_again(key)
@@ -282,13 +289,13 @@ class LeaseRecords:
             pausing = pause is not None and pause.client_id == self.settings.client_id
             lease.owner.handed_in(HandIn(record.last_offset, outcome.code, pausing))
 
-    def _drain(self, record: ReleasingPartition, now: float) -> None:
+    def drain(self, instance_id: str) -> None:
         """An operator asks us to hand over everything, and to claim nothing more (C19)."""
         if not self.draining:
             self.draining = True
             self.outbox.add(
                 Warn(
-                    f"an operator (instance {record.instance_id}) asks {self.settings.client_id!r} to hand over: its "
+                    f"an operator (instance {instance_id}) asks {self.settings.client_id!r} to hand over: its "
                     "partitions are released when what is in hand of them is done, and it claims none for as long as "
                     "this Marshal lives. Nothing is lost. End the process when it holds nothing"
                 )

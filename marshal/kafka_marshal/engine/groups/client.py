@@ -6,16 +6,17 @@ and meant for us, and let go when a part of it is meant for somebody else: finis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from random import Random
-from typing import cast
+from typing import NamedTuple, cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
-from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.pieces import HeldPiece, KeyShare, LettingGo
-from kafka_marshal.engine.groups.refusals import below_level, refusal_of, wrong_kind
+from kafka_marshal.engine.groups.refusals import below_level, refusal_of
+from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
@@ -36,12 +37,16 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
+from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GROUPS_LEVEL", "GroupClient"]
+__all__ = ["GROUPS_LEVEL", "GroupClient", "Host"]
 
 #: Why a partition is let go when it is meant for another member.
 REVOKED = "it is assigned to another member"
+
+#: Why a partition is lost when the log shows it as ours no longer, for people.
+NOT_OURS = "the log shows it as another member's, or this process as no member"
 
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
@@ -51,6 +56,17 @@ GROUPS_LEVEL = 2
 
 #: Entries of one CommitOffsets. 1,000 entries of the longest names stay below the 900,000 bytes of L1.
 MAX_ENTRIES = 1_000
+
+
+class Host(NamedTuple):
+    """What a member asks of its engine, and tells it."""
+
+    #: Why everything is to be let go; "": it is not.
+    lets_all_go: Callable[[], str]
+    #: An operator, of this instance_id, asks this process to hand over (C19).
+    drain: Callable[[str], object]
+    #: Somebody set these positions (P11).
+    unblock: Callable[[Collection[Key]], object]
 
 
 class GroupClient:
@@ -66,13 +82,12 @@ class GroupClient:
         worlds: Mapping[int, World],
         outbox: Outbox,
         rng: Random,
-        lets_all_go: Callable[[], str],
-        unblock: Callable[[Collection[Key]], object],
+        host: Host,
         starts_late: bool = False,
     ) -> None:
-        self._unblock = unblock
+        self._host = host
         self.member = Membership(settings, options, subscription, worlds, outbox, rng)
-        self.lets_all_go = lets_all_go
+        self.lets_all_go = host.lets_all_go
         self.pieces: dict[Key, HeldPiece] = {}
         self._settings = settings
         self._options = options
@@ -89,7 +104,24 @@ class GroupClient:
         self._seen = -1
         #: When (own clock) the home's log time moved last.
         self._moved: float | None = None
+        #: When they are looked at anew in any case.
+        self._look_at = inf
         self._errors: list[Exception] = []
+
+    @property
+    def _again_ms(self) -> float:
+        """What the log does not answer is sent again after this time."""
+        return self._options.session_timeout_ms / BEATS_PER_INTERVAL
+
+    @property
+    def session_timeout_ms(self) -> int:
+        """As it joins with."""
+        return self._options.session_timeout_ms
+
+    def state(self, now: float) -> MemberState:
+        """By name only (G7). DOWN: it is no member, and joins no more."""
+        is_over = self.failure is not None or (not self.member.joined and bool(self.lets_all_go()))
+        return MemberState.DOWN if is_over else self.member.state(now)
 
     def attach(self, work: Work, errors: list[Exception]) -> None:
         """For whom; once, before anything else. errors: to be raised from the user's next call."""
@@ -114,8 +146,8 @@ class GroupClient:
         return None if kept is None else kept.progress
 
     def is_held(self, key: Key) -> bool:
-        group = self.member.group
-        return group is not None and any(True for _ in self._parts(key))
+        me = self.member.me  # of what is ours we report ourselves, whether or not we work on it
+        return any(me is None or part.owner != me.slot for part in self._parts(key))
 
     def is_first(self, key: Key) -> bool:
         return self._whole_progress(key) is None
@@ -140,6 +172,8 @@ class GroupClient:
             self._commit(CommitEntry(*own.key, action=START, through=last_offset))
         elif last_offset > self._stable(own.key):
             self._through(own, last_offset)
+        else:  # the log knows: it would not answer
+            _piece(own).owner.beaten(last_offset, True, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._commit(CommitEntry(*own.key, ranges=tuple(ranges)))
@@ -249,14 +283,17 @@ class GroupClient:
         if outcome.accepted and group is not None:
             self.member.witness.heard(group, message[3], now)
         if own and outcome.type == JoinGroup.__name__:
+            self.member.join_sent = False
             self._join_applied(outcome, now)
         if own and outcome.accepted and outcome.of_group and outcome.type != LeaveGroup.__name__:
             self.member.proof.applied(cp, offset, outcome.log_time, now)
             self._prove()
         if outcome.type in (ForgetGroup.__name__, ReleaseGroup.__name__):
             self._seen = -1
+        if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
+            self._ask_to_leave(message)
         self._verify(outcome, own, now)
-        if self.member.joined and outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
+        if outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
             self._commits_applied(message[HEAD_FIELDS:], outcome, own, now)
         if self.member.joined and self.member.generation != self._seen:
             self.member.witness.look(self.member.group, now)
@@ -275,6 +312,14 @@ class GroupClient:
         error = refusal_of(outcome.code, self._settings, self._options)
         if error is not None and not outcome.accepted:
             self.fail(error)
+
+    def _ask_to_leave(self, message: Message) -> None:
+        """A LeaveGroup that names us under an instance that is not ours: an operator asks us to hand over (C19).
+
+        A watchdog that speaks late for an older instance names that one's member_id.
+        """
+        if message[3] == self._settings.client_id and message[HEAD_FIELDS] == self.member.member_id:
+            self._host.drain(cast("str", message[2]))
 
     def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
         """Whatever happened: the log shows us as a member, or we are none (G20)."""
@@ -338,8 +383,9 @@ class GroupClient:
         for (topic, partition, _, _, action, through, _, _), code in zip(entries, outcome.entries or (), strict=True):
             key = (topic, partition)
             accepted = code in codes.ACCEPTED
+            # Whether or not we are a member: under a pause nobody is.
             if not own and action == COMMIT and code == codes.REPOSITIONED:
-                self._unblock([key])
+                self._host.unblock([key])
             if own and (piece := self.pieces.get(key)) is not None:
                 self._own_entry_applied(piece, action, through, code, now)
             if (action == LET_GO and accepted) or (own and not accepted):
@@ -369,7 +415,7 @@ class GroupClient:
         group, me = self.member.group, self.member.me
         if group is None or me is None:
             return
-        self._seen = group.generation
+        self._seen, self._look_at = group.generation, inf
         keys = {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
         for key in sorted(keys | self.pieces.keys()):
             self._look(key, now)
@@ -447,20 +493,21 @@ class GroupClient:
             return piece
 
         self._work.take_on(key, self.is_first(key), want)
-        self._outbox.add(Note("claimed", key))
+        self._outbox.add(Note("claimed", key, words="took up"))
         self.pieces[key].owner.granted(now)
         return self.pieces.get(key)
 
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
         """What was revoked before we began with it."""
         if parts and not self.member.leaving:
+            self._look_at = min(self._look_at, now + self._again_ms)  # the log may not answer
             self._commit(*(CommitEntry(*key, part.lo, part.hi, LET_GO) for part in parts))
 
     def _end(self, piece: HeldPiece, reason: Loss, now: float) -> None:
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         if piece.held:
-            self._outbox.add(Note("lost", piece.key, reason))
+            self._outbox.add(Note("lost", piece.key, NOT_OURS if reason is Loss.FENCED else reason))
         piece.end()
         piece.owner.lost(reason, now)
 
@@ -498,9 +545,10 @@ class GroupClient:
             self._try_to_join(now)
             return
         self.member.report(now)
-        if self._seen != self.member.generation or self.member.open_at <= now < inf:
-            if now >= self.member.open_at:
-                self.member.open_at = -inf
+        opens = -inf < self.member.open_at <= now
+        if opens:
+            self.member.open_at = -inf
+        if opens or self._seen != self.member.generation or now >= self._look_at:
             self._look_at_all(now)
 
     def _try_to_join(self, now: float) -> None:
@@ -511,7 +559,7 @@ class GroupClient:
         elif any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))
         elif self.member.generation == 0 and self.member.is_claimed():
-            self.fail(wrong_kind(self._settings))
+            self.fail(claimed_group(self._settings.group_id))
         else:
             self.member.join(now)
 
@@ -525,7 +573,7 @@ class GroupClient:
         self.member.wake(now, self._send_commits)
         for piece in self.pieces.values():
             going = piece.letting_go
-            if going is not None and now >= going.sent_at + self._options.session_timeout_ms / BEATS_PER_INTERVAL:
+            if going is not None and now >= going.sent_at + self._again_ms:
                 going.sent_at = now
                 self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, going.last_offset))
 
@@ -535,10 +583,15 @@ class GroupClient:
 
     def _send_commits(self, now: float) -> bool:
         """Beat with what is done; False: nothing is that the log does not know."""
+        for piece, last_offset in self.uncommitted():
+            self._through(piece, last_offset)
+        return bool(self._entries)
+
+    def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
+        """Pieces of which more is done without a gap than the log knows: each with the last offset done."""
         for piece in self.pieces.values():
             if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
-                self._through(piece, last_offset)
-        return bool(self._entries)
+                yield piece, last_offset
 
     def last_words(self, now: float) -> None:
         """Before ending without a letting-go."""
@@ -553,14 +606,12 @@ class GroupClient:
     @property
     def is_committed(self) -> bool:
         """Whether the log shows all that is done without a gap."""
-        return all(
-            piece.letting_go is not None or piece.owner.progress_to_report() is None for piece in self.pieces.values()
-        )
+        return next(self.uncommitted(), None) is None
 
     @property
     def has_left(self) -> bool:
-        """Whether the log shows us as no member."""
-        return not self.member.joined or self.failure is not None
+        """Whether the log shows us as no member, nor will."""
+        return self.failure is not None or not (self.member.joined or self.member.join_sent)
 
     @property
     def deadline(self) -> float:
@@ -570,11 +621,13 @@ class GroupClient:
         """When ``wake`` or ``step`` has something to do again."""
         if self.failure is not None and not self.member.joined:
             return inf
-        again = self._options.session_timeout_ms / BEATS_PER_INTERVAL
-        times = [piece.letting_go.sent_at + again for piece in self.pieces.values() if piece.letting_go is not None]
+        going = [piece.letting_go for piece in self.pieces.values() if piece.letting_go is not None]
+        times = [letting_go.sent_at + self._again_ms for letting_go in going]
         if self.member.joined or not (self._goes() or self._work.owes):
             due = self.member.deadline(now, not self._must_go(now))
             times.append(due if self.member.joined else max(due, self._paused_until(now)))
+        if self.member.joined and not self._must_go(now):
+            times.append(self._look_at)
         return min(times, default=inf)
 
 

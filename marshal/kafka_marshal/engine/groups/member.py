@@ -40,6 +40,11 @@ EARLIEST_BEAT = 0.8
 #: A report of topics waits for up to this share of the session: another may have said it (G12).
 REPORT_SHARE = 1 / 20
 
+#: Who finds its predecessor's membership in the log waits for up to this share of the session, and no longer than this
+#: (ms), before it joins: a process that dies again and again causes fewer rebalances (G20).
+RESTART_SHARE = 1 / 20
+LONGEST_RESTART_MS = 500.0
+
 #: Pieces are taken up so long (ms) after a join: who starts in a fleet does not open what moves on at once (G20).
 SETTLE_MS = 50.0
 
@@ -73,14 +78,15 @@ class Membership:
         self.witness = Witness(settings.client_id, rng)
         #: When pieces may be taken up.
         self.open_at = inf
-        self.leaving = False
+        #: A JoinGroup, or a LeaveGroup, is under way: the log may show us as a member, or as none, soon.
+        self.join_sent = self.leaving = False
         self._was_member = False
         self._worlds = worlds
         self._subscription = subscription
         self._outbox = outbox
         self._rng = rng
-        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before.
-        self._again_at = 0.0
+        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before. −inf: nothing ever was.
+        self._again_at = -inf
         self._next_beat = inf
         self._report_at = inf
 
@@ -144,11 +150,15 @@ class Membership:
         """Mark every CP (G2), then join; again where the log does not answer."""
         if now < self._again_at:
             return
-        self._again_at = now + self._interval_ms
+        is_first, self._again_at = self._again_at == -inf, now + self._interval_ms
         if unmarked := self.unmarked():
             for cp in unmarked:
                 self._outbox.append(cp, ConfigureGroup(*self.settings.ids))
             return
+        if is_first and (wait_ms := self._back_off_ms()):
+            self._again_at = now + wait_ms
+            return
+        self.join_sent = True
         self.send(
             JoinGroup(
                 *self.settings.ids,
@@ -162,6 +172,13 @@ class Membership:
             ),
             now,
         )
+
+    def _back_off_ms(self) -> float:
+        """How long a restart waits. (Our replica does not know when the predecessor joined.)"""
+        group = self.group
+        if group is None or self.settings.client_id not in group.clients:
+            return 0.0
+        return self._rng.random() * min(RESTART_SHARE * self.options.session_timeout_ms, LONGEST_RESTART_MS)
 
     def marked(self, now: float) -> None:
         """A CP knows the group by now."""

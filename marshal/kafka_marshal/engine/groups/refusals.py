@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.errors import (
     ClientReplacedError,
@@ -12,11 +13,10 @@ from kafka_marshal.errors import (
     TooManyPartitionsError,
     UnknownPartitioningStrategyError,
     UpgradeRequiredError,
-    WrongKindError,
 )
 from rationalizer import codes
 
-__all__ = ["refusal_of"]
+__all__ = ["below_level", "refusal_of"]
 
 
 def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> MarshalError | None:
@@ -25,7 +25,7 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
     nothing = "Nothing was handed out to this member, and the others go on"
     match code:
         case codes.WRONG_KIND:
-            return wrong_kind(settings)
+            return claimed_group(settings.group_id)
         case codes.REPLACED:
             return ClientReplacedError(
                 f"a newer instance of client_id {settings.client_id!r} is a member of {group}: this one has ended. "
@@ -51,15 +51,6 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
                 f"partitions. {nothing}. Use a coordination topic of its own for some of them"
             )
     return None
-
-
-def wrong_kind(settings: EngineSettings) -> WrongKindError:
-    """The group is a claimed one (G1)."""
-    return WrongKindError(
-        f"group {settings.group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
-        "marshal.consumer, another group_id, or turn it into a coordinated one: kafka-marshal convert-group "
-        f"{settings.group_id} --to coordinated"
-    )
 
 
 def below_level(settings: EngineSettings) -> UpgradeRequiredError:

@@ -1,0 +1,33 @@
+"""The two kinds of groups, and what a member of the wrong one is told (G1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafka_marshal.errors import WrongKindError
+from rationalizer import World
+
+__all__ = ["claimed_group", "coordinated_group", "is_coordinated"]
+
+
+def is_coordinated(worlds: Mapping[int, World], group_id: str) -> bool:
+    """Whether some coordination partition knows the group as a coordinated one."""
+    return any(world.group(group_id) is not None for world in worlds.values())
+
+
+def claimed_group(group_id: str) -> WrongKindError:
+    """The log has leases of it: it has no members."""
+    return WrongKindError(
+        f"group {group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
+        "marshal.consumer, another group_id, or make it a coordinated group: kafka-marshal convert-group "
+        f"{group_id} --to coordinated"
+    )
+
+
+def coordinated_group(group_id: str) -> WrongKindError:
+    """It has members and generations: nothing of it can be claimed."""
+    return WrongKindError(
+        f"group {group_id!r} is a coordinated group: its members share out partitions, and no lease of it can be "
+        "claimed. Nothing was changed. Use marshal.group_consumer, another group_id, or make it a claimed group: "
+        f"kafka-marshal convert-group {group_id} --to claimed"
+    )
