@@ -175,6 +175,7 @@ def test_evict_a_member(kafka: Command, fleet: Fleet, two: int, data: str) -> No
 def test_evict_a_member_that_owns_nothing(kafka: Command, fleet: Fleet, data: str) -> None:
     fleet.join("w1", {data: 3}, session=LONG)
     fleet.join("w2", {data: 3}, session=LONG)
+    assert kafka("evict", "--member", "w2", "--dry-run").out == "w2 would leave group billing; it owns nothing.\n"
     ran = kafka("evict", "billing", "--member", "w2", "--yes", "--force")
     assert (ran.status, ran.out) == (0, "w2 has left group billing; it owned nothing.\n")
     assert [each["client"] for each in kafka("group", "billing", "--json").json["member_list"]] == ["w1"]

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.node.coordination_topic import _first_records, required_settings
 from rationalizer import ClaimingPartition, Record, Tick, Upgrade, encode
 from rationalizer.marker import marker
 from tests.cli.harness import Command
@@ -180,6 +180,18 @@ def test_a_creation_that_was_cut_short_gets_what_it_lacks(
     assert kafka("init").status == 0
     assert [row["code"] for row in kafka("log").rows] == ["OK"] * 6
     assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {2}
+
+
+@pytest.mark.parametrize(
+    ("ends", "wanted"),
+    [
+        ({0: 0, 1: 0}, [(0, Tick), (0, Upgrade), (1, Tick), (1, Upgrade)]),
+        ({0: 2, 1: 1, 2: 0}, [(1, Upgrade), (2, Tick), (2, Upgrade)]),
+        ({0: 3, 1: 1, 2: 0}, [(2, Tick)]),  # somebody is at work: members of an older release, for all that is known
+    ],
+)
+def test_what_partitions_lack_of_their_first_records(ends: dict[int, int], wanted: list[tuple[int, type]]) -> None:
+    assert [(cp, type(record)) for cp, record in _first_records(ends)] == wanted
 
 
 def test_a_topic_of_an_older_release_keeps_its_level_until_it_is_upgraded(

@@ -83,7 +83,10 @@ def evict(
             name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
             for lease in [] if options.json else held:
-                say(f"{_described(lease)} would be evicted from {lease.topic} partition {lease.partition}.")
+                where = f"{lease.topic} partition {place_text(lease.partition, lease.lo, lease.hi)}"
+                say(f"{_described(lease)} would be evicted from {where}.")
+            if not held and not options.json:
+                say(f"{member} would leave group {name}; it owns nothing.")
             if options.json:
                 _print(held, member, done=False)
             return DONE
