@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.adapters.kafka.errors import Troubles, kafka_error
+from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, kafka_error
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
@@ -72,7 +72,10 @@ class GroupCalls:
             request = [ConsumerGroupTopicPartitions(group_id, wanted)]
             answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
             found = self._result(answer, left_s).topic_partitions
-            return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in found if each.error is not None]
+            failed = [each for each in found if each.error is not None]
+            if passing := [each.error for each in failed if each.error.code() in RETRY_CODES]:
+                raise KafkaException(passing[0])
+            return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in failed]
 
         if not wanted:
             return
