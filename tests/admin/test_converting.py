@@ -204,6 +204,9 @@ def test_the_file_of_another_conversion_is_not_taken(empty: Group, file: Path) -
     names = run_doomed(empty, "coordinated", file)
     empty.admin().convert_group(empty.group, "claimed", file=file)
     run_doomed(empty, "coordinated", file, names.index("changing") + 1)
+    planned = empty.admin().convert_group(empty.group, "coordinated", file=file, dry_run=True)
+    assert planned.resumed
+    assert positions(empty) == ("claimed", OFFSETS)
     with pytest.raises(ConfigurationError, match="was not finished"):
         empty.admin().convert_group(empty.group, "claimed", file=file)
     assert len(empty.admin().pauses(empty.group)) == 3, "the dead one's pause is in force still"

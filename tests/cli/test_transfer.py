@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.admin.conversion import Plan, Saved
 from rationalizer import ClaimingPartition, CommitRanges, Record, ReleasingPartition, Upgrade, encode, route_lease
 from tests.cli.harness import Command
 
@@ -113,3 +114,17 @@ def test_convert_says_what_comes_again_and_keeps_a_file(kafka: Command, ground: 
     assert (back["done"], back["repeats"]) == (True, [])
     assert kafka("convert-group", "gg", "--to", "claimed", "--yes").status == 1
     assert kafka("convert-group", "g").status == 2
+
+
+def test_a_dry_run_of_what_was_interrupted_changes_nothing(kafka: Command, ground: Ground, tmp_path: Path) -> None:
+    ground.claimed()
+    saved = (Saved(ground.data, 0, 8),)
+    path = tmp_path / "kafka-marshal-convert-g.json"
+    Plan("g", ground.log_topic, "coordinated", "admin-1", "saved", saved).write(path, "changing")
+    planned = kafka("convert-group", "g", "--to", "coordinated", "--dry-run")
+    assert planned.status == 0
+    assert "an earlier run was interrupted" in planned.err
+    assert kafka("groups", "--json").json["groups"][0]["kind"] == "claimed"
+    done = kafka("convert-group", "g", "--to", "coordinated", "--yes", "--json").json
+    assert (done["done"], done["resumed"]) == (True, True)
+    assert kafka("groups", "--json").json["groups"][0]["kind"] == "coordinated"

@@ -108,6 +108,8 @@ class GroupMoves(OneProcess):
         plan = Plan.read(path)
         if plan is not None:
             plan.check(path, group, self.topic, to)
+        if dry_run and plan is not None and plan.phase == "changing":
+            return plan.conversion(path, resumed=True)
         if dry_run:
             return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
         # The pause of an admin that was killed may be in force still: it is carried on in its name.

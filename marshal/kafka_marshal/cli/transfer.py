@@ -202,7 +202,7 @@ def convert_group(
             say_warning(f"an earlier run was interrupted; this one goes on with {resumed}.")
         else:
             refuse_unknown(options, group, effect=_NOT_DONE)
-        if not resumed and (dry_run or not yes):
+        if dry_run or not yes:
             planned = admin.convert_group(group, to, **{**settings, "dry_run": True})
             if not options.json:
                 _print_conversion(planned)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.adapters.kafka.errors import kafka_error
+from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, kafka_error
+from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.ports import KafkaGroup, TopicPartition
+from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
 
 __all__ = ["GroupCalls"]
 
@@ -19,6 +21,9 @@ __all__ = ["GroupCalls"]
 class GroupCalls:
     """What of a cluster is about consumer groups; asked through the cluster's own ``_ask``."""
 
+    topics: Callable[[float], Mapping[str, TopicInfo]]
+    _properties: Callable[..., dict[str, Any]]
+    _new_troubles: Callable[[object, object], Troubles]
     _ask: Callable[..., Any]
     _result: Callable[..., Any]
 
@@ -34,10 +39,21 @@ class GroupCalls:
                     raise
                 return ()
 
-        def committed(admin: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, str]]:
-            asked = [ConsumerGroupTopicPartitions(group_id)]
-            answer = admin.list_consumer_group_offsets(asked, require_stable=True, request_timeout=left_s)[group_id]
-            found = self._result(answer, left_s).topic_partitions
+        def committed(_: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, str]]:
+            # By a consumer that never joins: list_consumer_group_offsets of confluent-kafka 2.16 ends the process by
+            # SIGSEGV where the answer is an error, as on a new cluster.
+            begun = time.monotonic()
+            infos = self.topics(left_s)
+            asked = [KafkaPartition(name, number) for name, info in infos.items() for number in range(info.partitions)]
+            troubles = self._new_troubles(None, None)
+            settings = {"group.id": group_id, "logger": troubles, "error_cb": troubles}
+            consumer = Consumer({**self._properties(Role.DATA), **settings})
+            try:
+                found = consumer.committed(asked, timeout=max(0.001, left_s - (time.monotonic() - begun)))
+            finally:
+                consumer.close()
+            if failed := [each.error for each in found if each.error is not None]:
+                raise KafkaException(failed[0])
             return {(x.topic, x.partition): (x.offset, x.metadata or "") for x in found if x.offset >= 0}
 
         doing = f"asking for the consumer group {group_id!r}"
@@ -56,7 +72,10 @@ class GroupCalls:
             request = [ConsumerGroupTopicPartitions(group_id, wanted)]
             answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
             found = self._result(answer, left_s).topic_partitions
-            return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in found if each.error is not None]
+            failed = [each for each in found if each.error is not None]
+            if passing := [each.error for each in failed if each.error.code() in RETRY_CODES]:
+                raise KafkaException(passing[0])
+            return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in failed]
 
         if not wanted:
             return
