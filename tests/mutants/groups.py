@@ -13,8 +13,8 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "a piece that is revoked is taken up",
         "GroupClient._look",
-        "if piece is None and (meant or (whole and self._owes_start(key))):",
-        "if piece is None and whole:",
+        "meant = whole and all(part.target == me.slot for part in ours)",
+        "meant = whole",
         "G18",
     ),
     Mutation(

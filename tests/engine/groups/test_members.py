@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from kafka_marshal.engine import inputs
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
@@ -21,6 +22,7 @@ from kafka_marshal.errors import (
 )
 from rationalizer import (
     ClaimingPartition,
+    CommitEntry,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
@@ -446,3 +448,23 @@ def test_g21_a_member_that_is_paused_with_topics_to_report_does_not_spin() -> No
     net.pause(60_000)
     net.run(SESSION * 3)  # the harness refuses what is due in the past
     assert source(member).member.joined
+
+
+def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -> None:
+    net = net_of(partitions=1, end=20)
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0})
+    member.work()
+    net.run(SESSION)
+    net.data["t", 0].start = net.data["t", 0].end = 0  # the log is another one: position 5 is none of it
+    member.engine.take(inputs.OutOfRange(1, ("t", 0)), member.clock())
+    member.settle()
+    net.run_until(lambda: ("t", 0) in member.consumers[0].blocked)
+    net.pause(60_000)
+    net.run_until(lambda: source(member).has_left)
+    net.data["t", 0].end = 20
+    stable = next(kept.progress.stable for _, _, kept in group_of(net).all_progress())
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 0)
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 1)
+    net.pause(0)
+    net.run_until(lambda: works_on(member) == {0})
