@@ -61,8 +61,9 @@ campaign: setup ## the tests that take minutes each (Spark on a cluster of its o
 SEEDS  ?= 1000
 FIRST  ?= 0
 
-sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories on virtual time, each with faults; what breaks is made small and printed
+sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories of claims and of coordinated groups, on virtual time, with faults; what breaks is made small
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(PY) -m kafka_marshal.testing.simulate --groups --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
 MOST   ?= 1000000

@@ -174,7 +174,8 @@ def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
 
 def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
     subscribers = group.subscriptions()
-    sets = {id(slots): frozenset(slots) for slots in subscribers.values()}  # topics share lists
+    slots: list[int] = []
+    subscribed: frozenset[int] = frozenset()
     assigned = 0
     for row in rows:
         topic, partition, pieces, progress = row_of(f"partition of {named}", row, 4)
@@ -189,7 +190,10 @@ def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
         if not pieces and not is_assigned:
             continue
         want(partition < MAX_PARTITION_COUNT, f"{which} can't be assigned")
-        takers = sets[id(subscribers[topic])] if is_assigned else _NO_TAKERS
+        if is_assigned and subscribers[topic] is not slots:  # topics share lists, mostly one
+            slots = subscribers[topic]
+            subscribed = frozenset(slots)
+        takers = subscribed if is_assigned else _NO_TAKERS
         found = [_piece(which, group, takers, each) for each in pieces]
         ends = [-1, *(piece.hi for piece in found)]
         ordered = all(end < piece.lo for end, piece in zip(ends, found, strict=False))

@@ -27,6 +27,20 @@ def test_twenty_seconds_of_faults() -> None:
     assert result.findings.counts["digests"] >= 10
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_twenty_seconds_of_faults_around_members_of_coordinated_groups() -> None:
+    result = run_campaign(Options(minutes=1 / 3, seed=21, network_every_s=4.0, broker_every_s=12.0, groups=True))
+    assert result.findings.violations == []
+    assert result.kills >= 15
+    assert sum(result.points.values()) >= 5
+    assert result.stops >= 3
+    assert sum(result.faults.values()) >= 2
+    assert result.findings.counts["messages"] >= 500
+    assert result.findings.counts["digests"] >= 5
+
+
 @pytest.mark.cluster3
 @pytest.mark.campaign
 @pytest.mark.slow

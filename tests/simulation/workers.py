@@ -39,6 +39,19 @@ def plain(job: Job) -> None:
     _works(job)
 
 
+def member(job: Job) -> None:
+    """A member of a coordinated group, as docs/simulation.md has it."""
+    assert job.strategy is not None
+    with (
+        job.marshal() as marshal,
+        marshal.group_consumer(
+            job.topics, strategy=job.strategy, session_timeout_ms=job.session_timeout_ms, delivery=job.delivery
+        ) as consumer,
+    ):
+        for message in consumer:
+            job.handle(message)
+
+
 def with_a_handler(job: Job) -> None:
     """The README's first example."""
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from kafka_marshal.engine import inputs
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
@@ -573,3 +574,23 @@ def test_p12_a_topic_recreated_while_members_work_is_reported_by_its_owner(notic
     net.run(SESSION)
     lost = [found.partition for member in members for found in member.consumers[0].positions.stuck.lost]
     assert sorted(lost) == [0, 1]
+
+
+def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -> None:
+    net = net_of(partitions=1, end=20)
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0})
+    member.work()
+    net.run(SESSION)
+    net.data["t", 0].start = net.data["t", 0].end = 0  # the log is another one: position 5 is none of it
+    member.engine.take(inputs.OutOfRange(1, ("t", 0)), member.clock())
+    member.settle()
+    net.run_until(lambda: ("t", 0) in member.consumers[0].blocked)
+    net.pause(60_000)
+    net.run_until(lambda: source(member).has_left)
+    net.data["t", 0].end = 20
+    stable = next(kept.progress.stable for _, _, kept in group_of(net).all_progress())
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 0)
+    net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 1)
+    net.pause(0)
+    net.run_until(lambda: works_on(member) == {0})

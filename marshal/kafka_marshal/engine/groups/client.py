@@ -187,7 +187,8 @@ class GroupClient:
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
         if last_offset is not None and self.is_first(piece.key):
-            self._commit(CommitEntry(*piece.key, action=START, through=last_offset))
+            # First of all: what is committed of it before would be its start (G14).
+            self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))
         self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
@@ -292,9 +293,15 @@ class GroupClient:
             self._seen = -1
         if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
             self._ask_to_leave(message)
+        if outcome.type == ForgetGroup.__name__ and outcome.accepted:
+            self._host.unblock(list(self._work.blocked))
         self._verify(outcome, own, now)
         if outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
-            self._commits_applied(message[HEAD_FIELDS:], outcome, own, now)
+            fields = message[HEAD_FIELDS:]
+            if not fields[0]:
+                self._positions_set(fields, outcome)
+            elif self.member.joined:
+                self._commits_applied(fields, outcome, own, now)
         if self.member.joined and self.member.generation != self._seen:
             self.member.witness.look(self.member.group, now)
             self._look_at_all(now)
@@ -378,14 +385,16 @@ class GroupClient:
             self.failure = error
             self._errors.append(error)
 
+    def _positions_set(self, fields: Sequence[object], outcome: Outcome) -> None:
+        """By an admin, where no member is (G21): maybe to where they stood."""
+        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+        self._host.unblock([entry[:2] for entry, code in answers if code in codes.ACCEPTED and entry[5] is not None])
+
     def _commits_applied(self, fields: Sequence[object], outcome: Outcome, own: bool, now: float) -> None:
-        entries = cast("Sequence[tuple[str, int, int, int, int, int | None, object, object]]", fields[-1])
-        for (topic, partition, _, _, action, through, _, _), code in zip(entries, outcome.entries or (), strict=True):
+        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+        for (topic, partition, _, _, action, through, _, _), code in answers:
             key = (topic, partition)
             accepted = code in codes.ACCEPTED
-            # Whether or not we are a member: under a pause nobody is.
-            if not own and action == COMMIT and code == codes.REPOSITIONED:
-                self._host.unblock([key])
             if own and (piece := self.pieces.get(key)) is not None:
                 self._own_entry_applied(piece, action, through, code, now)
             if (action == LET_GO and accepted) or (own and not accepted):
@@ -638,6 +647,11 @@ def _span(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
 def _covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
     """Whether these parts, ascending, hold all key hashes lo … hi."""
     return parts[0].lo <= lo and hi <= parts[-1].hi and all(x.hi + 1 == y.lo for x, y in pairwise(parts))
+
+
+def _entries(fields: Sequence[object]) -> Sequence[tuple[str, int, int, int, int, int | None, object, object]]:
+    """Of a CommitOffsets, as on the wire."""
+    return cast("Sequence[tuple[str, int, int, int, int, int | None, object, object]]", fields[-1])
 
 
 def _piece(own: Ownership) -> HeldPiece:

@@ -361,7 +361,7 @@ class Checks:
             for entry, code in said:
                 if entry.action == START and code != codes.ALREADY_STARTED and entry.through is not None:
                     self.left_out.started(key, before.epoch)
-                    done = self._began(key, entry.through)
+                    done = self._began(key, before.epoch, entry.through)
                 elif entry.action == COMMIT and entry.through is not None and self._scenario.at_most_once:
                     self._grant(sender, record.instance_id, key, (done + 1, entry.through))
                 if entry.action == LET_GO:
@@ -372,9 +372,9 @@ class Checks:
             if said and not self._scenario.at_most_once and self.end_of(key) is not None:
                 self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
 
-    def _began(self, key: Key, through: int) -> int:
+    def _began(self, key: Key, epoch: int, through: int) -> int:
         """The group begins behind this offset (P9): nobody need handle what lies below, where it may begin late."""
-        late = self.left_out.may_be_left_out(key, self.accounts.seen[key].epoch, through, -1)
+        late = self.left_out.may_be_left_out(key, epoch, through, -1)
         return through if late or through < 0 else -1
 
     def _move(self, key: Key, epoch: int, progress: Progress, *, with_it: bool = False) -> tuple[Seen, Seen]:

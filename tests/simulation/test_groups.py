@@ -1,0 +1,54 @@
+"""Stories of members of coordinated groups, and that they have stories of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.testing.simulation import Scenario, simulate_one
+from kafka_marshal.testing.simulation.campaign import Report, simulate
+from tests.simulation.workers import member
+
+# A violation is one though a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
+
+def _in_short(seeds: range) -> Report:
+    """Stories that are a quarter as long as usual."""
+    report = Report()
+    for seed in seeds:
+        report.add(simulate_one(Scenario.from_seed(seed, intervals=20, coordinated=True)))
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # on a machine that others use, too
+def test_sixty_seeds() -> None:
+    report = _in_short(range(60))
+    report.raise_for_violation()
+    seen = {code for _, code in report.outcomes}
+    assert {"OK", "PARTIAL", "UNKNOWN_CONSUMER", "ILLEGAL_GENERATION", "PAUSED", "ALREADY_STARTED"} <= seen
+    assert {kind for kind, _ in report.outcomes} >= {"JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged"}
+
+
+def test_a_few_seeds() -> None:
+    _in_short(range(60, 64)).raise_for_violation()
+
+
+def test_each_strategy_and_each_delivery_is_drawn_and_claims_are_not() -> None:
+    drawn = [Scenario.from_seed(seed, coordinated=True) for seed in range(60)]
+    assert {story.strategy for story in drawn} == {"sticky", "range", "roundrobin"}
+    assert {story.delivery for story in drawn} == {"at-least-once", "at-most-once"}
+    assert {fault.kind for story in drawn for fault in story.faults} >= {"evict", "pause", "forget", "grow", "zombie"}
+    assert not any(client.worker in ("by-hand", "ranges") for story in drawn for client in story.clients)
+    assert any(client.paces for story in drawn for client in story.clients)  # sessions that differ
+    assert {Scenario.from_seed(seed).strategy for seed in range(60)} == {None}
+
+
+def test_an_own_worker_is_a_member() -> None:
+    simulate(member, seeds=1, groups=True).raise_for_violation()
+
+
+def test_evicted_while_a_call_gathers_messages_a_member_comes_back() -> None:
+    # What consume() had gathered of a lost partition was in hand for ever, and the member never joined again.
+    result = simulate_one(Scenario.from_seed(20, coordinated=True))
+    assert result.violation is None, result.tell()
