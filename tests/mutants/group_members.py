@@ -27,15 +27,15 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a revoked piece is kept",
         "GroupClient._look",
-        "elif piece is not None and piece.letting_go is None and piece.span != _span(meant):",
+        "elif piece is not None and piece.letting_go is None and piece.span != span_of(meant):",
         "elif piece is not None and piece.letting_go is None and not ours:",
         "G18",
     ),
     Mutation(
         "a piece that was away and came back goes on as if nothing had been",
         "GroupClient._look",
-        "if not has_all or piece.epoch != max(part.since for part in within):",
-        "if not has_all:",
+        "if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:",
+        "if piece is not None and owned_since(me.slot, parts, *piece.span) is None:",
         "G5",
     ),
     Mutation(
@@ -63,14 +63,14 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what was done is not said when a piece is let go",
         "GroupClient.let_go",
-        "self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))",
-        "self._commit(CommitEntry(*piece.key, *piece.span, LET_GO))",
+        "self._commits.add(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))",
+        "self._commits.add(CommitEntry(*piece.key, *piece.span, LET_GO))",
         "G18",
     ),
     Mutation(
         "a letting-go that got lost is not sent again",
         "GroupClient.wake",
-        "if going is not None and now >= going.sent_at + self._options.session_timeout_ms / BEATS_PER_INTERVAL:",
+        "if going is not None and now >= going.sent_at + self._again_ms:",
         "if going is not None and now < going.sent_at:",
         "G18",
     ),
@@ -84,7 +84,7 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     # Commits.
     Mutation(
         "commits are of an older generation",
-        "GroupClient.flush",
+        "Commits.flush",
         "member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order: nobody asks",
         "member.send(CommitOffsets(*ids, max(0, member.generation - 1), False, tuple(entries)), now)",
         "G14",
@@ -99,8 +99,8 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "the start is a commit",
         "GroupClient.beat",
-        "self._commit(CommitEntry(*own.key, action=START, through=last_offset))",
-        "self._commit(CommitEntry(*own.key, through=last_offset))",
+        "self._commits.add(CommitEntry(*own.key, action=START, through=last_offset))",
+        "self._commits.add(CommitEntry(*own.key, through=last_offset))",
         "P9",
     ),
     Mutation(
@@ -198,7 +198,7 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a beat says nothing of what is done",
-        "GroupClient._send_commits",
+        "GroupClient.uncommitted",
         "if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:",
         "if piece.stopped and (last_offset := piece.owner.progress_to_report()) is not None:",
         "G22",

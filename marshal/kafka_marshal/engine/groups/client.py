@@ -7,20 +7,21 @@ and meant for us, and let go when a part of it is meant for somebody else: finis
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from math import inf
 from random import Random
 from typing import NamedTuple, cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
+from kafka_marshal.engine.groups.commits import Commits
 from kafka_marshal.engine.groups.member import Membership, MemberState
+from kafka_marshal.engine.groups.owned import covers, meant_for, owned_since, span_of
 from kafka_marshal.engine.groups.pieces import HeldPiece, KeyShare, LettingGo
-from kafka_marshal.engine.groups.refusals import below_level, refusal_of
+from kafka_marshal.engine.groups.refusals import below_level, forgotten, refusal_of, replaced
 from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import ClientReplacedError, GroupForgottenError, MarshalError
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.types import SharedEpoch
 from rationalizer import (
     CommitEntry,
@@ -36,7 +37,7 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS, MAX_COMMIT_RANGES, MAX_KEY_HASH
+from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -53,9 +54,6 @@ EVICTED_SESSIONS = 3
 
 #: Coordinated groups came with this level of the log (E4).
 GROUPS_LEVEL = 2
-
-#: Entries of one CommitOffsets. 1,000 entries of the longest names stay below the 900,000 bytes of L1.
-MAX_ENTRIES = 1_000
 
 
 class Host(NamedTuple):
@@ -98,8 +96,7 @@ class GroupClient:
         self._outbox = outbox
         #: Why we are no member, and will be none; None: we are, or try to be.
         self.failure: MarshalError | None = None
-        #: To be committed with the next flush.
-        self._entries: list[CommitEntry] = []
+        self._commits = Commits(self.member)
         #: The generation that our pieces were looked at in; −1: they are to be looked at anew.
         self._seen = -1
         #: When (own clock) the home's log time moved last.
@@ -169,14 +166,14 @@ class GroupClient:
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         if self.is_first(own.key):
-            self._commit(CommitEntry(*own.key, action=START, through=last_offset))
+            self._commits.add(CommitEntry(*own.key, action=START, through=last_offset))
         elif last_offset > self._stable(own.key):
             self._through(own, last_offset)
         else:  # the log knows: it would not answer
             _piece(own).owner.beaten(last_offset, True, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
-        self._commit(CommitEntry(*own.key, ranges=tuple(ranges)))
+        self._commits.add(CommitEntry(*own.key, ranges=tuple(ranges)))
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         self._through(own, last_offset)
@@ -187,9 +184,8 @@ class GroupClient:
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
         if last_offset is not None and self.is_first(piece.key):
-            # First of all: what is committed of it before would be its start (G14).
-            self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))
-        self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
+            self._commits.add_first(CommitEntry(*piece.key, action=START, through=last_offset))
+        self._commits.add(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
         """What was done of a piece that is over for us: the log says whether it counts."""
@@ -209,26 +205,11 @@ class GroupClient:
         self.pieces.pop(own.key, None)
 
     def _through(self, own: Ownership, last_offset: int) -> None:
-        self._commit(CommitEntry(*own.key, *_piece(own).span, through=last_offset))
-
-    def _commit(self, *entries: CommitEntry) -> None:
-        """Goes out with the next flush: many partitions begin, or end, at once."""
-        self._entries.extend(entries)
+        self._commits.add(CommitEntry(*own.key, *_piece(own).span, through=last_offset))
 
     def flush(self, now: float) -> None:
-        """Append what is to be committed, in as few records as can be."""
-        while self._entries and self.member.joined:
-            taken = ranges = 0
-            for entry in self._entries[:MAX_ENTRIES]:
-                ranges += len(entry.ranges)
-                if taken and ranges > MAX_COMMIT_RANGES:
-                    break
-                taken += 1
-            entries, self._entries = self._entries[:taken], self._entries[taken:]
-            member = self.member
-            ids = (*self._settings.ids, member.member_id)
-            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order: nobody asks
-        self._entries.clear()
+        """Append what is to be committed."""
+        self._commits.flush(now)
 
     # What it is told.
 
@@ -341,33 +322,18 @@ class GroupClient:
             self._expelled(Loss.EVICTED, now, EVICTED_SESSIONS * self._options.session_timeout_ms)
             return
         if group is None:
-            self.fail(
-                GroupForgottenError(
-                    f"group {self._settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is "
-                    "gone from the log, and this member has ended. What it had in hand and had not committed counts as "
-                    "not done. Start it anew to begin a new group"
-                )
-            )
+            self.fail(forgotten(self._settings))
         elif self._settings.client_id in group.clients:
-            self._replaced()
+            self.fail(replaced(self._settings))
         else:
             self._outbox.add(
                 Warn("this member was silent for longer than its session, and was taken for dead; it joins again")
             )
         self._expelled(Loss.FENCED, now)
 
-    def _replaced(self) -> None:
-        self.fail(
-            ClientReplacedError(
-                f"a newer instance of client_id {self._settings.client_id!r} has joined the group: this member has "
-                "ended and commits nothing more. Give every worker of a group its own client_id; a restarted one "
-                "keeps its old one"
-            )
-        )
-
     def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
         self.member.expelled(now, again_after_ms)
-        self._entries.clear()
+        self._commits.clear()
         for piece in list(self.pieces.values()):
             if piece.letting_go is None:
                 self._end(piece, reason, now)
@@ -435,43 +401,26 @@ class GroupClient:
         if me is None:
             return
         parts = self._parts(key)
-        meant = self._meant(parts, me.slot)
+        meant = meant_for(me.slot, parts, share=self._options.allow_key_share)
         piece = self.pieces.get(key)
-        if piece is not None:
-            lo, hi = piece.span
-            within = [part for part in parts if part.lo <= hi and lo <= part.hi]
-            has_all = bool(within) and all(part.owner == me.slot for part in within) and _covers(within, lo, hi)
-            if not has_all or piece.epoch != max(part.since for part in within):
-                if piece.letting_go is None:
-                    self._end(piece, Loss.FENCED, now)
-                else:
-                    self._released(piece, now)
-                piece = None
+        if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:
+            if piece.letting_go is None:
+                self._end(piece, Loss.FENCED, now)
+            else:
+                self._released(piece, now)
+            piece = None
         ours = [part for part in parts if part.owner == me.slot]
         if piece is None and meant:
             piece = self._take_up(key, meant, now)
-        elif piece is None and ours and _covers(ours, 0, MAX_KEY_HASH) and self._owes_start(key):
+        elif piece is None and ours and covers(ours, 0, MAX_KEY_HASH) and self._owes_start(key):
             if self._take_up(key, ours, now) is not None:
                 self._work.let_go(key, REVOKED, now)
             return
-        elif piece is not None and piece.letting_go is None and piece.span != _span(meant):
+        elif piece is not None and piece.letting_go is None and piece.span != span_of(meant):
             self._work.let_go(key, REVOKED, now)  # shares that are cut anew are taken up anew, with all that is ours
         lo, hi = (0, -1) if piece is None else piece.span
         revoked = [part for part in ours if part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
-
-    def _meant(self, parts: Sequence[Piece], slot: int) -> list[Piece] | None:
-        """Neighbouring parts that are ours and meant for us: all keys, or some, where we share by key."""
-        run: list[Piece] = []
-        for part in parts:
-            ours = part.owner == part.target == slot
-            if run and (not ours or run[-1].hi + 1 != part.lo):
-                break
-            if ours:
-                run.append(part)
-        if not run or not (self._options.allow_key_share or _covers(run, 0, MAX_KEY_HASH)):
-            return None
-        return run
 
     def _owes_start(self, key: Key) -> bool:
         """Whether we are the first who may say where a partition begins, and have to before we let it go (P9)."""
@@ -510,7 +459,7 @@ class GroupClient:
         """What was revoked before we began with it."""
         if parts and not self.member.leaving:
             self._look_at = min(self._look_at, now + self._again_ms)  # the log may not answer
-            self._commit(*(CommitEntry(*key, part.lo, part.hi, LET_GO) for part in parts))
+            self._commits.add(*(CommitEntry(*key, part.lo, part.hi, LET_GO) for part in parts))
 
     def _end(self, piece: HeldPiece, reason: Loss, now: float) -> None:
         if self.pieces.get(piece.key) is piece:
@@ -564,7 +513,7 @@ class GroupClient:
         if self._work.owes:
             return
         if self.member.is_replaced:
-            self._replaced()
+            self.fail(replaced(self._settings))
         elif any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))
         elif self.member.generation == 0 and self.member.is_claimed():
@@ -584,7 +533,7 @@ class GroupClient:
             going = piece.letting_go
             if going is not None and now >= going.sent_at + self._again_ms:
                 going.sent_at = now
-                self._commit(CommitEntry(*piece.key, *piece.span, LET_GO, going.last_offset))
+                self._commits.add(CommitEntry(*piece.key, *piece.span, LET_GO, going.last_offset))
 
     def _leave(self, now: float) -> None:
         self.flush(now)
@@ -594,7 +543,7 @@ class GroupClient:
         """Beat with what is done; False: nothing is that the log does not know."""
         for piece, last_offset in self.uncommitted():
             self._through(piece, last_offset)
-        return bool(self._entries)
+        return bool(self._commits)
 
     def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
         """Pieces of which more is done without a gap than the log knows: each with the last offset done."""
@@ -638,15 +587,6 @@ class GroupClient:
         if self.member.joined and not self._must_go(now):
             times.append(self._look_at)
         return min(times, default=inf)
-
-
-def _span(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
-    return (parts[0].lo, parts[-1].hi) if parts else None
-
-
-def _covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
-    """Whether these parts, ascending, hold all key hashes lo … hi."""
-    return parts[0].lo <= lo and hi <= parts[-1].hi and all(x.hi + 1 == y.lo for x, y in pairwise(parts))
 
 
 def _entries(fields: Sequence[object]) -> Sequence[tuple[str, int, int, int, int, int | None, object, object]]:

@@ -6,6 +6,7 @@ from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.errors import (
     ClientReplacedError,
+    GroupForgottenError,
     GroupFullError,
     InconsistentPartitioningStrategyError,
     MarshalError,
@@ -59,4 +60,21 @@ def below_level(settings: EngineSettings) -> UpgradeRequiredError:
         f"group {settings.group_id!r}: the coordination topic is at level 1, and coordinated groups need level 2. "
         "Nothing was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
         level=2,
+    )
+
+
+def forgotten(settings: EngineSettings) -> GroupForgottenError:
+    """There is no such group any more (G20)."""
+    return GroupForgottenError(
+        f"group {settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is gone from the log, and "
+        "this member has ended. What it had in hand and had not committed counts as not done. Start it anew to begin a "
+        "new group"
+    )
+
+
+def replaced(settings: EngineSettings) -> ClientReplacedError:
+    """Another instance of our client_id is a member (G20)."""
+    return ClientReplacedError(
+        f"a newer instance of client_id {settings.client_id!r} has joined the group: this member has ended and commits "
+        "nothing more. Give every worker of a group its own client_id; a restarted one keeps its old one"
     )
