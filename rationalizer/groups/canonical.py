@@ -174,9 +174,7 @@ def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
 
 def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
     subscribers = group.subscriptions()
-    slots: list[int] = []
-    subscribed: frozenset[int] = frozenset()
-    assigned = 0
+    assigned, before, takers = 0, None, _NO_TAKERS
     for row in rows:
         topic, partition, pieces, progress = row_of(f"partition of {named}", row, 4)
         good = ok.is_topic(topic) and ok.is_partition(partition) and type(pieces) is tuple
@@ -190,11 +188,9 @@ def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
         if not pieces and not is_assigned:
             continue
         want(partition < MAX_PARTITION_COUNT, f"{which} can't be assigned")
-        if is_assigned and subscribers[topic] is not slots:  # topics share lists, mostly one
-            slots = subscribers[topic]
-            subscribed = frozenset(slots)
-        takers = subscribed if is_assigned else _NO_TAKERS
-        found = [_piece(which, group, takers, each) for each in pieces]
+        if topic != before:
+            before, takers = topic, frozenset(subscribers.get(topic, ()))
+        found = [_piece(which, group, takers if is_assigned else _NO_TAKERS, each) for each in pieces]
         ends = [-1, *(piece.hi for piece in found)]
         ordered = all(end < piece.lo for end, piece in zip(ends, found, strict=False))
         want(ordered, f"the pieces of {which} overlap")

@@ -194,7 +194,6 @@ GROUPS: tuple[Mutation, ...] = (
         "G14",
     ),
     Mutation("an older order is obeyed", "_refusal", _COMMIT_REFUSED, "if since > self._generation:", "G18"),
-    Mutation("a piece is committed beyond its end", "_refusal", "if lo < first or last < hi:", "if lo < first:", "G14"),
     Mutation(
         "of several pieces one has to be the sender's",
         "_Holding.refusal",
@@ -332,13 +331,6 @@ GROUPS: tuple[Mutation, ...] = (
         "_share",
         _WHOLE,
         "whole = min(max(len(others) * count // members, 1), count - 1)",
-        "K1",
-    ),
-    Mutation(
-        "whole partitions forget who had them",
-        "_share",
-        "targets += deal([Lot(others, whole, was.targets[split:], was.owners[split:])])[0]",
-        "targets += deal([Lot(others, whole)])[0]",
         "K1",
     ),
     Mutation(

@@ -38,7 +38,7 @@ class Row:
     name: str
     rule: str
     file: str
-    #: "exhaustive", "logs", "simulation", "faults", "raised"; "" where nothing was found.
+    #: "exhaustive", "logs", "fuzz", "simulation", "faults", "raised"; "" where nothing was found.
     by: str
     #: What was broken, and with which seed.
     what: str
@@ -73,8 +73,7 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
         if mutation is not None and mutation.file.startswith(SHELL):
-            short += ["--depth", "0", "--logs", "0"]
-            short += ["--groups", "0"]
+            short += ["--depth", "0", "--logs", "0", "--groups", "0"]
         if mutation in FAULTS:
             short += ["--first", "faults"]
         if mutation in GROUPS:

@@ -22,7 +22,8 @@ import kafka_marshal
 import rationalizer
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
-from rationalizer import Upgrade, World, encode
+from rationalizer import SnapshotError, Upgrade, World, encode
+from tests.campaigns.fuzz import run_story
 from tests.campaigns.small_scope.groups import explore_groups
 from tests.campaigns.small_scope.records import BrokenError, explore
 from tests.faults.cases import CASES
@@ -47,6 +48,9 @@ LOG_LENGTH = 80
 
 #: The same of coordinated groups; and how many records in a row are searched.
 GROUP_LENGTH, GROUP_DEPTH = 150, 3
+
+#: Hostile records of one story.
+FUZZED = 600
 
 #: Short ones, but many: there are many ways to be malformed.
 ODD_LENGTH = 40
@@ -89,10 +93,18 @@ def _groups(logs: int) -> Found | None:
     """What differs of coordinated groups: logs held against the oracle, short and at limits; every order of a few."""
     if not logs:
         return None
+    from tests.rationalizer.groups.test_forged_groups import FORGED  # what it is made of is replayed at its import
+
     try:
-        explore_groups(GROUP_DEPTH)
+        explore_groups(GROUP_DEPTH, shared=True)
     except BrokenError as error:
         return "exhaustive", f"{error}"
+    for name, (data, _) in FORGED.items():
+        try:
+            World.restore(data, 2)
+            return "logs", f"a state is taken that is none: {name}"
+        except SnapshotError:
+            pass
     for seed in range(logs):
         for proof in (record_by_record, in_one_go):
             try:
@@ -103,6 +115,8 @@ def _groups(logs: int) -> Found | None:
         wrong = restore_differs(GROUPS_EVERY * seed) or progress_differs(seed)
         if wrong:
             return "logs", f"group {wrong}"
+        for finding in run_story(seed, FUZZED, large_every=0).findings:
+            return "fuzz", str(finding).partition("\n")[0]
     return None
 
 

@@ -53,7 +53,7 @@ ADMIN = ("z1", "z", GROUP)
 #: Progress is followed up to here.
 LAST_OFFSET = 1
 HALF = MAX_KEY_HASH // 2
-#: Key hashes of which owners are compared: those of both halves' ends.
+#: Key hashes of which owners are compared: those of both halves' ends, between which nothing is cut but by mistake.
 SAMPLES = (0, HALF, HALF + 1, MAX_KEY_HASH)
 
 #: What this cast can't show.
@@ -80,10 +80,16 @@ class _Groups:
         ("ClaimingPartition", codes.WRONG_KIND)
     }
 
+    def __init__(self, shared: bool) -> None:
+        """shared: begin with a group whose topic may be shared by key, which takes a record otherwise."""
+        self.shared = shared
+
     def first(self) -> tuple[bytes, State]:
-        """An empty CP of level 2."""
+        """A CP of level 2, with no members."""
         world = World(0, 1)
         world.apply(0, START_MS, encode(Upgrade(*ADMIN, 2)))
+        if self.shared:
+            world.apply(1, START_MS, encode(ConfigureGroup(*ADMIN, (("accept_range_fetch", (TOPIC,)),))))
         return _key(world), (world.snapshot(), None, b"")
 
     def steps(self, state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
@@ -99,7 +105,7 @@ class _Groups:
                 if not outcome.accepted and _rows(world) != rows:
                     raise BrokenError(f"a record that was rejected has changed something (E3): {record}")
             except Exception as error:
-                error.add_note(_trail(path + bytes([choice])))
+                error.add_note(self._trail(path + bytes([choice])))
                 raise
             part.steps += 1
             part.transitions[type(record).__name__, outcome.code] += 1
@@ -109,24 +115,25 @@ class _Groups:
                 yield _key(world), 1, (world.snapshot(), None, path + bytes([choice]))
                 world = World.restore(snapshot, 1)
 
+    def _trail(self, path: bytes) -> str:
+        """The records that these choices are, with what became of them, one a line."""
+        _, (snapshot, _, _) = self.first()
+        world = World.restore(snapshot, 1)
+        lines = []
+        for choice in path:
+            record, waits_ms = next(islice(_records(world), choice, None))
+            offset = world.next_offset
+            outcome = world.apply(offset, world.log_time + waits_ms, encode(record))
+            entries = f" {outcome.entries}" if outcome.entries else ""
+            lines.append(f"  offset {offset}, {outcome.log_time - START_MS:>4} ms: {record}: {outcome.code}{entries}")
+        return "\n".join(lines)
 
-def explore_groups(depth: int = GROUP_DEPTH, most: int | None = None, jobs: int = 1) -> Explored:
+
+def explore_groups(
+    depth: int = GROUP_DEPTH, most: int | None = None, jobs: int = 1, *, shared: bool = False
+) -> Explored:
     """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
-    return search(_Groups(), depth, most, jobs)
-
-
-def _trail(path: bytes) -> str:
-    """The records that these choices are, with what became of them, one a line."""
-    _, (snapshot, _, _) = _Groups().first()
-    world = World.restore(snapshot, 1)
-    lines = []
-    for choice in path:
-        record, waits_ms = next(islice(_records(world), choice, None))
-        offset = world.next_offset
-        outcome = world.apply(offset, world.log_time + waits_ms, encode(record))
-        entries = f" {outcome.entries}" if outcome.entries else ""
-        lines.append(f"  offset {offset}, {outcome.log_time - START_MS:>4} ms: {record}: {outcome.code}{entries}")
-    return "\n".join(lines)
+    return search(_Groups(shared), depth, most, jobs)
 
 
 def _records(world: World) -> Iterator[tuple[Record, int]]:
@@ -185,6 +192,8 @@ def _of_member(ids: tuple[str, str, str], group: Group, member: Member) -> Itera
             entry = CommitEntry(TOPIC, partition, action=LET_GO, through=following)
             yield CommitOffsets(*of, generation, False, (entry,))
         yield CommitOffsets(*of, group.generation, False, (CommitEntry(TOPIC, partition, action=START, through=0),))
+        quarter = CommitEntry(TOPIC, partition, HALF + 1, HALF + HALF // 2, LET_GO)
+        yield CommitOffsets(*of, group.generation, False, (quarter,))
         for lo, hi in ((0, HALF), (HALF + 1, MAX_KEY_HASH)):
             entries = tuple(CommitEntry(TOPIC, partition, lo, hi, action, following) for action in (COMMIT, LET_GO))
             yield CommitOffsets(*of, group.generation, False, entries)
@@ -293,7 +302,7 @@ def _check_owners(was: Group, now: Group, record: Record, outcome: Outcome) -> N
             old, new = _piece_at(was, partition, sample), _piece_at(now, partition, sample)
             if old is None or new is None:
                 continue
-            owner, since, revoked = old
+            owner, since, revoked, lo, hi = old
             replaced = isinstance(record, JoinGroup) and new[1] == now.generation and new[1] != was.generation
             if new[:2] == (owner, since):
                 continue
@@ -304,17 +313,25 @@ def _check_owners(was: Group, now: Group, record: Record, outcome: Outcome) -> N
             member = was.members[owner]
             if member.client_id != record.client_id:
                 raise BrokenError(f"an owner lost keys by another's record, and lives (G16): {record}")
-            let_go = isinstance(record, CommitOffsets) and outcome.accepted and revoked != NEVER
+            let_go = revoked != NEVER and outcome.accepted and _lets_go(record, partition, lo, hi)
             other = replaced and member.instance_id != record.instance_id
             if not let_go and not other:
                 raise BrokenError(f"an owner lost keys that it has not let go (G14): {record}")
 
 
-def _piece_at(group: Group, partition: int, sample: int) -> tuple[int, int, int] | None:
+def _lets_go(record: Record, partition: int, lo: int, hi: int) -> bool:
+    """Whether it lets go of this whole piece."""
+    return isinstance(record, CommitOffsets) and any(
+        entry.action == LET_GO and entry.partition == partition and entry.lo <= lo and hi <= entry.hi
+        for entry in record.entries
+    )
+
+
+def _piece_at(group: Group, partition: int, sample: int) -> tuple[int, int, int, int, int] | None:
     topic = group.pieces.get(TOPIC)
     for piece in () if topic is None else topic[partition]:
         if piece.lo <= sample <= piece.hi:
-            return piece.owner, piece.since, piece.revoked
+            return piece.owner, piece.since, piece.revoked, piece.lo, piece.hi
     return None
 
 

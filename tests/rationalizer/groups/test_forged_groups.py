@@ -116,6 +116,8 @@ def _twice(path: tuple[int, ...]) -> bytes:
     return _with((path[:-1], [*rows[: path[-1] + 1], rows[path[-1]], *rows[path[-1] + 1 :]]))
 
 
+#: As a piece is whose owner is not its target.
+REVOKED = ((*PIECE, 5), _at((*HERE, GENERATION)))
 UUID = "00000000-0000-5000-8000-000000000000"
 
 #: What is wrong: the state that has it, and a word of what is said.
@@ -169,9 +171,9 @@ FORGED: dict[str, tuple[bytes, str]] = {
     "a piece of five": (_with((PIECE, _at(PIECE)[:-1])), "piece of"),
     "a piece turned round": (_with(((*PIECE, 1), -1)), "is none"),
     "an owner who is nobody": (_with(((*PIECE, 2), 1)), "owner who is no member"),
-    "a target who is nobody": (_with(((*PIECE, 4), 1)), "does not subscribe"),
-    "no target": (_with(((*PIECE, 4), -1)), "does not subscribe"),
-    "a target of another topic": (_with(((*PIECE, 4), _at((*HERE, MEMBERS, 2, 0)))), "does not subscribe"),
+    "a target who is nobody": (_with(((*PIECE, 4), 1), REVOKED), "does not subscribe"),
+    "no target": (_with(((*PIECE, 4), -1), REVOKED), "does not subscribe"),
+    "a target of another topic": (_with(((*PIECE, 4), _at((*HERE, MEMBERS, 2, 0))), REVOKED), "does not subscribe"),
     "owned since before it joined": (_with(((*PIECE, 3), 1)), "owned since it could not be"),
     "owned since later": (_with(((*PIECE, 3), _at((*HERE, GENERATION)) + 1)), "owned since it could not be"),
     "revoked, and its owner's": (_with(((*PIECE, 5), _at((*PIECE, 3)))), "is revoked, and is not"),
