@@ -488,3 +488,13 @@ def test_p12_a_topic_recreated_while_members_work_is_reported_by_its_owner(notic
     net.run(SESSION)
     lost = [found.partition for member in members for found in member.consumers[0].positions.stuck.lost]
     assert sorted(lost) == [0, 1]
+
+
+def test_g4_an_idle_member_goes_through_its_pieces_once_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = net_of()
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    looks: list[float] = []
+    monkeypatch.setattr(GroupClient, "_look_at_all", lambda _, now: looks.append(now))
+    net.run(10 * SESSION)
+    assert looks == []
