@@ -56,9 +56,7 @@ class Engine:
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
-        self.topic_ids = TopicIds(
-            lambda key: next((x.progress(key) for x in self.groups.values()), None) or self.leases.progress(key)
-        )
+        self.topic_ids = TopicIds()
         self.commits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []

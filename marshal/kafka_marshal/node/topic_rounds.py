@@ -71,7 +71,8 @@ class TopicRounds:
         """
         with self._lock.condition:
             self._watch.add(number, subscription)
-            if self._lock.engine.topic_ids.has_marks(subscription.names):
+            engine = self._lock.engine
+            if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.progress):
                 count = None  # nothing begins before the ids are known (P12)
         told = False
         while not told:

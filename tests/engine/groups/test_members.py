@@ -594,3 +594,13 @@ def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -
     net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 1)
     net.pause(0)
     net.run_until(lambda: works_on(member) == {0})
+
+
+def test_g4_an_idle_member_goes_through_its_pieces_once_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = net_of()
+    member = join(net, "a")
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    looks: list[float] = []
+    monkeypatch.setattr(GroupClient, "_look_at_all", lambda _, now: looks.append(now))
+    net.run(10 * SESSION)
+    assert looks == []

@@ -21,7 +21,6 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     Outcome,
-    Progress,
     Record,
     ReleaseGroup,
     ReleasingPartition,
@@ -78,11 +77,6 @@ class LeaseRecords:
         made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
-
-    def progress(self, key: Key) -> Progress | None:
-        """What the group has done; None: nobody ever held it."""
-        lease = self.peers.lease(key)
-        return None if lease is None else lease.progress
 
     def claim(self, key: Key) -> ManualLease:
         """Want a lease by hand; ``step`` sends the claim."""

@@ -265,7 +265,7 @@ class GroupClient:
         if outcome.accepted and group is not None:
             self.member.witness.heard(group, message[3], now)
         if own and outcome.type == JoinGroup.__name__:
-            self.member.join_sent = False
+            self.member.join_answered()
             self._join_applied(outcome, now)
         if own and outcome.accepted and outcome.of_group and outcome.type != LeaveGroup.__name__:
             self.member.proof.applied(cp, offset, outcome.log_time, now)
@@ -569,7 +569,7 @@ class GroupClient:
     @property
     def has_left(self) -> bool:
         """Whether the log shows us as no member, nor will."""
-        return self.failure is not None or not (self.member.joined or self.member.join_sent)
+        return self.failure is not None or not (self.member.joined or self.member.under_way == "join")
 
     @property
     def deadline(self) -> float:

@@ -78,8 +78,8 @@ class Membership:
         self.witness = Witness(settings.client_id, rng)
         #: When pieces may be taken up.
         self.open_at = inf
-        #: A JoinGroup, or a LeaveGroup, is under way: the log may show us as a member, or as none, soon.
-        self.join_sent = self.leaving = False
+        #: "join" or "leave": the log may show us as a member, or as none, soon; "": nothing is under way.
+        self.under_way = ""
         self._was_member = False
         self._worlds = worlds
         self._subscription = subscription
@@ -101,6 +101,11 @@ class Membership:
     def joined(self) -> bool:
         """Whether the log has shown us as a member, and not yet as none."""
         return bool(self.member_id)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether we have sent a LeaveGroup."""
+        return self.under_way == "leave"
 
     @property
     def me(self) -> Member | None:
@@ -158,7 +163,7 @@ class Membership:
         if is_first and (wait_ms := self._back_off_ms()):
             self._again_at = now + wait_ms
             return
-        self.join_sent = True
+        self.under_way = "join"
         self.send(
             JoinGroup(
                 *self.settings.ids,
@@ -185,6 +190,10 @@ class Membership:
         if not self.joined and not self.unmarked():
             self._again_at = min(self._again_at, now)
 
+    def join_answered(self) -> None:
+        """A JoinGroup of ours was applied."""
+        self.under_way = "" if self.under_way == "join" else self.under_way
+
     def has_joined(self, member_id: str, now: float) -> None:
         """Our JoinGroup was applied as accepted."""
         if not self.joined:
@@ -197,7 +206,7 @@ class Membership:
     def expelled(self, now: float, again_after_ms: float = 0.0) -> None:
         """The log shows us as a member no longer; we join again after so long."""
         self.member_id = ""
-        self.leaving = False
+        self.under_way = ""
         self.proof.reset()
         self.witness.forget()
         self.open_at = self._next_beat = self._report_at = inf
@@ -263,7 +272,7 @@ class Membership:
     def leave(self, now: float) -> None:
         """Append LeaveGroup; again where the log does not answer."""
         if not self.leaving or now >= self._again_at:
-            self.leaving = True
+            self.under_way = "leave"
             self._again_at = now + self._interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 

@@ -136,9 +136,7 @@ class TopicMarks:
 class TopicIds:
     """Whether the ids of topics are to be looked up, for all consumers of a member (P12)."""
 
-    def __init__(self, progress: Callable[[Key], Progress | None]) -> None:
-        """progress: of a partition, as our replica knows it."""
-        self._progress = progress
+    def __init__(self) -> None:
         self._wanted = False
 
     def want(self) -> None:
@@ -150,10 +148,11 @@ class TopicIds:
         wanted, self._wanted = self._wanted, False
         return wanted
 
-    def has_marks(self, topics: Iterable[str]) -> bool:
+    def has_marks(self, topics: Iterable[str], progress: Callable[[Key], Progress | None]) -> bool:
         """Whether the log knows in which topic of one of these names positions count; the first partition tells.
 
-        (Where it does not, and others are marked, those wait for the ids by themselves.)
+        (Where it does not, and others are marked, those wait for the ids by themselves.) progress: of a partition, as
+        our replica knows it.
         """
-        known = (self._progress((topic, 0)) for topic in topics)
-        return any(progress is not None and split(progress.ranges).marks for progress in known)
+        known = (progress((topic, 0)) for topic in topics)
+        return any(found is not None and split(found.ranges).marks for found in known)
