@@ -49,7 +49,7 @@ class Follower:
     def leases(self) -> dict[tuple[str, str, int], tuple[str | None, int, str]]:
         """(group, topic, partition) → (instance that holds it, stable, freshness)."""
         with self._lock:
-            found = {
+            found: dict[tuple[str, str, int], tuple[str | None, int, str]] = {
                 (x.group_id, x.topic, x.partition): (x.instance_id, x.progress.stable, x.freshness(world.log_time))
                 for world in self.worlds.values()
                 for x in world.leases()

@@ -370,7 +370,7 @@ def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_top
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
     there = net.topics
-    net.topics = dict  # type: ignore[assignment,method-assign]  # it joins before it is shown any topic
+    net.topics = dict  # type: ignore[method-assign]  # it joins before it is shown any topic
     second = join(net, "b", "^t$")
     net.run_until(lambda: source(second).member.joined)
     net.topics = there  # type: ignore[method-assign]
@@ -468,3 +468,14 @@ def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -
     net.write(CommitOffsets("admin-1", "admin", "g", "", 0, False, (CommitEntry("t", 0, through=stable),)), 1)
     net.pause(0)
     net.run_until(lambda: works_on(member) == {0})
+
+
+def test_a_member_that_closes_with_a_hung_handler_and_hears_no_more_does_not_spin() -> None:
+    net = net_of(end=10)
+    member = join(net, "a", handler_timeout_ms=1_000.0)
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    member.fetch()
+    assert member.take(3) is not None
+    member.deaf = True
+    member.close()
+    net.run(SESSION * 2)  # the harness refuses what is due in the past
