@@ -32,13 +32,6 @@ GROUPS: tuple[Mutation, ...] = (
         "G18",
     ),
     Mutation(
-        "a piece that was away and came back goes on as if nothing had been",
-        "GroupClient._look",
-        "if piece is not None and (not whole or piece.epoch != since):",
-        "if piece is not None and not whole:",
-        "G5",
-    ),
-    Mutation(
         "the token is the newest generation",
         "GroupClient._look",
         "since = max((part.since for part in ours), default=-1)",
@@ -73,13 +66,6 @@ GROUPS: tuple[Mutation, ...] = (
         "if going is not None and now >= going.sent_at + self._options.session_timeout_ms / BEATS_PER_INTERVAL:",
         "if going is not None and now < going.sent_at:",
         "G18",
-    ),
-    Mutation(
-        "a piece that is let go is handed out still",
-        "HeldPiece.prove",
-        "self.hand_out_until = 0.0 if self.stopped else self.proven_until",
-        "self.hand_out_until = self.proven_until",
-        "G4",
     ),
     # Commits.
     Mutation(
