@@ -32,13 +32,6 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "G18",
     ),
     Mutation(
-        "a piece that was away and came back goes on as if nothing had been",
-        "GroupClient._look",
-        "if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:",
-        "if piece is not None and owned_since(me.slot, parts, *piece.span) is None:",
-        "G5",
-    ),
-    Mutation(
         "the token is the newest generation",
         "GroupClient._take_up",
         "lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)",
@@ -73,13 +66,6 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "if going is not None and now >= going.sent_at + self._again_ms:",
         "if going is not None and now < going.sent_at:",
         "G18",
-    ),
-    Mutation(
-        "a piece that is let go is handed out still",
-        "HeldPiece.prove",
-        "self.hand_out_until = 0.0 if self.stopped else self.proven_until",
-        "self.hand_out_until = self.proven_until",
-        "G4",
     ),
     # Commits.
     Mutation(

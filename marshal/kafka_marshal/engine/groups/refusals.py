@@ -67,8 +67,8 @@ def forgotten(settings: EngineSettings) -> GroupForgottenError:
     """There is no such group any more (G20)."""
     return GroupForgottenError(
         f"group {settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is gone from the log, "
-        "and this member has ended. What it had in hand and had not committed counts as not done. Start it anew to begin "
-        "a new group"
+        "and this member has ended. What it had in hand and had not committed counts as not done. Start it anew to "
+        "begin a new group"
     )
 
 

@@ -136,6 +136,7 @@ class Schedule:
                 times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.told.start_beat_sent + hi)
-            elif timeout is not None and (oldest := assignment.tracker.oldest_in_hand(now)) is not None:
-                times.append(oldest + timeout)
+            elif timeout is not None and not assignment.over:  # what is let go no handler can lose any more
+                oldest = assignment.tracker.oldest_in_hand(now)
+                times += [] if oldest is None else [oldest + timeout]
         return min(times, default=float("inf"))

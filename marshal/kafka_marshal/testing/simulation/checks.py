@@ -23,7 +23,6 @@ rules                  a judge who works out each outcome anew, where there is o
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -44,18 +43,17 @@ from kafka_marshal.testing.simulation.ledger import NOBODY, Accounts, Granted, H
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded
 from kafka_marshal.testing.simulation.states import state_of
+from kafka_marshal.testing.simulation.terms import Terms
+from kafka_marshal.testing.simulation.touched import holds, in_hand_of, key_of, name_of, place_of, touched
 from kafka_marshal.types import Key
 from rationalizer import (
-    BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
     CommitEntry,
     CommitOffsets,
-    CommitRanges,
     ForgetGroup,
     GroupHeartbeat,
     Heartbeat,
-    HeartbeatBatch,
     LeaveGroup,
     Outcome,
     Progress,
@@ -80,7 +78,6 @@ __all__ = ["Checks", "Judge", "Violation"]
 GRACE_INTERVALS = 1.0
 #: What is done beyond gaps is in the log after this many HI, where these are the only faults.
 RANGES_INTERVALS = 1.0
-HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
 #: Between the end of a message's handling and its being done, for a worker that iterates (ms).
 DONE_SLACK_MS = 2.0
 
@@ -96,23 +93,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What can be promised in a story."""
-
-    are_clocks_trusted: bool
-    #: Nothing goes wrong but that processes are asked to end.
-    is_orderly: bool
-    #: Whatever a member says is heard, as long as it lives.
-    is_heard: bool
-
-    @classmethod
-    def of(cls, scenario: Scenario) -> _Terms:
-        """Those of this one."""
-        kinds = {fault.kind for fault in scenario.faults}
-        return cls(scenario.clocks_are_trusted, kinds <= {"term"}, kinds <= HEARD)
 
 
 class Checks:
@@ -135,7 +115,7 @@ class Checks:
         self.consumers: dict[int, tuple[Living, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
-        self._terms = _Terms.of(scenario)
+        self._terms = Terms.of(scenario)
         self.manners = MemberInvariants(scenario, scheduler, self.fail)
         self.left_out = LeftOut(scenario, self.fail)
         #: Where a partition's log ends.
@@ -196,7 +176,7 @@ class Checks:
             self._is_lost(process, lease.key, reason)
             if self._terms.is_orderly and reason == Loss.UNPROVEN and process.end.asked_at == inf:
                 self.fail(
-                    "beats", f"{process.name} lost {_name(lease.key)} by its own clock, and nothing was wrong (T4)"
+                    "beats", f"{process.name} lost {name_of(lease.key)} by its own clock, and nothing was wrong (T4)"
                 )
             lose(lease, reason, now)
 
@@ -214,7 +194,7 @@ class Checks:
         def note_lost(piece: HeldPiece, reason: Loss, now: float) -> None:
             self._is_lost(process, piece.key, reason)
             if self._terms.is_orderly and reason == Loss.FENCED and process.end.asked_at == inf:
-                self.fail("beats", f"{process.name} lost {_name(piece.key)} to another, and nothing was wrong (G20)")
+                self.fail("beats", f"{process.name} lost {name_of(piece.key)} to another, and nothing was wrong (G20)")
             end(piece, reason, now)
 
         source._end = note_lost  # type: ignore[method-assign]
@@ -266,7 +246,7 @@ class Checks:
                         other = seen.setdefault(key, process)
                         if other is not process and other.client_id != process.client_id:
                             self.fail(
-                                "two owners", f"{_name(key)} may be handed out by {other.name} and {process.name}"
+                                "two owners", f"{name_of(key)} may be handed out by {other.name} and {process.name}"
                             )
 
     # Records.
@@ -283,14 +263,14 @@ class Checks:
             record = outcome.record
             if record is not None:
                 self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
-                for key, code in _touched(record, outcome):
+                for key, code in touched(record, outcome):
                     self._judge_lease(world, key, code, record, sender, sent_at)
                 if isinstance(record, LeaveGroup) and sender.host.is_admin:
                     self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
                 if outcome.of_group:
                     self._judge_group(world, outcome, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
-                    self.manners.released(sender, _key(record), sent_at)
+                    self.manners.released(sender, key_of(record), sent_at)
                 if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
                     self._forgotten(cp)
         if self.manners.is_calm:
@@ -307,7 +287,7 @@ class Checks:
     def _judge_lease(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
         if lease is None:
-            self.fail("progress", f"{_name(key)} is not known after a record that was accepted")
+            self.fail("progress", f"{name_of(key)} is not known after a record that was accepted")
             return
         if (end := self.end_of(key)) is not None:
             self.left_out.granted(key, lease.epoch, end)
@@ -316,7 +296,7 @@ class Checks:
             self._repositioned(key, before.stable, now.stable)
             return
         if now.stable < before.stable:
-            self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
+            self.fail("progress", f"{name_of(key)} went from {before.stable} back to {now.stable}")
         # A release without an offset may be of an epoch that was over for its holder: what it knew, it has thrown away.
         # Of any other it says that all that is done was reported.
         is_bare = (
@@ -354,7 +334,7 @@ class Checks:
                 self._repositioned(key, before.stable, now.stable)
                 continue
             if now.stable < before.stable:
-                self.fail("progress", f"{_name(key)} went from {before.stable} back to {now.stable}")
+                self.fail("progress", f"{name_of(key)} went from {before.stable} back to {now.stable}")
             if isinstance(record, GroupHeartbeat):  # whoever has something to tell, commits
                 self._beats(sender, key, before.epoch, sent_at)
             done = before.stable
@@ -388,7 +368,7 @@ class Checks:
         else:
             now.granted_stable, now.granted_ranges = before.granted_stable, before.granted_ranges
         if now.epoch < before.epoch:
-            self.fail("epochs", f"{_name(key)} went from epoch {before.epoch} back to {now.epoch}")
+            self.fail("epochs", f"{name_of(key)} went from epoch {before.epoch} back to {now.epoch}")
         return before, now
 
     def _beats(self, sender: Living, key: Key, epoch: int, sent_at: float) -> None:
@@ -411,7 +391,7 @@ class Checks:
         for first, last in spans:
             for offset in range(first, last + 1):
                 if offset not in handled and not self.left_out.may_be_left_out(key, now.epoch, offset, before.stable):
-                    self.fail("lost", f"{_name(key)} offset {offset} is done by the log, and nobody handled it")
+                    self.fail("lost", f"{name_of(key)} offset {offset} is done by the log, and nobody handled it")
                     return
 
     def _repositioned(self, key: Key, before: int, now: int) -> None:
@@ -443,15 +423,15 @@ class Checks:
 
     def received(self, process: Living, messages: Iterable[Message]) -> None:
         """A worker was handed these, just now."""
-        for key in {_place(message)[0] for message in messages}:
+        for key in {place_of(message)[0] for message in messages}:
             self.manners.received(process, key)
 
     def begins(self, process: Living, message: Message) -> None:
         """A worker begins to handle a message."""
-        key, offset = _place(message)
+        key, offset = place_of(message)
         self.counts["messages"] += 1
         self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
-        assignment = _in_hand(process, key, message)
+        assignment = in_hand_of(process, key, message)
         self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.manners.begins(process, key, offset)
         if assignment is not None:
@@ -461,15 +441,16 @@ class Checks:
             lost_at = self._holders.lost.get((process.name, key))
             if not self.manners.was_granted(process, key):
                 self.fail(
-                    "work without lease", f"{process.name} begins {_name(key)} offset {offset}, and never had its lease"
+                    "work without lease",
+                    f"{process.name} begins {name_of(key)} offset {offset}, and never had its lease",
                 )
-            if lost_at is not None and not _holds(process, key):
+            if lost_at is not None and not holds(process, key):
                 late_ms = self._scheduler.now - max(lost_at, process.stopped_until)
                 if late_ms > GRACE_INTERVALS * self._scenario.longest_interval_ms:
                     self.fail(
                         "work without lease",
-                        f"{process.name} begins {_name(key)} offset {offset}, {late_ms:.0f} ms after it was told that "
-                        "the lease under which it got it is lost (on_lost, T4); somebody else may be at work on it",
+                        f"{process.name} begins {name_of(key)} offset {offset}, {late_ms:.0f} ms after it was told "
+                        "that the lease under which it got it is lost (on_lost, T4); somebody else may work on it",
                     )
         if self._scenario.at_most_once:
             self._begins_once(process, key, offset, assignment)
@@ -481,13 +462,13 @@ class Checks:
         """A fencing token is one process's, for ever (C9, G5)."""
         other = self._holders.tokens.setdefault((key, epoch), process)
         if other is not process:
-            self.fail("two owners", f"{_name(key)}: {other.name} and {process.name} work under one token, {epoch}")
+            self.fail("two owners", f"{name_of(key)}: {other.name} and {process.name} work under one token, {epoch}")
 
     def _begins_once(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.accounts.ledger(key).begun
         granted = self._granted.spans.get((process.name, key), ())
         if not any(first <= offset <= last for first, last in reversed(granted)):
-            self.fail("not granted", f"{process.name} begins {_name(key)} offset {offset}, which it was not granted")
+            self.fail("not granted", f"{process.name} begins {name_of(key)} offset {offset}, which it was not granted")
         if assignment is None and key in self.accounts.moved:
             return  # handed out before an admin moved the position, maybe: then others may get it again
         times = self._granted.begun[process.name, key, offset] = (
@@ -496,7 +477,7 @@ class Checks:
         # Granted again after an admin moved the position back: it may still go on with what it had been granted before.
         again = begun.get(offset) is process and times <= sum(first <= offset <= last for first, last in granted)
         if offset in begun and not again:
-            self.fail("repeated", f"{_name(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
+            self.fail("repeated", f"{name_of(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
         begun[offset] = process
         self.accounts.ledger(key).ever.add(offset)
 
@@ -509,14 +490,14 @@ class Checks:
         if assignment is None or seen is None or seen.epoch != assignment.epoch:
             return  # work that was under way when the lease ended
         if seen.was_done(offset):
-            self.fail("repeated", f"{_name(key)} offset {offset} was done when {process.name} got the lease")
+            self.fail("repeated", f"{name_of(key)} offset {offset} was done when {process.name} got the lease")
         former, handled_at, epoch = before
         if former is not process and former.host.defers and self._terms.is_heard:
             beaten = self._holders.beaten.get((former, key, epoch), 0.0)
             if beaten > handled_at + RANGES_INTERVALS * former.heartbeat_interval_ms:
                 self.fail(
                     "repeated",
-                    f"{_name(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
+                    f"{name_of(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
                     f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
                 )
         if former is not process and former.host.is_iterating and not former.host.is_interrupted:
@@ -526,7 +507,7 @@ class Checks:
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
-                    f"{_name(key)} offset {offset} was handled by {former.name} at {handled_at:.1f} ms; its beat "
+                    f"{name_of(key)} offset {offset} was handled by {former.name} at {handled_at:.1f} ms; its beat "
                     f"sent at {beaten:.1f} ms did not report it, and {process.name} handles it again",
                 )
 
@@ -537,7 +518,7 @@ class Checks:
 
     def handled(self, process: Living, message: Message) -> None:
         """A worker has handled a message."""
-        key, offset = _place(message)
+        key, offset = place_of(message)
         self.events.append(("handled", self._scheduler.now, process.name, *key, offset))
         self.manners.handled(process, key, offset)
         self._is_handled(process, key, offset)
@@ -551,10 +532,10 @@ class Checks:
         """A transaction of the fenced sink was committed."""
         self.counts["transactions"] += 1
         for message in rows:
-            key, offset = _place(message)
+            key, offset = place_of(message)
             written = self.accounts.written.setdefault(key, set())
             if offset in written:
-                self.fail("fenced sink", f"{_name(key)} offset {offset} was written twice, now by {process.name}")
+                self.fail("fenced sink", f"{name_of(key)} offset {offset} was written twice, now by {process.name}")
             written.add(offset)
             self.counts["messages"] += 1
             self._is_handled(process, key, offset)
@@ -585,7 +566,7 @@ class Checks:
                     and not self.left_out.is_gone(key, offset)
                 ):
                     self.fail(
-                        "lost", f"{_name(key)} offset {offset} was granted to {name}, not handed out, not reported"
+                        "lost", f"{name_of(key)} offset {offset} was granted to {name}, not handed out, not reported"
                     )
                     return
 
@@ -604,60 +585,10 @@ class Checks:
             written, passed_over = self.accounts.written.get(key, set()), self.accounts.ledger(key).passed_over
             for offset in range(end):
                 if offset not in written and offset not in passed_over and not self.left_out.is_gone(key, offset):
-                    self.fail("fenced sink", f"{_name(key)} offset {offset} was never written")
+                    self.fail("fenced sink", f"{name_of(key)} offset {offset} was never written")
                     return
 
     def stable(self, key: Key) -> int:
         """Up to where the log says that everything is done."""
         seen = self.accounts.seen.get(key)
         return -1 if seen is None else seen.stable
-
-
-def _touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
-    """The leases that an accepted record is about, each with its own outcome."""
-    match record:
-        case HeartbeatBatch(entries=entries):
-            answers = zip(entries, outcome.entries or (), strict=True)
-            return [(_key(entry), code) for entry, code in answers if code in codes.ACCEPTED]
-        case Heartbeat() | ClaimingPartition() | ReleasingPartition() | ClaimingMessages() | CommitRanges():
-            return [(_key(record), outcome.code)]
-        case _:
-            return []
-
-
-def _key(
-    record: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges | BeatEntry,
-) -> Key:
-    return record.topic, record.partition
-
-
-def _place(message: Message) -> tuple[Key, int]:
-    partition, offset = message.partition(), message.offset()
-    return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
-
-
-def _in_hand(process: Living, key: Key, message: Message) -> Assignment | None:
-    """The assignment under which a process has this message in hand now."""
-    for driver in process.drivers:
-        for consumer in driver.engine.consumers.values():
-            assignment = consumer.assignments.get(key)
-            if assignment is None or assignment.over:
-                continue
-            for run in assignment.tracker.runs.values():
-                messages = run.messages
-                place = bisect_left(messages, message.offset() or 0, key=lambda x: x.offset() or 0)
-                if place < len(messages) and messages[place] is message:
-                    return assignment
-    return None
-
-
-def _holds(process: Living, key: Key) -> bool:
-    """Whether a process holds the lease now, by its own clock."""
-    return any(
-        (lease := holdings(driver).get(key)) is not None and driver.now_ms() < lease.proven_until
-        for driver in process.drivers
-    )
-
-
-def _name(key: Key) -> str:
-    return f"{key[0]} [{key[1]}]"

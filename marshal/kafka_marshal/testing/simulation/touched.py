@@ -1,0 +1,78 @@
+"""What a record, or a message, is about, for the checks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.ports import Message
+from kafka_marshal.testing.simulation.holdings import holdings
+from kafka_marshal.testing.simulation.living import Living
+from kafka_marshal.types import Key
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Outcome,
+    Record,
+    ReleasingPartition,
+    codes,
+)
+
+__all__ = ["holds", "in_hand_of", "key_of", "name_of", "place_of", "touched"]
+
+
+def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
+    """The leases that an accepted record is about, each with its own outcome."""
+    match record:
+        case HeartbeatBatch(entries=entries):
+            answers = zip(entries, outcome.entries or (), strict=True)
+            return [(key_of(entry), code) for entry, code in answers if code in codes.ACCEPTED]
+        case Heartbeat() | ClaimingPartition() | ReleasingPartition() | ClaimingMessages() | CommitRanges():
+            return [(key_of(record), outcome.code)]
+        case _:
+            return []
+
+
+def key_of(
+    record: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges | BeatEntry,
+) -> Key:
+    """The partition of a record, or of an entry."""
+    return record.topic, record.partition
+
+
+def place_of(message: Message) -> tuple[Key, int]:
+    """(topic, partition), and the offset, of a message."""
+    partition, offset = message.partition(), message.offset()
+    return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
+
+
+def in_hand_of(process: Living, key: Key, message: Message) -> Assignment | None:
+    """The assignment under which a process has this message in hand now."""
+    for driver in process.drivers:
+        for consumer in driver.engine.consumers.values():
+            assignment = consumer.assignments.get(key)
+            if assignment is None or assignment.over:
+                continue
+            for run in assignment.tracker.runs.values():
+                messages = run.messages
+                place = bisect_left(messages, message.offset() or 0, key=lambda x: x.offset() or 0)
+                if place < len(messages) and messages[place] is message:
+                    return assignment
+    return None
+
+
+def holds(process: Living, key: Key) -> bool:
+    """Whether a process holds the lease now, by its own clock."""
+    return any(
+        (lease := holdings(driver).get(key)) is not None and driver.now_ms() < lease.proven_until
+        for driver in process.drivers
+    )
+
+
+def name_of(key: Key) -> str:
+    """A partition, for people."""
+    return f"{key[0]} [{key[1]}]"
