@@ -29,6 +29,7 @@ from tests.engine.groups.test_members import (
     SESSION,
     all_at_work,
     group_of,
+    group_of_or_none,
     join,
     net_of,
     read_all,
