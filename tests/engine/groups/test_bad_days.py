@@ -103,6 +103,7 @@ def test_p9_the_first_owner_sets_the_start_also_of_what_is_revoked_already() -> 
     net = net_of(end=20)
     first = join(net, "a", start="latest")
     net.run_until(lambda: source(first).member.joined)
+    net.run(40)  # the first begins soon, the second when the first has begun
     second = join(net, "b", start="latest")
     net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
     assert {kept.progress.stable for _, _, kept in group_of(net).all_progress()} == {19}

@@ -347,7 +347,7 @@ class Checks:
                 if entry.action == LET_GO:
                     self.manners.released(sender, key, sent_at)
                 is_bare = entry.through is None and (sender.name, key) in self._holders.lost
-                if entry.action != START and not is_bare:
+                if (entry.action == LET_GO and not is_bare) or (entry.action == COMMIT and entry.through is not None):
                     self._beats(sender, key, before.epoch, sent_at)
             if said and not self._scenario.at_most_once and self.end_of(key) is not None:
                 self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
