@@ -155,20 +155,6 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "G20",
     ),
     Mutation(
-        "a replaced instance joins again",
-        "GroupClient._verify",
-        "elif self._settings.client_id in group.clients:",
-        "elif self._settings.instance_id in group.clients:",
-        "G20",
-    ),
-    Mutation(
-        "the witness never beats",
-        "Membership.wake",
-        "if not is_needed and now < self._next_beat:",
-        "if now < self._next_beat:",
-        "G20",
-    ),
-    Mutation(
         "the witness beats for who was heard meanwhile",
         "Membership.wake",
         "if not is_needed and now < self._next_beat:",
@@ -197,13 +183,6 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "G12",
     ),
     Mutation(
-        "it joins before every CP is marked",
-        "Membership.join",
-        "if unmarked := self.unmarked():",
-        "if (unmarked := self.unmarked()) and self.group is None:",
-        "G2",
-    ),
-    Mutation(
         "where all have left a dead admin's pause never ends",
         "GroupClient._paused_until",
         "return -inf if pause is None else self._moved + pause.expires - world.log_time",
@@ -222,13 +201,6 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "GroupClient.wake",
         "if self.member.leaving or (self._must_go(now) and not self._work.parts):",
         "if self.member.leaving or self._must_go(now):",
-        "G20",
-    ),
-    Mutation(
-        "while a handler hangs it joins again",
-        "GroupClient._try_to_join",
-        "if self._work.owes:",
-        "if self.member.leaving:",
         "G20",
     ),
 )

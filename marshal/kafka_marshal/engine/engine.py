@@ -85,7 +85,7 @@ class Engine:
                 self._worlds,
                 self.outbox,
                 self._rng,
-                Host(self.leases.lets_all_go, self.leases.drain, self.unblock),
+                Host(self.leases.lets_all_go, self.leases.drain, self.unblock, self.answered_late),
                 settings.start != "earliest",
             )
             consumer = self._consumer(number, subscription, settings, member)
@@ -118,7 +118,7 @@ class Engine:
         for consumer in self.consumers.values():
             consumer.positions.unblock(keys)
 
-    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
+    def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
         """The log answers a ClaimingMessages of a lease that is over (C13)."""
         for consumer in self.consumers.values():
             consumer.delivery.grants.answered_late(key, epoch, last_offset, accepted)

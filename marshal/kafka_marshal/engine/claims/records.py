@@ -42,7 +42,7 @@ class Told(Protocol):
     def unblock(self, keys: Collection[Key]) -> None:
         """Somebody has set these positions, or the group begins anew."""
 
-    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
+    def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
         """The log answers a ClaimingMessages of a lease that is over (C13)."""
 
     def wrong_kind(self) -> None:

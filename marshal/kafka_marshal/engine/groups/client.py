@@ -65,6 +65,8 @@ class Host(NamedTuple):
     drain: Callable[[str], object]
     #: Somebody set these positions (P11).
     unblock: Callable[[Collection[Key]], object]
+    #: The log answers a grant of what is ours no longer: key, None, last offset, accepted (C13).
+    answered_late: Callable[[Key, None, int, bool], object]
 
 
 class GroupClient:
@@ -363,6 +365,8 @@ class GroupClient:
             accepted = code in codes.ACCEPTED
             if own and (piece := self.pieces.get(key)) is not None:
                 self._own_entry_applied(piece, action, through, code, now)
+            elif own and action == COMMIT and through is not None:
+                self._host.answered_late(key, None, through, accepted)
             if (action == LET_GO and accepted) or (own and not accepted):
                 self._look(key, now)
 

@@ -84,10 +84,14 @@ class Grants:
         if accepted and assignment.lease.held:
             self._consumer.source.beat(assignment.lease, last_offset, now)
 
-    def answered_late(self, key: Key, epoch: int, last_offset: int, accepted: bool) -> None:
-        """Our replica applied a ClaimingMessages that nobody waits for any more."""
-        self.awaited.discard((key, epoch, last_offset))
-        for entry in [x for x in self._given_up if x[0] == key and x[1] == epoch and x[3] == last_offset and accepted]:
+    def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
+        """Our replica applied a grant that nobody waits for any more. epoch: None where the log does not name it."""
+
+        def is_it(of: Key, under: int, last: int) -> bool:
+            return (of, last) == (key, last_offset) and epoch in (None, under)
+
+        self.awaited -= {entry for entry in self.awaited if is_it(*entry)}
+        for entry in [x for x in self._given_up if accepted and is_it(x[0], x[1], x[3])]:
             self._given_up.remove(entry)
             self.report(key, entry[2], last_offset)
 
