@@ -32,7 +32,8 @@ class Subscription:
         self.topics: frozenset[str] = self.names
         #: Partitions that appeared while we were watching: they start at the earliest offset (P9).
         self.grown: set[Key] = set()
-        self._looked = False
+        #: Whether the cluster has told its topics once.
+        self.looked = False
 
     @property
     def pattern(self) -> str:
@@ -67,7 +68,7 @@ class Subscription:
 
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Take in what the cluster has now. Returns the topics that are gone, and those that were recreated."""
-        first_look, self._looked = not self._looked, True
+        first_look, self.looked = not self.looked, True
         found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
         gone = set(self._counts) - set(found)
         recreated: set[str] = set()

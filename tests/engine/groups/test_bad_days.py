@@ -37,6 +37,7 @@ from tests.engine.groups.test_members import (
     state,
     works_on,
 )
+from tests.engine.harness import Member
 
 
 def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_topic() -> None:
@@ -285,3 +286,16 @@ def test_a_member_that_closes_with_a_hung_handler_and_hears_no_more_does_not_spi
     member.deaf = True
     member.close()
     net.run(SESSION * 2)  # the harness refuses what is due in the past
+
+
+def test_p9_nobody_joins_before_the_cluster_has_told_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who joins with none would get the second partition of a group that begins, and take it for one that was added."""
+    net = net_of(end=20)
+    with monkeypatch.context() as untold:
+        untold.setattr(Member, "look_at_topics", lambda self: None)
+        member = join(net, "a", start="latest")
+        net.run(SESSION)
+    assert net.records(JoinGroup) == []
+    net.tell_topics()
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    assert {kept.initial for _, _, kept in group_of(net).all_progress()} == {19}

@@ -16,7 +16,7 @@ from kafka_marshal.engine.groups.commits import Commits
 from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.owned import covers, meant_for, owned_since, span_of
 from kafka_marshal.engine.groups.pieces import HeldPiece, KeyShare, LettingGo
-from kafka_marshal.engine.groups.refusals import below_level, forgotten, refusal_of, replaced
+from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, below_level, forgotten, refusal_of, replaced
 from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
@@ -328,9 +328,7 @@ class GroupClient:
         elif self._settings.client_id in group.clients:
             self.fail(replaced(self._settings))
         else:
-            self._outbox.add(
-                Warn("this member was silent for longer than its session, and was taken for dead; it joins again")
-            )
+            self._outbox.add(Warn(TAKEN_FOR_DEAD))
         self._expelled(Loss.FENCED, now)
 
     def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
@@ -348,7 +346,7 @@ class GroupClient:
             self._end(piece, Loss.ENDED, now)
 
     def fail(self, error: MarshalError) -> None:
-        """We are no member, and will be none."""
+        """We will be no member."""
         if self.failure is None:
             self.failure = error
             self._errors.append(error)
@@ -514,7 +512,7 @@ class GroupClient:
             self._look_at_all(now)
 
     def _try_to_join(self, now: float) -> None:
-        if self._work.owes:
+        if self._work.owes or not self._subscription.looked:
             return
         if self.member.is_replaced:
             self.fail(replaced(self._settings))
@@ -585,7 +583,7 @@ class GroupClient:
             return inf
         going = [piece.letting_go for piece in self.pieces.values() if piece.letting_go is not None]
         times = [letting_go.sent_at + self._again_ms for letting_go in going]
-        if self.member.joined or not (self._goes() or self._work.owes):
+        if self.member.joined or not (self._goes() or self._work.owes or not self._subscription.looked):
             due = self.member.deadline(now, not self._must_go(now))
             times.append(due if self.member.joined else max(due, self._paused_until(now)))
         if self.member.joined and not self._must_go(now):

@@ -20,6 +20,9 @@ from rationalizer import codes
 __all__ = ["below_level", "refusal_of"]
 
 
+TAKEN_FOR_DEAD = "this member was silent for longer than its session, and was taken for dead; it joins again"
+
+
 def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> MarshalError | None:
     """What a member that was refused raises; None: it is refused for now only (PAUSED)."""
     group = f"group {settings.group_id!r}"
