@@ -11,6 +11,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, kafka_error
+from kafka_marshal.adapters.kafka.questions import Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
@@ -19,13 +20,12 @@ __all__ = ["GroupCalls"]
 
 
 class GroupCalls:
-    """What of a cluster is about consumer groups; asked through the cluster's own ``_ask``."""
+    """What of a cluster is about consumer groups; asked through the cluster's own questions."""
 
     topics: Callable[[float], Mapping[str, TopicInfo]]
     _properties: Callable[..., dict[str, Any]]
     _new_troubles: Callable[[object, object], Troubles]
-    _ask: Callable[..., Any]
-    _result: Callable[..., Any]
+    _questions: Questions
 
     def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
         """As in ``ports.Cluster``."""
@@ -33,7 +33,7 @@ class GroupCalls:
         def members(admin: AdminClient, left_s: float) -> tuple[str, ...]:
             answer = admin.describe_consumer_groups([group_id], request_timeout=left_s)[group_id]
             try:
-                return tuple(sorted(each.client_id for each in self._result(answer, left_s).members))
+                return tuple(sorted(each.client_id for each in self._questions.result(answer, left_s).members))
             except KafkaException as error:
                 if kafka_error(error).code() != KafkaError.GROUP_ID_NOT_FOUND:
                     raise
@@ -57,7 +57,9 @@ class GroupCalls:
             return {(x.topic, x.partition): (x.offset, x.metadata or "") for x in found if x.offset >= 0}
 
         doing = f"asking for the consumer group {group_id!r}"
-        return KafkaGroup(self._ask(doing, timeout_s, members), self._ask(doing, timeout_s, committed))
+        return KafkaGroup(
+            self._questions.ask(doing, timeout_s, members), self._questions.ask(doing, timeout_s, committed)
+        )
 
     def commit_for_group(
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float
@@ -71,7 +73,7 @@ class GroupCalls:
         def ask(admin: AdminClient, left_s: float) -> list[str]:
             request = [ConsumerGroupTopicPartitions(group_id, wanted)]
             answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
-            found = self._result(answer, left_s).topic_partitions
+            found = self._questions.result(answer, left_s).topic_partitions
             failed = [each for each in found if each.error is not None]
             if passing := [each.error for each in failed if each.error.code() in RETRY_CODES]:
                 raise KafkaException(passing[0])
@@ -79,7 +81,9 @@ class GroupCalls:
 
         if not wanted:
             return
-        failed = self._ask(f"committing offsets for the consumer group {group_id!r}", timeout_s, ask, changing=True)
+        failed = self._questions.ask(
+            f"committing offsets for the consumer group {group_id!r}", timeout_s, ask, changing=True
+        )
         if failed:
             raise MarshalError(
                 f"Kafka did not take all offsets of the consumer group {group_id!r}: {'; '.join(failed[:4])}. Others "
