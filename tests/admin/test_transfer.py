@@ -201,15 +201,6 @@ def test_what_can_not_be_imported(empty: Group, group: Group) -> None:
         empty.admin().import_group("")
 
 
-def test_a_log_at_level_1_takes_no_coordinated_group(group: Group) -> None:
-    group.fill(1, 5)
-    group.cluster.commit_for_group(group.group, {(group.data, 0): (3, "")}, 10)
-    if all(world.level == 1 for world in group.worlds().values()):
-        with pytest.raises(AdminError, match="kafka-marshal upgrade"):
-            group.admin().import_group(group.group)
-        assert group.admin().pauses(group.group) == []
-
-
 def test_positions_of_a_topic_that_is_gone_are_left_out(empty: Group) -> None:
     member = join(empty)
     commit(empty, member, CommitEntry(empty.data, 0, through=20), CommitEntry(empty.data, 1, through=99))

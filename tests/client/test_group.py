@@ -331,12 +331,6 @@ def test_a_group_becomes_coordinated_under_a_claiming_consumer(groups: Groups) -
         probe.delete_topics([name])
 
 
-def test_level_1_says_that_an_upgrade_is_due(scene: Scene) -> None:
-    consumer = scene.member("a").group_consumer(["t"])
-    with pytest.raises(errors.UpgradeRequiredError, match="kafka-marshal upgrade"):
-        consumer.poll(20)
-
-
 def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCaptureFixture) -> None:
     """Evict, drain, pause, reposition, forget."""
     topic = groups.topic(2, 10)
