@@ -112,7 +112,7 @@ def test_stacks_are_counted_once_a_function_and_waiting_threads_not_at_all() -> 
 def test_a_short_race(tmp_path: Path) -> None:
     """One small round of two events: every contestant that takes part comes in."""
     target = tmp_path / "race.json"
-    names = ("kafka-marshal", "classic, delay 0, heartbeat 0.1 s")
+    names = ("kafka-marshal", "kafka-marshal, group", "classic, delay 0, heartbeat 0.1 s")
     command = [sys.executable, "-m", "benchmarks.race", "--quick", "--only", "start,handover", "--json", str(target)]
     run = subprocess.run(
         [*command, "--plot", str(tmp_path / "race.png")], cwd=ROOT, capture_output=True, text=True, check=False
@@ -120,7 +120,7 @@ def test_a_short_race(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     events = {event["name"]: event for event in json.loads(target.read_text())["events"]}
     assert [event["failures"] for event in events.values()] == [[], []]
-    assert set(events["start"]["metrics"]["start"]) == {names[0], "kafka-marshal, reclaim"}
+    assert set(events["start"]["metrics"]["start"]) == {*names[:2], "kafka-marshal, reclaim"}
     assert set(events["handover"]["metrics"]["handover"]) == set(names)
     assert all(x["median"] > 0 for event in events.values() for x in next(iter(event["metrics"].values())).values())
     assert (tmp_path / "race.png").stat().st_size > 10_000
