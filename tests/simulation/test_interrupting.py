@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_marshal import Delivery
-from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.engine.policies import Balanced, View, Wishes
 from kafka_marshal.engine.work.tracker import Run
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate_one
@@ -73,7 +73,7 @@ def what_was_taken_and_is_lost_is_not_found(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_torn_read_is_not_read_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FetchingConsumer, "_go_back", lambda self: None)
+    patch.setattr(Fetcher, "_go_back", lambda self: None)
 
 
 @pytest.mark.parametrize(
