@@ -255,12 +255,12 @@ def polls() -> None:
     logging.basicConfig(level=logging.WARNING)
     with make_marshal() as marshal, make_consumer(marshal) as consumer:
         consumer.poll(10)
-        print("waiting", flush=True)
         looked_at, was_stopped = time.monotonic(), False
+        print("waiting", flush=True)
         while not ended:
             consumer.poll(0.02)
-            was_stopped = was_stopped or time.monotonic() - looked_at > 1.0
-            looked_at = time.monotonic()
+            before, looked_at = looked_at, time.monotonic()
+            was_stopped = was_stopped or looked_at - before > 1.0
             if was_stopped and marshal.health().ok:
                 print("well again", flush=True)
                 was_stopped = False
