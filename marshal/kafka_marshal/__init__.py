@@ -6,6 +6,7 @@ Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the
 from kafka_marshal import errors
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
+from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.group import GroupConsumer, Piece
@@ -45,6 +46,7 @@ from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
 __all__ = [
     "Admin",
     "AdminError",
+    "Attempt",
     "Balanced",
     "Batch",
     "ClaimTimeoutError",

@@ -1,0 +1,76 @@
+"""One handling of one message, as its handler, hooks and sinks see it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Literal
+
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["Attempt", "GroupKind", "Order", "current"]
+
+#: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
+Order = Literal["key", "partition", "none"]
+
+#: Who shares out the partitions: claims, or a coordinated group.
+GroupKind = Literal["claimed", "coordinated"]
+
+
+class Attempt:
+    """One handling of one message by ``consumer.run``; :meth:`current` is that of the caller.
+
+    Attributes:
+        message: what is handled.
+        number: 1 for the first try, 2 for the first retry …
+        attempts: how many tries there are at most.
+        epoch: the fencing token of its partition (C9); for a part that is shared by key a ``SharedEpoch``.
+        group_id, kind: of the consumer.
+        order: as ``run`` was told.
+    """
+
+    __slots__ = ("attempts", "epoch", "group_id", "kind", "message", "number", "order")
+
+    def __init__(
+        self,
+        message: Message,
+        number: int,
+        attempts: int,
+        epoch: int,
+        group_id: str,
+        kind: GroupKind,
+        order: Order,
+    ) -> None:
+        self.message = message
+        self.number = number
+        self.attempts = attempts
+        self.epoch = epoch
+        self.group_id = group_id
+        self.kind = kind
+        self.order = order
+
+    @staticmethod
+    def current() -> Attempt:
+        """The attempt that the caller is part of. Raises ConfigurationError outside a handler of ``consumer.run``."""
+        attempt = current.get()
+        if attempt is None:
+            raise ConfigurationError(
+                "there is no attempt here: only a handler called by consumer.run(…) has one, in its own thread or task"
+            )
+        return attempt
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a failure of this one is final: a dead letter, or the end of ``run``."""
+        return self.number >= self.attempts
+
+    def __repr__(self) -> str:
+        message = self.message
+        return (
+            f"Attempt({message.topic()!r}, {message.partition()}, offset {message.offset()}, "
+            f"{self.number} of {self.attempts}, epoch={self.epoch})"
+        )
+
+
+#: The attempt of this thread or task; None outside a handler.
+current: ContextVar[Attempt | None] = ContextVar("kafka_marshal_attempt", default=None)
