@@ -6,12 +6,10 @@ from contextvars import ContextVar
 from typing import Literal
 
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["Attempt", "GroupKind", "Order", "current"]
-
-#: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
-Order = Literal["key", "partition", "none"]
 
 #: Who shares out the partitions: claims, or a coordinated group.
 GroupKind = Literal["claimed", "coordinated"]

@@ -10,13 +10,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
+from kafka_marshal.client.parallel import Runner, Threads
+from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -35,8 +39,10 @@ DEFAULT_BATCH_SIZE = 1_000
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
-#: What user threads have said to be done waits for the next beat or call; so many are told at once.
-SAID_AT_ONCE = 10_000
+#: How long ``run`` waits for handlers that have begun, once it is to end (s).
+DRAIN_TIMEOUT_S = 30.0
+
+_RETRY = Retry()
 
 T = TypeVar("T")
 
@@ -327,6 +333,63 @@ class Consumer(FetchingConsumer["Consumer"]):
         except (EndedError, LateError):  # late where our own threads are held up
             return None
 
+    # Many handlers.
+
+    def run(
+        self,
+        handle: Handler,
+        *,
+        concurrency: int = 16,
+        order: Order = "key",
+        retry: Retry | None = _RETRY,
+        dead_letters: str | None = None,
+        drain_timeout: float = DRAIN_TIMEOUT_S,
+        hooks: Sequence[Hooks] = (),
+        deserialize: Callable[[Message], Any] | None = None,
+    ) -> None:
+        """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
+
+        ``handle``: a function, called in ``concurrency`` threads, or a coroutine function, awaited in as many tasks of
+        one event loop in a thread of its own. What it returns is ignored; ``Attempt.current()`` says which try it is.
+        ``order``: no handling of a message begins before that of the one before it has ended, retries included, among
+        those with the same key (``"key"``; one without a key waits for none), of the same partition, or
+        ``"none"``. Keys never wait for each other. It holds across rebalances and restarts, for first handlings: a
+        crash may repeat what was not reported, and a dead letter is out of order.
+        ``retry``: a message whose handler raises is tried again in its place. After the last failure it goes to the
+        topic ``dead_letters``, with headers that say where it is from and why, and is done then: a crash in between
+        repeats the dead letter. Without that topic the exception ends the run and is raised here; the message is not
+        done, and comes again.
+        A message that takes for ever holds back its key alone; its partition goes on until 50,000 messages of it, or
+        its share of ``max_bytes_in_flight``, are in hand. With ``handler_timeout`` (of the consumer) a coroutine is
+        cancelled after that time, as a failure with TimeoutError; a thread can't be: its partition is
+        released, and the thread left behind.
+        ``drain_timeout`` (seconds): after ``stop()``, and when the run ends by an exception, handlers that run have
+        this long to return; what they have by then comes again. A second Ctrl-C waits no longer.
+        ``hooks``: functions called before and after each try. ``deserialize``: handle gets what it makes of the
+        message; its failures count as the handler's.
+
+        Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
+        ConfigurationError for ``delivery="at-most-once"``.
+        """
+        options = RunOptions.checked(
+            self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
+        )
+        self._begin(None)
+        runner = self._driver.call(Runner, self, options, Tasks if options.is_async else Threads)
+        try:
+            answer = self._ask(runner.feed)
+            try:
+                answer.wait()
+            except EndedError:
+                return
+            except BaseException:
+                if not runner.is_over:  # an interrupt, here: what is in hand ends first
+                    runner.stop()
+                    answer.wait()
+                raise
+        finally:
+            runner.stop(abandon=True)  # an interrupt while that was waited for
+
     # Saying what is done.
 
     def done(self, message: ports.Message) -> None:
@@ -349,17 +412,6 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     def _batch_done(self, run: Run) -> None:
         self._say(run)
-
-    def _say(self, what: ports.Message | Run) -> None:
-        if self._options.at_most_once:
-            return
-        if self._driver.life.forked:
-            self._driver.refuse_fork()
-        self._inbox.append(what)
-        if self._engine.schedule.is_moving:
-            self._nudge()
-        if len(self._inbox) == SAID_AT_ONCE:
-            self._driver.call(self._hear)
 
     # Looking, and steering.
 

@@ -28,6 +28,9 @@ __all__ = ["FetchingConsumer"]
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 10_000
 
+#: What user threads have said to be done waits for the next beat or call; so many are told at once.
+SAID_AT_ONCE = 10_000
+
 
 class FetchingConsumer(Membership[S]):
     """The part of a consumer that runs on threads of our own."""
@@ -59,10 +62,23 @@ class FetchingConsumer(Membership[S]):
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until
 
+    def _say(self, what: Message | Run) -> None:
+        """This is done (any thread)."""
+        if self._options.at_most_once:
+            return
+        if self._driver.life.forked:
+            self._driver.refuse_fork()
+        self._inbox.append(what)
+        if self._engine.schedule.is_moving:
+            self._nudge()
+        if len(self._inbox) == SAID_AT_ONCE:
+            self._driver.call(self._hear)
+
     # Getting messages: threads of our own, for a call of a user's thread (serving.py).
 
     def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
+        self._delivery.returned(self._driver.now_ms())
         while self._inbox:
             said = self._inbox.popleft()
             now = self._driver.now_ms()

@@ -7,13 +7,17 @@ message is handed out or reported, never repeated (C13).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
+from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes
 from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["Delivery"]
@@ -24,6 +28,10 @@ class Delivery:
 
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
+        #: Where many handlers work at a time: who waits for whom; None: nobody has asked for that yet.
+        self.lanes: Lanes | None = None
+        #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
+        self.held_back: tuple[HeldBack, ...] = ()
         #: At most once: what the log grants.
         self.grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
@@ -62,8 +70,26 @@ class Delivery:
 
     def _open(self, now: float) -> Iterator[Assignment]:
         """Those of which something can be handed out now, in their turn."""
+        if self.lanes is not None and not self.lanes.is_ended:
+            return (x for x in self._turns if x.can_hand_out(now) and self.has_share(x))
         is_full = self._room_in_hand() <= 0
         return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
+
+    def is_held_up(self, assignment: Assignment) -> bool:
+        """Whether nothing more of a partition is spread over lanes before something of it has ended."""
+        return assignment.tracker.in_hand >= MAX_IN_HAND_MESSAGES or not self.has_share(assignment)
+
+    def has_share(self, assignment: Assignment) -> bool:
+        """Whether a partition may have more in hand, in lanes: no more than there is room for all others.
+
+        So one that waits for a stuck message takes half of the memory at most, two a third each (the dynamic threshold
+        of Choudhury and Hahne, 1998): the others go on.
+        """
+        in_hand = assignment.tracker.in_hand
+        if in_hand == 0 or in_hand < self._room_in_hand():
+            return True
+        self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())  # perhaps fewer by now
+        return in_hand < self._room_in_hand()
 
     def _room_in_hand(self) -> int:
         if self._in_hand_at_most >= self.memory.most_in_hand:
@@ -138,7 +164,8 @@ class Delivery:
         assignment = self.next_open(now)
         if assignment is None:
             return None
-        run = assignment.take(max(1, min(max_messages, self._room_in_hand())), iterating, now)
+        most = min(max_messages, self._room_in_hand(), MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
+        run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
         if not (iterating or shared):
@@ -152,6 +179,7 @@ class Delivery:
         between a run and the library's door any more.
         """
         settled = True
+        self.recall_lanes(assignment, keep)
         for run in [run for run in assignment.tracker.runs.values() if run.is_marked]:
             back = [*run.recall(), *run.astray()]
             settled = settled and len(back) - len(run.recalled) >= run.handed_out - run.left
@@ -159,6 +187,39 @@ class Delivery:
                 if keep:
                     self._put_back(assignment, messages, covers_from)
         return settled
+
+    def recall_lanes(self, assignment: Assignment, keep: bool) -> None:
+        """What waits in lanes is not in hand any more."""
+        if self.lanes is None:
+            return
+        tracker = assignment.tracker
+        waiting = sorted(self.lanes.recall(assignment.key), key=offset_of)
+        while waiting:
+            run = tracker.run_at(offset_of(waiting[0]))
+            end = 1 if run is None else bisect_right(waiting, run.last, key=offset_of)
+            for messages, covers_from in () if run is None else tracker.split(run, waiting[:end]):
+                if keep:
+                    self._put_back(assignment, messages, covers_from)
+            del waiting[: max(1, end)]
+
+    def to_lanes(self, lanes: Lanes, run: Run) -> list[Lane]:
+        """A run is spread over lanes; those that have become ready."""
+        return lanes.put(run.assignment, run.into_lanes())
+
+    def returned(self, now: float) -> None:
+        """A try has failed: where its partition is being let go, it is not tried again here."""
+        if self.lanes is None or not self.lanes.has_returned:
+            return
+        self.lanes.has_returned = False
+        for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
+            self.recall_lanes(assignment, keep=False)
+            self._consumer.revocation.try_finish(assignment, now)
+
+    def oldest_in_hand(self, assignment: Assignment, now: float) -> float | None:
+        """Since when (ms, own clock) a handler has had a message of this partition; None: none has."""
+        if self.lanes is not None and not self.lanes.is_ended:
+            return self.lanes.oldest(assignment.key)
+        return assignment.tracker.oldest_in_hand(now)
 
     def reclaim(self, before: float, now: float) -> None:
         """At least once: what was handed out before that time and the user has dropped without done comes again.

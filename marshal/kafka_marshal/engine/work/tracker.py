@@ -94,6 +94,7 @@ class Run(Generic[A]):
         "done_count",
         "first",
         "holder",
+        "in_lanes",
         "iterating",
         "last",
         "marks",
@@ -131,6 +132,8 @@ class Run(Generic[A]):
         self._cursor = 0
         #: What is asked for whether the user has the batch still, which alone can say that it is done; None: no batch.
         self.holder: Callable[[], object] | None = None
+        #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
+        self.in_lanes = False
         #: Split off a run that threads took messages from: what they note there is about this one, too.
         self._is_piece = False
         #: Known of a run of which nothing is left to be taken.
@@ -145,7 +148,7 @@ class Run(Generic[A]):
     @property
     def is_marked(self) -> bool:
         """Whether threads say of each message that it is done."""
-        return not self.iterating and bool(self.messages) and not self.assignment.at_most_once
+        return not (self.iterating or self.in_lanes) and bool(self.messages) and not self.assignment.at_most_once
 
     @property
     def has_left(self) -> bool:
@@ -194,6 +197,12 @@ class Run(Generic[A]):
 
     def _number(self, message: Message) -> int:
         return bisect_left(self.messages, offset_of(message), key=offset_of)
+
+    def into_lanes(self) -> list[Message]:
+        """All messages, for lanes: they alone know who has which."""
+        self.in_lanes = self._is_settled = True
+        self.taken, self.walk, self._ahead = [], iter(()), iter(())
+        return self.messages
 
     def take(self, count: int) -> list[Message]:
         """The next messages of ``walk``, as handed out."""
@@ -283,7 +292,7 @@ class Run(Generic[A]):
         """The messages at index first … last, all of which threads have taken, as a run of their own."""
         covers_from, _ = self.covered(first, last)
         piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.since)
-        piece._is_piece = True
+        piece._is_piece, piece.in_lanes = True, self.in_lanes
         piece.walk, piece._ahead = iter(()), iter(())
         piece.marks = self.marks[first : last + 1]
         piece.done_count = sum(piece.marks)
@@ -338,8 +347,7 @@ class Tracker(Generic[A]):
 
     def hand_out(self, run: Run[A]) -> None:
         """A run goes to the user."""
-        self.runs[run.first] = run
-        insort(self._firsts, run.first)
+        self._add(run)
         self._iterating += run.iterating
         self.in_hand += run.size
 
@@ -355,10 +363,9 @@ class Tracker(Generic[A]):
     def mark(self, message: Message) -> bool:
         """One explicitly handed-out message is done. False: it is not in hand here, or was done before."""
         offset = offset_of(message)
-        place = bisect_right(self._firsts, offset)
-        if place == 0:
+        run = self.run_at(offset)
+        if run is None:
             return False
-        run = self.runs[self._firsts[place - 1]]
         index = None if run.iterating else run.index(offset)
         if index is None or run.messages[index] is not message or run.marks[index]:
             return False
@@ -368,7 +375,26 @@ class Tracker(Generic[A]):
         self._commit(run, index, index)
         if run.done_count == len(run.messages):
             self._take_back(run)
+        elif run.in_lanes and run.done_count * 2 >= len(run.messages):
+            self._shrink(run)
         return True
+
+    def _shrink(self, run: Run[A]) -> None:
+        """Half of a run is done: what is not becomes runs of its own, so that one message does not keep all."""
+        self._take_back(run)
+        for is_done, group in groupby(range(len(run.messages)), key=run.marks.__getitem__):
+            if not is_done:
+                indices = list(group)
+                self._add(run.piece(indices[0], indices[-1]))
+
+    def _add(self, piece: Run[A]) -> None:
+        self.runs[piece.first] = piece
+        insort(self._firsts, piece.first)
+
+    def run_at(self, offset: int) -> Run[A] | None:
+        """The run in hand that may have this offset."""
+        place = bisect_right(self._firsts, offset)
+        return self.runs[self._firsts[place - 1]] if place else None
 
     def mark_run(self, run: Run[A]) -> bool:
         """A whole run is done. False: it is not in hand here (any more)."""
@@ -430,8 +456,7 @@ class Tracker(Generic[A]):
                 self.in_hand -= piece.size - piece.done_count
                 returned.append((piece.messages, piece.covers_from))
             elif piece.done_count < piece.size:
-                self.runs[piece.first] = piece
-                insort(self._firsts, piece.first)
+                self._add(piece)
         return returned
 
     def _commit(self, run: Run[A], first: int, last: int) -> None:

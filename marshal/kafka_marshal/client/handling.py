@@ -1,0 +1,163 @@
+"""What ``consumer.run`` can be told: when to try again, what else to call, and the limits of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
+from random import Random
+from typing import Any, get_args
+
+from kafka_marshal import arguments
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Attempt, Order
+from kafka_marshal.client.options import ConsumerOptions, is_topic_name
+from kafka_marshal.errors import ConfigurationError
+
+__all__ = ["Handler", "Hooks", "Retry", "RunOptions"]
+
+#: Threads are the system's, and each costs memory; tasks of an event loop cost a few kB.
+MOST_THREADS = 1_000
+MOST_TASKS = 100_000
+
+#: More tries of one message than this are a mistake: with the longest back-off they take weeks.
+MOST_ATTEMPTS = 100_000
+
+#: A back-off is drawn from this share of itself to the whole: keys that failed together do not try again together.
+JITTER = 0.5
+
+Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a message whose handler failed is tried again, in its place: later ones of its key wait.
+
+    The n-th retry begins backoff[0] · 2ⁿ⁻¹ seconds after the failure, backoff[1] at most, less up to half of that at
+    random.
+    """
+
+    #: How often a message is tried at most, the first time included.
+    attempts: int = 5
+    #: Seconds before the second try, and the most between two.
+    backoff: tuple[float, float] = (0.1, 30.0)
+    #: Failures that are worth another try; others are final at once.
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        arguments.a_whole("attempts", self.attempts, 1, MOST_ATTEMPTS)
+        _check_backoff(self.backoff)
+        object.__setattr__(self, "on", _kinds(self.on))
+
+    def delay(self, failures: int, rng: Random) -> float:
+        """How long to wait (s) after so many failures of a message."""
+        first, most = self.backoff
+        longest = min(most, first * 2.0 ** min(failures - 1, 64))
+        return longest * rng.uniform(1 - JITTER, 1)
+
+
+def _check_backoff(given: object) -> None:
+    wanted = "(seconds before the second try, most seconds between two)"
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise arguments.wrong("backoff", wanted, given)
+    first, most = (arguments.seconds("backoff", each) for each in given)
+    if first > most:
+        raise arguments.wrong("backoff", f"{wanted}, the first no longer than the second", given)
+
+
+def _kinds(given: object) -> tuple[type[Exception], ...]:
+    kinds = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise arguments.wrong("on", "a tuple of exception classes, each a subclass of Exception", given)
+    return kinds
+
+
+#: Where there is no ``retry``: the first failure is final.
+ONCE = Retry(attempts=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Functions called around each try, in the handler's thread or task; what they raise is logged and ends there.
+
+    What ``before`` sets in context variables is there for the handler, and for the others.
+    """
+
+    #: before(attempt)
+    before: Callable[[Attempt], object] | None = None
+    #: after(attempt, seconds): the handler has returned.
+    after: Callable[[Attempt, float], object] | None = None
+    #: failed(attempt, seconds, error): it has raised, or could not be given the message.
+    failed: Callable[[Attempt, float, BaseException], object] | None = None
+
+    def __post_init__(self) -> None:
+        takes = {"before": "attempt", "after": "attempt, seconds", "failed": "attempt, seconds, error"}
+        for name, wanted in takes.items():
+            if (function := getattr(self, name)) is not None:
+                arguments.a_function(name, function, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What ``run`` was told, checked."""
+
+    handle: Handler
+    concurrency: int
+    order: Order
+    retry: Retry
+    dead_letters: str | None
+    drain_timeout: float
+    hooks: tuple[Hooks, ...]
+    deserialize: Callable[[Message], Any] | None
+    is_async: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_async", is_async(self.handle))
+
+    @classmethod
+    def checked(
+        cls,
+        consumer: ConsumerOptions,
+        handle: Handler,
+        concurrency: int,
+        order: str,
+        retry: Retry | None,
+        dead_letters: str | None,
+        drain_timeout: float,
+        hooks: Sequence[Hooks],
+        deserialize: Callable[[Message], Any] | None,
+    ) -> RunOptions:
+        """Raises ConfigurationError for what can't work."""
+        if consumer.at_most_once:
+            raise ConfigurationError(
+                "run(…) is for delivery='at-least-once': it tries again what failed, and reports each message by "
+                "itself, which a batch that was claimed as a whole does not allow. Nothing was handed out. Iterate "
+                "over the consumer, or take batches"
+            )
+        if not is_async(handle):
+            arguments.a_function("handle", handle, "message")
+        concurrency = arguments.a_whole("concurrency", concurrency, 1, MOST_TASKS if is_async(handle) else MOST_THREADS)
+        arguments.one_of("order", order, get_args(Order))
+        if retry is not None:
+            arguments.an_instance("retry", retry, Retry, "a Retry(…), or None: the first failure is final")
+        if dead_letters is not None and not is_topic_name(arguments.text("dead_letters", dead_letters)):
+            raise arguments.wrong("dead_letters", "a name that a topic can have", dead_letters)
+        if dead_letters is not None and dead_letters in consumer.topics:
+            raise ConfigurationError(
+                f"dead_letters={dead_letters!r} is a topic that this consumer reads: its dead letters would come back "
+                "to it for ever. Nothing was handed out. Name another topic"
+            )
+        drain_timeout = arguments.seconds("drain_timeout", drain_timeout)
+        if isinstance(hooks, Hooks):
+            hooks = [hooks]
+        for each in arguments.several("hooks", hooks, "a list of Hooks"):
+            arguments.an_instance("hooks", each, Hooks, "a list of Hooks")
+        if deserialize is not None:
+            arguments.a_function("deserialize", deserialize, "message")
+        made = retry or ONCE
+        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, tuple(hooks), deserialize)  # type: ignore[arg-type]
+
+
+def is_async(handle: object) -> bool:
+    """Whether it is a coroutine function, or an object whose call is one."""
+    return any(iscoroutinefunction(each) for each in (handle, getattr(type(handle), "__call__", None)))  # noqa: B004

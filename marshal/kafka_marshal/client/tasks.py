@@ -1,0 +1,138 @@
+"""Handlers that are coroutine functions, awaited in tasks of one event loop (:mod:`.parallel`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.runtime import is_ours
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.parallel import Runner
+
+__all__ = ["Tasks"]
+
+#: A handler that awaits nothing keeps the loop: after so many messages in a row its task lets others go first.
+IN_A_ROW = 100
+
+
+class Tasks:
+    """As many tasks as handlers may run at a time, in a thread of their own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        #: Lanes for the tasks; any thread adds to it, the loop's takes.
+        self._ready: deque[Lane] = deque()
+        #: Tasks that wait for a lane, each for one of these.
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Any = None
+        self._is_over = False
+        #: The lane of each task that a handler runs in.
+        self._running: dict[Lane, asyncio.Task[None]] = {}
+        #: Those that were cancelled as they took too long.
+        self._late: set[Lane] = set()
+
+    def start(self) -> None:
+        self._thread = self._runner.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
+
+    async def _main(self) -> None:
+        is_ours.set(False)
+        self._loop = asyncio.get_running_loop()
+        tasks = [asyncio.ensure_future(self._work()) for _ in range(self._runner.options.concurrency)]
+        await asyncio.wait(tasks)
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        self._ready.extend(lanes)
+        if self._ready and self._idle:
+            self._call(self._rouse)
+
+    def _call(self, function: Any, *args: object) -> None:
+        """Have the loop's thread call it (any thread)."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _rouse(self) -> None:
+        for _ in range(len(self._idle) if self._is_over else min(len(self._ready), len(self._idle))):
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def look(self, now: float) -> None:
+        timeout = self._runner.handler_timeout_ms
+        if timeout is not None:
+            for lane in self._runner.lanes.hanging(now - timeout):
+                self._call(self._cancel, lane, lane.began)
+
+    def _cancel(self, lane: Lane, began: float) -> None:
+        """Cancel a handler, unless it has returned meanwhile."""
+        task = self._running.get(lane)
+        if task is not None and lane.began == began and lane not in self._late:
+            self._late.add(lane)
+            task.cancel()
+
+    def end(self, timeout: float) -> None:
+        self._is_over = True
+        self._call(self._rouse)
+        for lane in self._runner.lanes.hanging(float("inf")):
+            self._call(self._cancel, lane, lane.began)
+        self._thread.join(timeout)
+
+    async def _work(self) -> None:
+        """What a task does until the end."""
+        runner, options = self._runner, self._runner.options
+        handle, deserialize = cast("Any", options.handle), options.deserialize
+        now_ms, in_a_row = runner.runtime.now_ms, 0
+        while not self._is_over:
+            if not self._ready:
+                await self._wait()
+                in_a_row = 0
+                continue
+            lane = self._ready.popleft()
+            began = now_ms()
+            attempt = runner.begin(lane, began)
+            if attempt is None:
+                continue
+            self._running[lane] = cast("asyncio.Task[None]", asyncio.current_task())
+            try:
+                message = attempt.message
+                await handle(message if deserialize is None else deserialize(message))
+            except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+                del self._running[lane]
+                if self._is_over and lane in self._late:
+                    runner.given_back(lane)  # cancelled, as the run has waited long enough for it
+                else:
+                    runner.failed(lane, attempt, began, self._named(lane, error))
+            else:
+                del self._running[lane]
+                self._late.discard(lane)
+                runner.done(lane, attempt, began)
+            in_a_row += 1
+            if in_a_row >= IN_A_ROW:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        if self._ready or self._is_over:  # whoever put it there has seen nobody idle
+            self._idle.pop()
+        else:
+            await future
+
+    def _named(self, lane: Lane, error: BaseException) -> BaseException:
+        """What a handler has raised; a TimeoutError where we have cancelled it."""
+        if lane not in self._late:
+            return error
+        self._late.discard(lane)
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        timeout_s = (self._runner.handler_timeout_ms or 0.0) / 1000
+        late = TimeoutError(f"the handler has not returned within handler_timeout ({timeout_s:g} s), and was cancelled")
+        late.__cause__ = error
+        return late

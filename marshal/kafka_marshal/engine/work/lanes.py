@@ -1,0 +1,283 @@
+"""Who waits for whom where many handlers work on one consumer's messages: each key is a lane of its own.
+
+A lane has the messages of one key of one partition, in offset order; its first message is waiting, or with a handler.
+The next one begins when that has ended, so order is kept across retries; and no lane waits for another one. What is
+handed in here is in hand (:mod:`.tracker`) until it is done or recalled.
+
+A partition that ends gives back what waits. What a handler has still is kept here: should the partition come back to
+this member, messages of the same key wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush
+from types import TracebackType
+from typing import Literal, NamedTuple, Protocol
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.ports import Message
+
+__all__ = ["HeldBack", "Lane", "Lanes", "Order"]
+
+#: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
+Order = Literal["key", "partition", "none"]
+
+
+class Lock(Protocol):
+    """What guards lanes."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> object: ...
+
+
+class HeldBack(NamedTuple):
+    """A partition whose progress waits for one message, while later ones are done or wait."""
+
+    topic: str
+    partition: int
+    #: The message that all wait for, and its key.
+    offset: int
+    key: bytes | str | None
+    #: For how long it has been with a handler, or waited for its next try (ms).
+    for_ms: float
+    #: How many messages of this partition are in hand.
+    in_hand: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic} [{self.partition}]: held back at offset {self.offset} for {lasting(self.for_ms)} by key "
+            f"{self.key!r}"
+        )
+
+
+def lasting(ms: float) -> str:
+    """A duration, for people: "12 s", "3 min", "5.5 h"."""
+    seconds = ms / 1000
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class Lane:
+    """The messages of one key of one partition, in hand."""
+
+    __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since")
+
+    def __init__(self, partition: _Partition, key: Hashable, message: Message) -> None:
+        self.partition = partition
+        self.key = key
+        #: The first one; None: the lane is over.
+        self.message: Message | None = message
+        #: Whose it is.
+        self.assignment = partition.assignment
+        #: Those after it; None: there was never more than one.
+        self.rest: deque[Message] | None = None
+        #: Which try of the first one is the next, or under way.
+        self.number = 1
+        self.running = False
+        #: When its first try, and the one under way, began (ms, own clock); 0: none has.
+        self.since = self.began = 0.0
+
+
+class _Partition:
+    """The lanes of one partition."""
+
+    __slots__ = ("assignment", "lanes", "parked", "running", "started")
+
+    def __init__(self, assignment: Assignment) -> None:
+        #: Under which what waits is in hand.
+        self.assignment = assignment
+        self.lanes: dict[Hashable, Lane] = {}
+        #: Those with a handler.
+        self.running: set[Lane] = set()
+        #: Those whose first message has been tried and is not done.
+        self.started: set[Lane] = set()
+        #: Those that came up while nothing might be handed out (T4).
+        self.parked: list[Lane] = []
+
+
+class Lanes:
+    """All lanes of one consumer. Workers call it with no other lock in hand, the engine under the shell's."""
+
+    def __init__(self, order: Order, lock: Lock, stop_signal: list[bool], grace_ms: float):
+        """lock: what guards it. stop_signal: not empty: nothing more is begun.
+
+        grace_ms: so much longer than ``handler_timeout`` a handler may take before its lease goes: it is cancelled
+        first.
+        """
+        self._lock = lock
+        self._stop = stop_signal
+        self._grace_ms = grace_ms
+        self.order = order
+        self._partitions: dict[Key, _Partition] = {}
+        #: Tries to come: (when, a number that keeps them apart, lane).
+        self._retries: list[tuple[float, int, Lane]] = []
+        self._count = 0
+        #: Lanes that a worker may begin.
+        self.ready = 0
+        #: Messages with a handler.
+        self.running = 0
+        #: Nothing more is begun.
+        self.is_ended = False
+        #: A try has failed: what is being let go need not wait for the next one.
+        self.has_returned = False
+
+    def put(self, assignment: Assignment, messages: Iterable[Message]) -> list[Lane]:
+        """Messages came in hand; the lanes that have become ready."""
+        ready: list[Lane] = []
+        by_key, by_partition = self.order == "key", self.order == "partition"
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            if partition is None:
+                self._partitions[assignment.key] = partition = _Partition(assignment)
+            partition.assignment = assignment
+            lanes = partition.lanes
+            for message in messages:
+                key: Hashable = message.key() if by_key else None
+                if key is None and not by_partition:
+                    key = offset_of(message)
+                lane = lanes.get(key)
+                if lane is None:
+                    lanes[key] = lane = Lane(partition, key, message)
+                    ready.append(lane)
+                elif lane.rest is None:
+                    lane.rest = deque((message,))
+                else:
+                    lane.rest.append(message)
+            self.ready += len(ready)
+        return ready
+
+    def begin(self, lane: Lane, now: float) -> Message | None:
+        """A worker takes up a ready lane: its message; None: not now, or never."""
+        with self._lock:
+            self.ready -= 1
+            message = lane.message
+            if message is None:
+                return None
+            if self.is_ended or self._stop or now >= lane.assignment.lease.hand_out_until:
+                lane.partition.parked.append(lane)
+                return None
+            lane.running, lane.began = True, now
+            if not lane.since:
+                lane.since = now
+                lane.partition.started.add(lane)
+            lane.partition.running.add(lane)
+            self.running += 1
+            return message
+
+    def done(self, lane: Lane) -> bool:
+        """The message of a running lane is done (or came back to nobody): whether the lane is ready again."""
+        with self._lock:
+            self._rest(lane)
+            partition = lane.partition
+            partition.started.discard(lane)
+            if lane.rest:
+                lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
+                lane.number, lane.since = 1, 0.0
+                self.ready += 1
+                return True
+            lane.message = None
+            del partition.lanes[lane.key]
+            return False
+
+    def failed(self, lane: Lane, due: float | None) -> bool:
+        """A try has failed; due: when the next one may begin (ms), None: never. Whether the lane is ready (for others).
+
+        Under an assignment that has ended nothing is tried again.
+        """
+        if lane.assignment.over:
+            return self.done(lane)
+        with self._lock:
+            self._rest(lane)
+            lane.number += 1
+            self.has_returned = True
+            if due is not None:
+                self._count += 1
+                heappush(self._retries, (due, self._count, lane))
+            return False
+
+    def _rest(self, lane: Lane) -> None:
+        lane.running = False
+        lane.partition.running.discard(lane)
+        self.running -= 1
+
+    def due(self, now: float) -> list[Lane]:
+        """Lanes whose next try may begin."""
+        found = []
+        with self._lock:
+            while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):
+                lane = heappop(self._retries)[2]
+                if lane.message is not None:
+                    found.append(lane)
+            self.ready += len(found)
+        return found
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next try may begin (ms); None: none waits."""
+        with self._lock:
+            return self._retries[0][0] if self._retries else None
+
+    def reopened(self, now: float) -> list[Lane]:
+        """Parked lanes that are ready again (T4)."""
+        found: list[Lane] = []
+        if self.is_ended:
+            return found
+        with self._lock:
+            for partition in self._partitions.values():
+                if partition.parked and now < partition.assignment.lease.hand_out_until:
+                    found += [lane for lane in partition.parked if lane.message is not None]
+                    partition.parked.clear()
+            self.ready += len(found)
+        return found
+
+    def recall(self, key: Key) -> list[Message]:
+        """What waits of a partition, and no handler has: it is not to be begun any more."""
+        found: list[Message] = []
+        with self._lock:
+            partition = self._partitions.get(key)
+            if partition is None:
+                return found
+            partition.parked.clear()
+            for lane in list(partition.lanes.values()):
+                if lane.rest:
+                    found += lane.rest
+                    lane.rest.clear()
+                if not lane.running:
+                    if lane.message is not None:
+                        found.append(lane.message)
+                    lane.message = None
+                    partition.started.discard(lane)
+                    del partition.lanes[lane.key]
+        return found
+
+    def oldest(self, key: Key) -> float | None:
+        """Since when (ms, own clock) a handler has had a message of this partition; None: none has."""
+        with self._lock:
+            partition = self._partitions.get(key)
+            running = () if partition is None else partition.running
+            return min((lane.began + self._grace_ms for lane in running), default=None)
+
+    def hanging(self, before: float) -> list[Lane]:
+        """Lanes that have been with a handler since before that time (ms, own clock)."""
+        with self._lock:
+            return [lane for x in self._partitions.values() for lane in x.running if lane.began < before]
+
+    def held_back(self, now: float, longer_than: float) -> tuple[HeldBack, ...]:
+        """Partitions whose oldest message in hand has been tried for so long (ms), by topic and partition."""
+        found = []
+        with self._lock:
+            for (topic, number), partition in self._partitions.items():
+                if partition.assignment.stage is not Stage.ACTIVE or not partition.started:
+                    continue
+                offset, lane = min((offset_of(x.message), x) for x in partition.started if x.message is not None)
+                if now >= lane.since + longer_than and lane.message is not None:
+                    in_hand = partition.assignment.tracker.in_hand
+                    found.append(HeldBack(topic, number, offset, lane.message.key(), now - lane.since, in_hand))
+        return tuple(sorted(found, key=lambda one: one[:2]))
