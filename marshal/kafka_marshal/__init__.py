@@ -10,6 +10,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.group import GroupConsumer, Piece
+from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.marshal import Marshal
@@ -23,6 +24,7 @@ from kafka_marshal.engine.policies import (
     ReleaseIfBehind,
     WholeTopic,
 )
+from kafka_marshal.engine.work.lanes import HeldBack
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import (
     AdminError,
@@ -61,7 +63,9 @@ __all__ = [
     "GroupError",
     "GroupPausedError",
     "Health",
+    "HeldBack",
     "HeldError",
+    "Hooks",
     "InHand",
     "KafkaUnavailableError",
     "Lease",
@@ -81,6 +85,7 @@ __all__ = [
     "PositionLostError",
     "RangeConsumer",
     "ReleaseIfBehind",
+    "Retry",
     "Start",
     "Stuck",
     "TopicPartition",

@@ -19,8 +19,7 @@ from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
-from kafka_marshal.client.parallel import Runner, Threads
-from kafka_marshal.client.tasks import Tasks
+from kafka_marshal.client.parallel import Runner
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -375,7 +374,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
         )
         self._begin(None)
-        runner = self._driver.call(Runner, self, options, Tasks if options.is_async else Threads)
+        runner = self._driver.call(Runner, self, options)
         try:
             answer = self._ask(runner.feed)
             try:

@@ -136,15 +136,37 @@ class Fetcher:
                     )
                 self._held_up |= set(full)
                 self._change(dict.fromkeys(full))
+                self._give_up(full)
                 return
             ready = [
                 key
                 for key in self._held_up
                 if (x := assignments.get(key)) is not None
                 and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
+                and not self._engine.delivery.is_held_up(x)
             ]
             self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
+
+    def hold_up_stuck(self) -> None:
+        """Fetch nothing more of partitions that are stuck in lanes, so that a read can wait for the others."""
+        with self._reading, self._driver.locked(step=False):
+            delivery = self._engine.delivery
+            full = [
+                key
+                for key in self._fetched
+                if (x := self._engine.assignments.get(key)) is not None and x.buffer.size and delivery.is_held_up(x)
+            ]
+            self._held_up |= set(full)
+            self._change(dict.fromkeys(full))
+            self._give_up(full)
+
+    def _give_up(self, keys: Iterable[Key]) -> None:
+        """Forget what waits of partitions that are stuck in lanes: it is fetched again when their turn comes."""
+        for key in keys:
+            assignment = self._engine.assignments[key]
+            if self._engine.delivery.is_held_up(assignment):
+                assignment.buffer.give_up()
 
     def pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
+from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.options import ConsumerOptions
@@ -50,6 +51,11 @@ class FetchingConsumer(Membership[S]):
         self._hand = Hand()
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
+
+    @property
+    def kind(self) -> GroupKind:
+        """Who shares out its partitions."""
+        return "claimed" if self._options.group is None else "coordinated"
 
     @property
     def _delivery(self) -> Delivery:

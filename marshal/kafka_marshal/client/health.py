@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.groups.member import MemberState
+from kafka_marshal.engine.work.lanes import HeldBack
 from kafka_marshal.engine.work.schedule import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
@@ -49,13 +50,15 @@ class Health:
     state: str = ""
     #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
     stuck: tuple[Stuck, ...] = ()
+    #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed.
+    held_back: tuple[HeldBack, ...] = ()
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
         what = "piece" if self.state else "lease"
         held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
-        return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck))])
+        return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back))])
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
@@ -85,6 +88,9 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
         state=next((str(member.state(now)) for member in list(driver.engine.groups.values())), ""),
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
+        held_back=tuple(
+            one for each in list(driver.engine.consumers.values()) for one in each.delivery.in_lanes.held_back
+        ),
     )
 
 

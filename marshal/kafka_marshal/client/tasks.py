@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.runtime import is_ours
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.parallel import Runner
 
 __all__ = ["Tasks"]
 
@@ -22,8 +20,8 @@ IN_A_ROW = 100
 class Tasks:
     """As many tasks as handlers may run at a time, in a thread of their own."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, tries: Tries) -> None:
+        self._tries = tries
         #: Lanes for the tasks; any thread adds to it, the loop's takes.
         self._ready: deque[Lane] = deque()
         #: Tasks that wait for a lane, each for one of these.
@@ -37,12 +35,12 @@ class Tasks:
         self._late: set[Lane] = set()
 
     def start(self) -> None:
-        self._thread = self._runner.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
+        self._thread = self._tries.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
 
     async def _main(self) -> None:
         is_ours.set(False)
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.ensure_future(self._work()) for _ in range(self._runner.options.concurrency)]
+        tasks = [asyncio.ensure_future(self._work()) for _ in range(self._tries.options.concurrency)]
         await asyncio.wait(tasks)
 
     def put(self, lanes: Iterable[Lane]) -> None:
@@ -62,9 +60,9 @@ class Tasks:
                 future.set_result(None)
 
     def look(self, now: float) -> None:
-        timeout = self._runner.handler_timeout_ms
+        timeout = self._tries.handler_timeout_ms
         if timeout is not None:
-            for lane in self._runner.lanes.hanging(now - timeout):
+            for lane in self._tries.lanes.hanging(now - timeout):
                 self._call(self._cancel, lane, lane.began)
 
     def _cancel(self, lane: Lane, began: float) -> None:
@@ -77,23 +75,25 @@ class Tasks:
     def end(self, timeout: float) -> None:
         self._is_over = True
         self._call(self._rouse)
-        for lane in self._runner.lanes.hanging(float("inf")):
+        for lane in self._tries.lanes.hanging(float("inf")):
             self._call(self._cancel, lane, lane.began)
         self._thread.join(timeout)
 
     async def _work(self) -> None:
         """What a task does until the end."""
-        runner, options = self._runner, self._runner.options
+        tries, options = self._tries, self._tries.options
         handle, deserialize = cast("Any", options.handle), options.deserialize
-        now_ms, in_a_row = runner.runtime.now_ms, 0
-        while not self._is_over:
+        now_ms, in_a_row = tries.runtime.now_ms, 0
+        while True:
             if not self._ready:
+                if self._is_over:
+                    return
                 await self._wait()
                 in_a_row = 0
                 continue
             lane = self._ready.popleft()
             began = now_ms()
-            attempt = runner.begin(lane, began)
+            attempt = tries.begin(lane, began)
             if attempt is None:
                 continue
             self._running[lane] = cast("asyncio.Task[None]", asyncio.current_task())
@@ -102,14 +102,14 @@ class Tasks:
                 await handle(message if deserialize is None else deserialize(message))
             except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
                 del self._running[lane]
-                if self._is_over and lane in self._late:
-                    runner.given_back(lane)  # cancelled, as the run has waited long enough for it
+                if self._is_ours(lane):
+                    tries.given_back(lane)
                 else:
-                    runner.failed(lane, attempt, began, self._named(lane, error))
+                    tries.failed(lane, attempt, began, self._named(lane, error))
             else:
                 del self._running[lane]
                 self._late.discard(lane)
-                runner.done(lane, attempt, began)
+                tries.done(lane, attempt, began)
             in_a_row += 1
             if in_a_row >= IN_A_ROW:
                 in_a_row = 0
@@ -123,6 +123,10 @@ class Tasks:
         else:
             await future
 
+    def _is_ours(self, lane: Lane) -> bool:
+        """Whether it was cancelled as the run ends."""
+        return self._is_over and lane in self._late
+
     def _named(self, lane: Lane, error: BaseException) -> BaseException:
         """What a handler has raised; a TimeoutError where we have cancelled it."""
         if lane not in self._late:
@@ -132,7 +136,7 @@ class Tasks:
             return error
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
-        timeout_s = (self._runner.handler_timeout_ms or 0.0) / 1000
+        timeout_s = (self._tries.handler_timeout_ms or 0.0) / 1000
         late = TimeoutError(f"the handler has not returned within handler_timeout ({timeout_s:g} s), and was cancelled")
         late.__cause__ = error
         return late

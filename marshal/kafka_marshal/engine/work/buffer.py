@@ -43,6 +43,12 @@ class Buffer:
         self._parts.clear()
         self.size = 0
 
+    def give_up(self) -> None:
+        """Forget what was fetched and not handed out; it comes from the reader again."""
+        if self._parts:
+            self.go_on_at(self._parts[0][1])
+            self.clear()
+
     def put(
         self, messages: list[Message], tracker: Tracker[Any], wants: Callable[[Message], bool] | None = None
     ) -> None:

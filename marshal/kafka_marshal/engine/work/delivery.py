@@ -7,7 +7,6 @@ message is handed out or reported, never repeated (C13).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
@@ -15,9 +14,8 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
-from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes
+from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
-from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["Delivery"]
@@ -28,10 +26,8 @@ class Delivery:
 
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
-        #: Where many handlers work at a time: who waits for whom; None: nobody has asked for that yet.
-        self.lanes: Lanes | None = None
-        #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
-        self.held_back: tuple[HeldBack, ...] = ()
+        #: Where many handlers work at a time: what they have.
+        self.in_lanes = InLanes()
         #: At most once: what the log grants.
         self.grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
@@ -70,26 +66,17 @@ class Delivery:
 
     def _open(self, now: float) -> Iterator[Assignment]:
         """Those of which something can be handed out now, in their turn."""
-        if self.lanes is not None and not self.lanes.is_ended:
-            return (x for x in self._turns if x.can_hand_out(now) and self.has_share(x))
+        if self.in_lanes.is_active:
+            return (x for x in self._turns if x.can_hand_out(now) and not self.is_held_up(x))
         is_full = self._room_in_hand() <= 0
         return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
 
     def is_held_up(self, assignment: Assignment) -> bool:
-        """Whether nothing more of a partition is spread over lanes before something of it has ended."""
-        return assignment.tracker.in_hand >= MAX_IN_HAND_MESSAGES or not self.has_share(assignment)
-
-    def has_share(self, assignment: Assignment) -> bool:
-        """Whether a partition may have more in hand, in lanes: no more than there is room for all others.
-
-        So one that waits for a stuck message takes half of the memory at most, two a third each (the dynamic threshold
-        of Choudhury and Hahne, 1998): the others go on.
-        """
-        in_hand = assignment.tracker.in_hand
-        if in_hand == 0 or in_hand < self._room_in_hand():
-            return True
+        """Where lanes are in use: whether nothing more is handed out of a partition before some of it has ended."""
+        if not self.in_lanes.is_active or not self.in_lanes.is_full(assignment, self._room_in_hand()):
+            return False
         self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())  # perhaps fewer by now
-        return in_hand < self._room_in_hand()
+        return self.in_lanes.is_full(assignment, self._room_in_hand())
 
     def _room_in_hand(self) -> int:
         if self._in_hand_at_most >= self.memory.most_in_hand:
@@ -179,7 +166,7 @@ class Delivery:
         between a run and the library's door any more.
         """
         settled = True
-        self.recall_lanes(assignment, keep)
+        self.recall_lanes(assignment, keep=keep)
         for run in [run for run in assignment.tracker.runs.values() if run.is_marked]:
             back = [*run.recall(), *run.astray()]
             settled = settled and len(back) - len(run.recalled) >= run.handed_out - run.left
@@ -188,38 +175,18 @@ class Delivery:
                     self._put_back(assignment, messages, covers_from)
         return settled
 
-    def recall_lanes(self, assignment: Assignment, keep: bool) -> None:
-        """What waits in lanes is not in hand any more."""
-        if self.lanes is None:
-            return
-        tracker = assignment.tracker
-        waiting = sorted(self.lanes.recall(assignment.key), key=offset_of)
-        while waiting:
-            run = tracker.run_at(offset_of(waiting[0]))
-            end = 1 if run is None else bisect_right(waiting, run.last, key=offset_of)
-            for messages, covers_from in () if run is None else tracker.split(run, waiting[:end]):
-                if keep:
-                    self._put_back(assignment, messages, covers_from)
-            del waiting[: max(1, end)]
-
-    def to_lanes(self, lanes: Lanes, run: Run) -> list[Lane]:
-        """A run is spread over lanes; those that have become ready."""
-        return lanes.put(run.assignment, run.into_lanes())
+    def recall_lanes(self, assignment: Assignment, *, keep: bool) -> None:
+        """What waits in lanes is not in hand any more. keep: it is handed out again."""
+        for messages, covers_from in self.in_lanes.recall(assignment):
+            if keep:
+                self._put_back(assignment, messages, covers_from)
 
     def returned(self, now: float) -> None:
-        """A try has failed: where its partition is being let go, it is not tried again here."""
-        if self.lanes is None or not self.lanes.has_returned:
-            return
-        self.lanes.has_returned = False
-        for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
-            self.recall_lanes(assignment, keep=False)
-            self._consumer.revocation.try_finish(assignment, now)
-
-    def oldest_in_hand(self, assignment: Assignment, now: float) -> float | None:
-        """Since when (ms, own clock) a handler has had a message of this partition; None: none has."""
-        if self.lanes is not None and not self.lanes.is_ended:
-            return self.lanes.oldest(assignment.key)
-        return assignment.tracker.oldest_in_hand(now)
+        """Where a try has failed and its partition is being let go, it is not tried again here."""
+        if self.in_lanes.take_returned():
+            for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
+                self.recall_lanes(assignment, keep=False)
+                self._consumer.revocation.try_finish(assignment, now)
 
     def reclaim(self, before: float, now: float) -> None:
         """At least once: what was handed out before that time and the user has dropped without done comes again.

@@ -114,7 +114,7 @@ class Schedule:
             self._consumer.revocation.revoke(assignment, why, now)
         timeout = self._consumer.settings.handler_timeout_ms
         if timeout is not None and lease.held:
-            oldest = self._consumer.delivery.oldest_in_hand(assignment, now)
+            oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
             if oldest is not None and now >= oldest + timeout:
                 self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
                 return
@@ -137,6 +137,6 @@ class Schedule:
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.told.start_beat_sent + hi)
             elif timeout is not None and not assignment.over:  # what is let go no handler can lose any more
-                oldest = self._consumer.delivery.oldest_in_hand(assignment, now)
+                oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]
         return min(times, default=float("inf"))

@@ -1,0 +1,99 @@
+"""Handlers that are functions, called in threads (:mod:`.parallel`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from kafka_marshal.client.tries import Tries
+from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.logs import log
+from kafka_marshal.runtime import is_ours
+
+__all__ = ["Threads"]
+
+
+class Threads:
+    """Handlers called in threads, ``concurrency`` of them."""
+
+    def __init__(self, tries: Tries) -> None:
+        self._tries = tries
+        self._ready = tries.runtime.mailbox()
+        #: How many there are, and how many there should be: one more for each that hangs.
+        self._lock = tries.runtime.lock()
+        self._threads = 0
+        self._wanted = tries.options.concurrency
+
+    def start(self) -> None:
+        while self._threads < self._wanted:
+            with self._lock:
+                self._threads += 1
+                number = self._threads
+            self._tries.runtime.start(self._work, f"kafka-marshal-handler-{number}")
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            self._ready.put(lane)
+
+    def look(self, now: float) -> None:
+        timeout = self._tries.handler_timeout_ms
+        if timeout is None:
+            return
+        hanging = len(self._tries.lanes.hanging(now - timeout))
+        if self._tries.options.concurrency + hanging > self._wanted:
+            log(
+                logging.WARNING,
+                "handlers_hang",
+                "%d handler(s) have taken longer than handler_timeout: their partitions are released, their threads "
+                "are left behind, and others take their place",
+                hanging,
+            )
+        self._wanted = self._tries.options.concurrency + hanging
+        self.start()
+
+    def end(self, timeout: float) -> None:
+        self._wanted = 0
+        for _ in range(self._threads):
+            self._ready.put(None)
+
+    def _work(self) -> None:
+        """What a worker does until the end: no lock is held while the handler runs."""
+        tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
+        get, now_ms = self._ready.get, tries.runtime.now_ms
+        is_ours.set(False)
+        while (lane := get()) is not None:
+            began = now_ms()
+            attempt = tries.begin(lane, began)
+            if attempt is None:
+                continue
+            try:
+                message = attempt.message
+                result = handle(message if deserialize is None else deserialize(message))
+                if result is not None:
+                    _check_result(result)
+            except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+                tries.failed(lane, attempt, began, error)
+            else:
+                tries.done(lane, attempt, began)
+            if self._threads > self._wanted and self._is_one_too_many():
+                return
+        with self._lock:
+            self._threads -= 1
+
+    def _is_one_too_many(self) -> bool:
+        """Whether this thread was replaced while its handler hung, or the run has ended."""
+        with self._lock:
+            is_one = self._threads > self._wanted
+            self._threads -= is_one
+            return is_one
+
+
+def _check_result(result: object) -> None:
+    if hasattr(result, "__await__"):
+        if hasattr(result, "close"):
+            result.close()
+        raise ConfigurationError(
+            "the handler has returned something to be awaited, and nobody does: what it is for has not happened. Give "
+            "run(…) the coroutine function itself, not a function that calls it"
+        )

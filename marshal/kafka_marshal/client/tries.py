@@ -1,0 +1,189 @@
+"""What workers of ``consumer.run`` ask: what is there to do in this lane, and what becomes of it when it was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Protocol, cast
+
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Attempt, current
+from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.client.handling import RunOptions
+from kafka_marshal.engine.work.lanes import Lane, Lanes
+from kafka_marshal.guard import report
+
+__all__ = ["LOOK_S", "Tries", "Workers"]
+
+#: While somebody waits for others, it is looked this often (s) whether a lease has ended, or somebody stops.
+LOOK_S = 0.1
+
+
+class Workers(Protocol):
+    """What calls the handlers: threads, or tasks of an event loop."""
+
+    def start(self) -> None: ...
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        """These are ready (any thread)."""
+
+    def look(self, now: float) -> None:
+        """See to handlers that take too long (ms, own clock; the feeder calls)."""
+
+    def end(self, timeout: float) -> None:
+        """No lane is ready any more: have them end (*blocking*, for so many seconds at most)."""
+
+
+class Tries:
+    """The tries of one call of ``run``, and whom they wake."""
+
+    workers: Workers
+
+    def __init__(
+        self,
+        consumer: FetchingConsumer[object],
+        options: RunOptions,
+        lanes: Lanes,
+        ready_wanted: int,
+        give_back: Callable[[], None],
+    ) -> None:
+        """give_back: what is in hand, and no handler has, is so no more. (The run is over, and one has failed.)"""
+        self.options = options
+        self.lanes = lanes
+        self.ready_wanted = ready_wanted
+        self.runtime = consumer._driver.cluster.runtime
+        self.handler_timeout_ms = consumer._options.handler_timeout_ms
+        self._consumer = consumer
+        self._give_back = give_back
+        self._rng: Random = self.runtime.random()
+        #: Guards nothing: it wakes the feeder and the timer.
+        self.news = self.runtime.condition()
+        self._is_awaited = False
+        #: What ends the run; None: nothing has, or it was asked to end.
+        self.error: BaseException | None = None
+        self.is_ending = False
+        self._timer_runs = False
+        self._about = consumer._marshal.group_id, consumer.kind, options.order
+
+    # The feeder.
+
+    def wait(self, is_enough: Callable[[], bool]) -> bool:
+        """Wait for news of the workers, for a while; whether some came."""
+        with self.news:
+            self._is_awaited = True
+            came = is_enough() or self.is_ending or self.news.wait(LOOK_S)
+            self._is_awaited = False
+            return came
+
+    def _wake(self) -> None:
+        with self.news:
+            self.news.notify_all()
+
+    def end(self, error: BaseException) -> None:
+        """The run ends with this, unless something has ended it before."""
+        if self.error is None:
+            self.error = error
+        self.is_ending = True
+        self._wake()
+
+    # Workers.
+
+    def begin(self, lane: Lane, now: float) -> Attempt | None:
+        """A worker takes up a ready lane; None: there is nothing to handle."""
+        message = self.lanes.begin(lane, now)
+        if self._is_awaited and self.lanes.ready < self.ready_wanted / 2:
+            self._wake()
+        if message is None:
+            return None
+        epoch, attempts = lane.assignment.epoch, self.options.retry.attempts
+        attempt = Attempt(cast("Message", message), lane.number, attempts, epoch, *self._about)
+        current.set(attempt)
+        for hooks in self.options.hooks:
+            if hooks.before is not None:
+                _hook("before", hooks.before, attempt)
+        return attempt
+
+    def done(self, lane: Lane, attempt: Attempt, began: float) -> None:
+        """A handler has returned."""
+        if self.options.hooks:
+            took = (self.runtime.now_ms() - began) / 1000
+            for hooks in self.options.hooks:
+                if hooks.after is not None:
+                    _hook("after", hooks.after, attempt, took)
+        self.settled(lane, attempt.message)
+
+    def settled(self, lane: Lane, message: Message) -> None:
+        """A message is done: handled, or a dead letter."""
+        self._consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
+        if self.lanes.done(lane):
+            self.workers.put((lane,))
+        if self._is_awaited or self.is_ending:
+            self._wake()
+
+    def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
+        """A handler has raised: it is tried again, a dead letter, or the end of the run."""
+        now = self.runtime.now_ms()
+        for hooks in self.options.hooks:
+            if hooks.failed is not None:
+                _hook("failed", hooks.failed, attempt, (now - began) / 1000, error)
+        retry, due = self.options.retry, None
+        if not isinstance(error, Exception):
+            self._give_up(attempt, error)
+        elif not attempt.is_last and isinstance(error, retry.on):
+            due = now + retry.delay(attempt.number, self._rng) * 1000
+        elif lane.assignment.over:
+            pass  # it comes again elsewhere
+        else:
+            self._give_up(attempt, error)
+        self._put_aside(lane, due)
+        if due is not None:
+            self._wake_timer()
+
+    def given_back(self, lane: Lane) -> None:
+        """A handler was ended by us: its message comes again."""
+        self._put_aside(lane, None)
+
+    def _put_aside(self, lane: Lane, due: float | None) -> None:
+        if self.lanes.failed(lane, due):
+            self.workers.put((lane,))
+        self._consumer._nudge()
+        if self.lanes.is_ended:
+            self._consumer._driver.post(self._give_back)
+        if self._is_awaited or self.is_ending:
+            self._wake()
+
+    def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        message = attempt.message
+        error.add_note(
+            f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "
+            f"{attempt.attempts}: it ends run(…). The message is not done, and comes again, here or elsewhere; "
+            "dead_letters=… would have put it aside"
+        )
+        self.end(error)
+
+    # The timer.
+
+    def _wake_timer(self) -> None:
+        with self.news:
+            if not self._timer_runs:
+                self._timer_runs = True
+                self.runtime.start(self._time, "kafka-marshal-retries")
+            self.news.notify_all()
+
+    def _time(self) -> None:
+        """Give failed messages their next try, until the end."""
+        while not self.lanes.is_ended:
+            self.workers.put(self.lanes.due(self.runtime.now_ms()))
+            with self.news:
+                due = self.lanes.next_due
+                wait = LOOK_S if due is None else min(LOOK_S, (due - self.runtime.now_ms()) / 1000)
+                if wait > 0:
+                    self.news.wait(wait)
+        self._timer_runs = False
+
+
+def _hook(name: str, function: Callable[..., object], *args: object) -> None:
+    try:
+        function(*args)
+    except BaseException as error:  # noqa: BLE001 - what watches a handler must not end it
+        report(f"the hook {name!r} of run(…)", error)
