@@ -143,7 +143,7 @@ class Fetcher:
                 for key in self._held_up
                 if (x := assignments.get(key)) is not None
                 and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
-                and not self._engine.delivery.is_held_up(x)
+                and not self._engine.delivery.in_lanes.holds_up(x)
             ]
             self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
@@ -155,7 +155,9 @@ class Fetcher:
             full = [
                 key
                 for key in self._fetched
-                if (x := self._engine.assignments.get(key)) is not None and x.buffer.size and delivery.is_held_up(x)
+                if (x := self._engine.assignments.get(key)) is not None
+                and x.buffer.size
+                and delivery.in_lanes.holds_up(x)
             ]
             self._held_up |= set(full)
             self._change(dict.fromkeys(full))
@@ -165,7 +167,7 @@ class Fetcher:
         """Forget what waits of partitions that are stuck in lanes: it is fetched again when their turn comes."""
         for key in keys:
             assignment = self._engine.assignments[key]
-            if self._engine.delivery.is_held_up(assignment):
+            if self._engine.delivery.in_lanes.holds_up(assignment):
                 assignment.buffer.give_up()
 
     def pump(self, timeout_s: float) -> int:

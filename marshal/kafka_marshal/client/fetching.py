@@ -84,7 +84,7 @@ class FetchingConsumer(Membership[S]):
 
     def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
-        self._delivery.returned(self._driver.now_ms())
+        self._delivery.in_lanes.returned(self._driver.now_ms())
         while self._inbox:
             said = self._inbox.popleft()
             now = self._driver.now_ms()

@@ -143,7 +143,7 @@ class Runner:
         self._told.intersection_update(one[:2] for one in found)
         for one in found:
             assignment = self._consumer._engine.assignments.get((one.topic, one.partition))
-            if assignment is not None and delivery.is_held_up(assignment) and one[:2] not in self._told:
+            if assignment is not None and delivery.in_lanes.holds_up(assignment) and one[:2] not in self._told:
                 self._told.add(one[:2])
                 self._consumer._engine.warn(
                     f"{one}: nothing more of this partition is handed out until that has ended, for {one.in_hand:,} of "

@@ -27,7 +27,7 @@ class Delivery:
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
         #: Where many handlers work at a time: what they have.
-        self.in_lanes = InLanes()
+        self.in_lanes = InLanes(consumer, self._put_back, self._room_in_hand)
         #: At most once: what the log grants.
         self.grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
@@ -67,19 +67,12 @@ class Delivery:
     def _open(self, now: float) -> Iterator[Assignment]:
         """Those of which something can be handed out now, in their turn."""
         if self.in_lanes.is_active:
-            return (x for x in self._turns if x.can_hand_out(now) and not self.is_held_up(x))
+            return (x for x in self._turns if x.can_hand_out(now) and not self.in_lanes.holds_up(x))
         is_full = self._room_in_hand() <= 0
         return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
 
-    def is_held_up(self, assignment: Assignment) -> bool:
-        """Where lanes are in use: whether nothing more is handed out of a partition before some of it has ended."""
-        if not self.in_lanes.is_active or not self.in_lanes.is_full(assignment, self._room_in_hand()):
-            return False
-        self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())  # perhaps fewer by now
-        return self.in_lanes.is_full(assignment, self._room_in_hand())
-
-    def _room_in_hand(self) -> int:
-        if self._in_hand_at_most >= self.memory.most_in_hand:
+    def _room_in_hand(self, *, exactly: bool = False) -> int:
+        if exactly or self._in_hand_at_most >= self.memory.most_in_hand:
             self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())
         return self.memory.most_in_hand - self._in_hand_at_most
 
@@ -166,7 +159,7 @@ class Delivery:
         between a run and the library's door any more.
         """
         settled = True
-        self.recall_lanes(assignment, keep=keep)
+        self.in_lanes.recall(assignment, keep=keep)
         for run in [run for run in assignment.tracker.runs.values() if run.is_marked]:
             back = [*run.recall(), *run.astray()]
             settled = settled and len(back) - len(run.recalled) >= run.handed_out - run.left
@@ -174,19 +167,6 @@ class Delivery:
                 if keep:
                     self._put_back(assignment, messages, covers_from)
         return settled
-
-    def recall_lanes(self, assignment: Assignment, *, keep: bool) -> None:
-        """What waits in lanes is not in hand any more. keep: it is handed out again."""
-        for messages, covers_from in self.in_lanes.recall(assignment):
-            if keep:
-                self._put_back(assignment, messages, covers_from)
-
-    def returned(self, now: float) -> None:
-        """Where a try has failed and its partition is being let go, it is not tried again here."""
-        if self.in_lanes.take_returned():
-            for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
-                self.recall_lanes(assignment, keep=False)
-                self._consumer.revocation.try_finish(assignment, now)
 
     def reclaim(self, before: float, now: float) -> None:
         """At least once: what was handed out before that time and the user has dropped without done comes again.

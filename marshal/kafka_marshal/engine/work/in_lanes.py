@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.work.assignment import Assignment, Run
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes
 from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
@@ -16,7 +17,19 @@ __all__ = ["InLanes"]
 class InLanes:
     """All methods are called under the shell's lock."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        consumer: Mover,
+        put_back: Callable[[Assignment, list[Message], int], None],
+        room: Callable[..., int],
+    ) -> None:
+        """put_back: messages, from this offset on, are to be handed out again.
+
+        room: for how many more there is in hand; with ``exactly=True`` it counts, else there may be more.
+        """
+        self._consumer = consumer
+        self._put_back = put_back
+        self._room = room
         #: Who waits for whom; None: nobody has asked for that yet.
         self.lanes: Lanes | None = None
         #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
@@ -31,26 +44,27 @@ class InLanes:
         """A run that was handed out goes to lanes; those that have become ready."""
         return lanes.put(run.assignment, run.into_lanes())
 
-    def recall(self, assignment: Assignment) -> list[tuple[list[Message], int]]:
-        """What waits in lanes is not in hand any more: (consecutive messages, first offset they cover)."""
-        found: list[tuple[list[Message], int]] = []
+    def recall(self, assignment: Assignment, *, keep: bool) -> None:
+        """What waits in lanes is not in hand any more. keep: it is handed out again."""
         tracker = assignment.tracker
         waiting = [] if self.lanes is None else sorted(self.lanes.recall(assignment.key), key=offset_of)
         place = 0
         while place < len(waiting):
             run = tracker.run_at(offset_of(waiting[place]))
             end = place + 1 if run is None else max(place + 1, bisect_right(waiting, run.last, key=offset_of))
-            if run is not None:
-                found += tracker.split(run, waiting[place:end])
+            for messages, covers_from in () if run is None else tracker.split(run, waiting[place:end]):
+                if keep:
+                    self._put_back(assignment, messages, covers_from)
             place = end
-        return found
 
-    def take_returned(self) -> bool:
-        """Whether a try has failed since this was asked last."""
+    def returned(self, now: float) -> None:
+        """Where a try has failed and its partition is being let go, it is not tried again here."""
         if self.lanes is None or not self.lanes.has_returned:
-            return False
+            return
         self.lanes.has_returned = False
-        return True
+        for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
+            self.recall(assignment, keep=False)
+            self._consumer.revocation.try_finish(assignment, now)
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) somebody has had a message of this partition; None: nobody has."""
@@ -58,11 +72,13 @@ class InLanes:
             return self.lanes.oldest(assignment.key)
         return assignment.tracker.oldest_in_hand(now)
 
-    def is_full(self, assignment: Assignment, room: int) -> bool:
-        """Whether a partition has in hand what it may: the limit, or as much as there is room for all others.
+    def holds_up(self, assignment: Assignment) -> bool:
+        """Whether nothing more of a partition is handed out before some of it has ended.
 
-        So one that waits for a stuck message takes half of the memory at most, two a third each (the dynamic threshold
-        of Choudhury and Hahne, 1998): the others go on.
+        It may have in hand as much as there is room for all others. So one that waits for a stuck message takes half
+        of the memory at most, two a third each (the dynamic threshold of Choudhury and Hahne, 1998): the others go on.
         """
         in_hand = assignment.tracker.in_hand
-        return in_hand >= MAX_IN_HAND_MESSAGES or (in_hand > 0 and in_hand >= room)
+        if not self.is_active or in_hand == 0:
+            return False
+        return in_hand >= MAX_IN_HAND_MESSAGES or (in_hand >= self._room() and in_hand >= self._room(exactly=True))

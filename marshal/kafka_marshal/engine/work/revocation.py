@@ -74,7 +74,7 @@ class Revocation:
             # Whoever had it in hand may hang: until a thread is back, it works on nothing else.
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
-        self._consumer.delivery.recall_lanes(assignment, keep=False)
+        self._consumer.delivery.in_lanes.recall(assignment, keep=False)
         if self._consumer.source.taken_away(assignment.key, reason, now):
             self._consumer.delivery.taken_away(assignment, now)
         assignment.buffer.clear()
