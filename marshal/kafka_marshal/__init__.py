@@ -39,6 +39,7 @@ from kafka_marshal.errors import (
     MarshalError,
     PartitionStuckError,
     PositionLostError,
+    ProduceError,
 )
 from kafka_marshal.instance import release
 from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
@@ -79,6 +80,7 @@ __all__ = [
     "Piece",
     "Policy",
     "PositionLostError",
+    "ProduceError",
     "RangeConsumer",
     "ReleaseIfBehind",
     "Start",
