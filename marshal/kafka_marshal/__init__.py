@@ -41,6 +41,7 @@ from kafka_marshal.errors import (
     MarshalError,
     PartitionStuckError,
     PositionLostError,
+    ProduceError,
 )
 from kafka_marshal.instance import release
 from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
@@ -83,6 +84,7 @@ __all__ = [
     "Piece",
     "Policy",
     "PositionLostError",
+    "ProduceError",
     "RangeConsumer",
     "ReleaseIfBehind",
     "Retry",

@@ -39,6 +39,7 @@
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
     │   ├── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
     │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind (G1, G5)
+    ├── ProduceError                a record could not be produced; the message it stands for is not done
     ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
     │   ├── TopicAbsentError        a topic that was asked for does not exist
     │   ├── RangeGoneError          retention took a part of the batch while it was read (P9)
@@ -90,6 +91,7 @@ __all__ = [
     "NotCoordinatorForGroupError",
     "PartitionStuckError",
     "PositionLostError",
+    "ProduceError",
     "RangeGoneError",
     "SessionTimeoutTooHighError",
     "SinkError",
@@ -334,6 +336,17 @@ class WrongEpochKindError(SinkError):
         #: "claimed" or "coordinated": the writer's, and what is stored.
         self.kind = kind
         self.stored_kind = stored_kind
+
+
+class ProduceError(MarshalError):
+    """A record, such as a dead letter, could not be produced. The message it stands for is not done and comes again."""
+
+    def __init__(self, message: str, *, topic: str, retry: bool) -> None:
+        super().__init__(message)
+        #: Where it was to go.
+        self.topic = topic
+        #: Whether the same record may succeed when it is sent again.
+        self.retry = retry
 
 
 class BatchError(MarshalError):

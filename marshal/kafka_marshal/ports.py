@@ -19,6 +19,7 @@ from kafka_marshal.runtime import Runtime
 from kafka_marshal.types import Key
 
 __all__ = [
+    "DELIVERY_TIMEOUT_MS",
     "Ack",
     "Appender",
     "Cluster",
@@ -28,6 +29,7 @@ __all__ = [
     "KafkaGroup",
     "LogEntry",
     "Message",
+    "Producer",
     "Tail",
     "TailBatch",
     "TailFault",
@@ -38,6 +40,9 @@ __all__ = [
 
 #: What a Cluster calls a partition.
 TopicPartition = Key
+
+#: How long a producer waits for a record's acknowledgement, where it is not told otherwise.
+DELIVERY_TIMEOUT_MS = 30_000
 
 #: (offset, timestamp_ms or -1 where the stamp is not of type LogAppendTime (T1), value or None)
 LogEntry = tuple[int, int, bytes | None]
@@ -147,6 +152,38 @@ class Appender(Protocol):
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Flush for up to timeout_s, drop the rest, free the connection."""
+
+
+class Producer(Protocol):
+    """Produces records to users' topics, acks=all and idempotent.
+
+    Any thread may send; acks are called from within poll(), flush() or close() only, each once.
+    """
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        on_ack: Callable[[Exception | None], None] | None = None,
+    ) -> None:
+        """Send a record, stamped with the present time. Raises nothing but ClosedError: on_ack is told.
+
+        The partition is the one that Java's producer chooses for the key (murmur2); without a key it is any.
+        on_ack: None: all in-sync replicas have it. Else why it is not known to be written: ProduceError,
+        AuthorizationError, AuthenticationError, KafkaUnavailableError (it may be written all the same), or ClosedError.
+        A failure is of this record: the next may succeed with the same producer.
+        """
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve acks that are due; waits up to timeout_s for the first."""
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for outstanding records (*blocking*), and serve their acks; returns how many are still outstanding."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Flush for up to timeout_s, fail the rest with ClosedError, free the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,5 +338,8 @@ class Cluster(Protocol):
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
         """A reader of user data. config: librdkafka properties on top of the cluster's own."""
+
+    def producer(self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS) -> Producer:
+        """A producer of user data that gives up on a record after delivery_timeout_ms. config: as for data_reader."""
 
     def close(self) -> None: ...

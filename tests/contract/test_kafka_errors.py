@@ -16,12 +16,15 @@ from confluent_kafka.admin import AclOperation, AdminClient
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.producer import KafkaProducer
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
+    ClosedError,
     CoordinationTopicError,
     KafkaUnavailableError,
     MarshalError,
+    ProduceError,
 )
 from kafka_marshal.ports import Ack, FaultKind
 from kafka_marshal.testing import LocalBroker, TcpProxy
@@ -207,6 +210,31 @@ def test_describing_is_not_reading(guarded: LocalBroker) -> None:
     assert not data.messages
     data.reader.close()
     log.tail.close()
+    cluster.close()
+    side.close()
+
+
+def test_an_acl_that_forbids_producing(guarded: LocalBroker) -> None:
+    """The idempotent producer itself needs no right on the cluster; a topic that may only be seen refuses a record."""
+    side = KafkaSide(guarded.bootstrap_servers, login("root"))
+    topic = side.topic()
+    allow(guarded.bootstrap_servers, login("root"), "guest", {topic: (AclOperation.DESCRIBE,)})
+    cluster = KafkaCluster(guarded.bootstrap_servers, login("guest"))
+    eventually(lambda: topic in cluster.topics(TIMEOUT_S), "the ACL is known")
+    producer = cluster.producer({})
+    errors: list[Exception | None] = []
+
+    def answered() -> type | None:
+        producer.send(topic, b"v", None, (), errors.append)
+        assert producer.flush(TIMEOUT_S) == 0
+        return type(errors[-1])
+
+    assert answered() is AuthorizationError
+    assert topic in str(errors[0])
+    assert "WRITE" in str(errors[0])
+    allow(guarded.bootstrap_servers, login("root"), "guest", {topic: (AclOperation.WRITE,)})
+    eventually(lambda: answered() is type(None), "the same producer goes on once it may")
+    producer.close()
     cluster.close()
     side.close()
 
@@ -468,3 +496,97 @@ def test_a_broker_that_the_client_itself_has_dropped_is_asked_again() -> None:
     error = marshal_error(KafkaException(KafkaError(KafkaError._DESTROY_BROKER)), "looking up t", "a:1", Troubles())
     assert isinstance(error, KafkaUnavailableError)
     assert KafkaError._DESTROY_BROKER in RETRY_CODES
+
+
+# -- a producer whose producer fails ------------------------------------------------------------------------------
+
+
+class FakeDataProducer(FakeProducer):
+    """The same for records of any topic."""
+
+    def produce(self, topic: str, value: Any, key: Any, partition: int, callback: Any, headers: Any = None) -> None:
+        super().produce(topic, value, key, partition, callback)
+
+
+class Producing:
+    """A KafkaProducer on fakes, and what it is told."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeDataProducer] = []
+        self.troubles = Troubles()
+        self.errors: list[Exception | None] = []
+        self.producer = KafkaProducer({}, self.troubles, delivery_timeout_ms=321, producer=self._make)
+
+    def _make(self, settings: dict[str, object]) -> Producer:
+        self.made.append(FakeDataProducer(settings))
+        return self.made[-1]  # type: ignore[return-value]
+
+    def send(self, answer: KafkaError | None) -> None:
+        self.producer.send("orders.dead", b"v", b"key", (), self.errors.append)
+        _, delivered = self.made[-1].queued.pop()
+        delivered(answer, None)
+        self.producer.poll()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, ProduceError, "topic 'orders.dead' does not exist"),
+        (KafkaError._UNKNOWN_TOPIC, ProduceError, "topic 'orders.dead' does not exist"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, ProduceError, "A record of 4 bytes was not produced: it is larger than"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AuthorizationError, "allows WRITE and DESCRIBE on the topic"),
+        (KafkaError._MSG_TIMED_OUT, KafkaUnavailableError, "may come to be there twice"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, KafkaUnavailableError, "was not acknowledged in time"),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnavailableError, "was not acknowledged in time"),
+        (KafkaError._PURGE_INFLIGHT, ClosedError, "closed before a record for topic 'orders.dead'"),
+        (KafkaError.INVALID_RECORD, ProduceError, "Correct what the reason names"),
+    ],
+)
+def test_why_a_record_was_not_produced(code: int, kind: type[Exception], says: str) -> None:
+    producing = Producing()
+    producing.send(KafkaError(code))
+    (error,) = producing.errors
+    assert type(error) is kind
+    assert says in str(error)
+    assert "orders.dead" in str(error)
+    assert "not done and comes again" in str(error)
+
+
+def test_a_record_that_nobody_let_in_says_so() -> None:
+    producing = Producing()
+    producing.troubles(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    producing.send(KafkaError(KafkaError._MSG_TIMED_OUT))
+    (error,) = producing.errors
+    assert type(error) is AuthenticationError
+    assert "wrong password" in str(error)
+
+
+def test_a_record_for_a_full_queue_is_not_sent() -> None:
+    producing = Producing()
+    producing.made[0].failures = [BufferError(), BufferError()]
+    producing.producer.send("orders.dead", b"v", None, (), producing.errors.append)
+    assert producing.errors == [], "not before poll()"
+    producing.producer.poll()
+    (error,) = producing.errors
+    assert type(error) is KafkaUnavailableError
+    assert "queue.buffering.max.messages" in str(error)
+
+
+def test_after_a_fatal_error_a_producer_begins_again() -> None:
+    producing = Producing()
+    sender = producing.producer
+    sender.send("orders.dead", b"1", None, (), producing.errors.append)
+    producing.troubles(KafkaError(KafkaError._FATAL, "out of sequence", fatal=True))
+    producing.made[0].failures = [KafkaException(KafkaError(KafkaError._FATAL, "fatal", fatal=True))]
+    sender.send("orders.dead", b"2", None, (), producing.errors.append)
+    assert len(producing.made) == 1, "the first record is under way still"
+    ((_, delivered),) = producing.made[0].queued
+    delivered(KafkaError(KafkaError._PURGE_QUEUE), None)
+    sender.poll()
+    assert [type(error) for error in producing.errors] == [ProduceError] * 2
+    assert ["out of sequence" in str(error) for error in producing.errors] == [True] * 2
+    assert [getattr(error, "retry", None) for error in producing.errors] == [True] * 2
+    producing.send(None)
+    assert producing.errors[2:] == [None]
+    assert len(producing.made) == 2
+    assert producing.made[1].settings == producing.made[0].settings

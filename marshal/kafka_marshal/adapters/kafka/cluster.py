@@ -26,11 +26,12 @@ from kafka_marshal.adapters.kafka.errors import (
 )
 from kafka_marshal.adapters.kafka.group_calls import GroupCalls
 from kafka_marshal.adapters.kafka.metadata_cache import looks_with
+from kafka_marshal.adapters.kafka.producer import KafkaProducer
 from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
-from kafka_marshal.ports import TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["KafkaCluster"]
@@ -308,6 +309,15 @@ class KafkaCluster(GroupCalls):
         # Others may connect as somebody else, to see other topics.
         known = None if more else self._list_topics
         return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
+
+    def producer(
+        self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    ) -> KafkaProducer:
+        self._admin.check_open()
+        settings.check(config)
+        more = dict(config)
+        troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
+        return KafkaProducer(self._properties(Role.PRODUCER, more), troubles, delivery_timeout_ms=delivery_timeout_ms)
 
     def close(self) -> None:
         self._admin.close()

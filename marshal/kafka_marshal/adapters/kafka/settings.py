@@ -39,6 +39,7 @@ class Role(StrEnum):
     APPENDER = "appender"
     TAIL = "tail"
     DATA = "data"
+    PRODUCER = "producer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,10 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
         # Tells what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
         "enable.partition.eof": True,
     },
+    Role.PRODUCER: {
+        "acks": "all",
+        "enable.idempotence": True,
+    },
 }
 
 _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
@@ -142,6 +147,19 @@ _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
         # Fetched ahead: at a million small messages a second good for 20 ms. Five times as many (the default) are
         # slower, by a tenth: they fall out of the processor's caches before their turn comes.
         "queued.min.messages": 20_000,
+    },
+    Role.PRODUCER: {
+        # The partition that Java's producer chooses for the key, and any for none.
+        "partitioner": "murmur2_random",
+        # Sources hold compressed batches: a value that fits there must fit here.
+        "compression.type": "lz4",
+        # The broker refuses a batch as a whole. As small as Java's, so that a record too large fails alone.
+        "batch.size": 16_384,
+        # The topic decides what is too large; this is what a broker reads at all.
+        "message.max.bytes": 100_000_000,
+        "linger.ms": 0,
+        # A topic that is not known to the brokers is given up after this (30 s by default).
+        "topic.metadata.propagation.max.ms": 3_000,
     },
 }
 

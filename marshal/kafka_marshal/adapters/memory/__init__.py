@@ -10,7 +10,8 @@ the same calls give the same results on every run. Without one it keeps the time
 ==================  ==================================================================================
 ``broker``          topics, partitions and their entries; everything happens under its one lock
 ``faults``          what can be made to go wrong
-``appender``        the coordination topic's appender
+``appender``        the coordination topic's appender, and the producer of data
+``partitioner``     which partition a key goes to
 ``readers``         its tail, and the reader of data
 ``cluster``         :class:`MemoryCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================

@@ -1,4 +1,4 @@
-"""Appends to a topic in memory."""
+"""Appends to the coordination topic in memory, and produces to users' topics."""
 
 from __future__ import annotations
 
@@ -6,94 +6,71 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory.broker import MemoryBroker
 from kafka_marshal.adapters.memory.faults import AppendFate
+from kafka_marshal.adapters.memory.partitioner import Partitioner
+from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import Ack
 
-__all__ = ["MemoryAppender"]
+__all__ = ["MemoryAppender", "MemoryProducer"]
+
+#: What an ack is: an Ack, or an error.
+A = TypeVar("A")
+#: What waits for a broker.
+R = TypeVar("R", bound="_Waiting")
 
 
 @dataclass(slots=True)
-class _Record:
-    """A record that waits for a broker."""
+class _Waiting:
+    """Something that waits for a broker until then (ms)."""
 
-    partition: int
-    value: bytes
     deadline: float
-    on_ack: Callable[[Ack], None] | None
 
 
 @dataclass(slots=True)
-class _Due:
+class _Due(Generic[A]):
     """An ack that is due at a time (ms)."""
 
     at: float
-    on_ack: Callable[[Ack], None] | None
-    ack: Ack
+    on_ack: Callable[[A], None] | None
+    ack: A
 
 
-class MemoryAppender:
+class _Sending(Generic[R, A]):
     """Writes at once where the broker can be reached, else as soon as it can, within the delivery timeout."""
 
-    def __init__(self, broker: MemoryBroker, client: str, topic: str, delivery_timeout_ms: int) -> None:
+    what = "producer"
+
+    def __init__(self, broker: MemoryBroker, client: str, delivery_timeout_ms: int) -> None:
         self._broker = broker
         self._client = client
-        self._topic = topic
         self._delivery_timeout_ms = delivery_timeout_ms
-        self._waiting: deque[_Record] = deque()
-        self._due: list[_Due] = []
-        self._fatal = False
+        self._waiting: deque[R] = deque()
+        self._due: list[_Due[A]] = []
         self._closed = False
-
-    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
-        with self._broker.changed:
-            self._check_open()
-            now = self._broker.clock()
-            if self._fatal:
-                self._answer(on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
-            else:
-                self._waiting.append(_Record(partition, value, now + self._delivery_timeout_ms, on_ack))
-                self._send()
 
     def _send(self) -> None:
         """Write what waits, or give up on it; the lock is held."""
         now = self._broker.clock()
         while self._waiting and self._waiting[0].deadline <= now:
-            record = self._waiting.popleft()
-            self._answer(record.on_ack, now, Ack(None, "no broker could be reached in time"))
-        while self._waiting and self._broker.reachable(self._client) and not self._fatal:
+            self._expire(self._waiting.popleft(), now)
+        while self._waiting and self._broker.reachable(self._client):
             self._write(self._waiting.popleft(), now)
-        while self._waiting and self._fatal:
-            self._answer(self._waiting.popleft().on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
 
-    def _write(self, record: _Record, now: float) -> None:
-        problem = self._broker.refusal(self._topic, record.partition, record.value)
-        if problem is not None:
-            self._answer(record.on_ack, now, Ack(None, problem))
-            return
-        lost = Ack(None, "the broker did not acknowledge in time")
-        match self._broker.faults.append(self._client, self._topic, record.partition, record.value):
-            case AppendFate.WRITTEN:
-                self._answer(record.on_ack, now, Ack(self._produce(record)))
-            case AppendFate.DUPLICATED:
-                self._produce(record)
-                self._produce(record)
-                self._answer(record.on_ack, now, Ack(None))
-            case AppendFate.UNACKNOWLEDGED:
-                self._produce(record)
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.LOST:
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.FATAL:
-                self._fatal = True
-                self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
+    def _expire(self, record: R, now: float) -> None:
+        raise NotImplementedError
 
-    def _produce(self, record: _Record) -> int:
-        return self._broker.produce(self._topic, record.partition, record.value, b"")
+    def _write(self, record: R, now: float) -> None:
+        raise NotImplementedError
 
-    def _answer(self, on_ack: Callable[[Ack], None] | None, at: float, ack: Ack) -> None:
+    def _drop(self, record: R, now: float) -> None:
+        raise NotImplementedError
+
+    def _answer(self, on_ack: Callable[[A], None] | None, at: float, ack: A) -> None:
         self._due.append(_Due(at, on_ack, ack))
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -131,7 +108,7 @@ class MemoryAppender:
             self._closed = True
             now = self._broker.clock()
             for record in self._waiting:
-                self._answer(record.on_ack, now, Ack(None, "the appender was closed before this was sent"))
+                self._drop(record, now)
             self._waiting.clear()
             for due in self._due:
                 due.at = min(due.at, now)
@@ -159,4 +136,142 @@ class MemoryAppender:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("The appender was closed; nothing was appended. Open a new one.")
+            raise ClosedError(f"The {self.what} was closed; nothing was sent. Open a new one.")
+
+
+@dataclass(slots=True)
+class _Record(_Waiting):
+    """One for the coordination topic."""
+
+    partition: int
+    value: bytes
+    on_ack: Callable[[Ack], None] | None
+
+
+class MemoryAppender(_Sending[_Record, Ack]):
+    """The appender of one topic."""
+
+    what = "appender"
+
+    def __init__(self, broker: MemoryBroker, client: str, topic: str, delivery_timeout_ms: int) -> None:
+        super().__init__(broker, client, delivery_timeout_ms)
+        self._topic = topic
+        self._fatal = False
+
+    def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
+        with self._broker.changed:
+            self._check_open()
+            now = self._broker.clock()
+            if self._fatal:
+                self._answer(on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
+            else:
+                self._waiting.append(_Record(now + self._delivery_timeout_ms, partition, value, on_ack))
+                self._send()
+
+    def _expire(self, record: _Record, now: float) -> None:
+        self._answer(record.on_ack, now, Ack(None, "no broker could be reached in time"))
+
+    def _drop(self, record: _Record, now: float) -> None:
+        self._answer(record.on_ack, now, Ack(None, "the appender was closed before this was sent"))
+
+    def _write(self, record: _Record, now: float) -> None:
+        if self._fatal:
+            self._answer(record.on_ack, now, Ack(None, "the appender is in a fatal state", fatal=True))
+            return
+        problem = self._broker.refusal(self._topic, record.partition, record.value)
+        if problem is not None:
+            self._answer(record.on_ack, now, Ack(None, problem))
+            return
+        lost = Ack(None, "the broker did not acknowledge in time")
+        match self._broker.faults.append(self._client, self._topic, record.partition, record.value):
+            case AppendFate.WRITTEN:
+                self._answer(record.on_ack, now, Ack(self._produce(record)))
+            case AppendFate.DUPLICATED:
+                self._produce(record)
+                self._produce(record)
+                self._answer(record.on_ack, now, Ack(None))
+            case AppendFate.UNACKNOWLEDGED:
+                self._produce(record)
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.LOST:
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.FATAL:
+                self._fatal = True
+                self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
+
+    def _produce(self, record: _Record) -> int:
+        return self._broker.produce(self._topic, record.partition, record.value, b"")
+
+
+@dataclass(slots=True)
+class _DataRecord(_Waiting):
+    """One for a user's topic."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    on_ack: Callable[[Exception | None], None] | None
+
+
+class MemoryProducer(_Sending[_DataRecord, Exception | None]):
+    """The producer of users' topics. No fault is for good: the next record may be written."""
+
+    def __init__(self, broker: MemoryBroker, client: str, delivery_timeout_ms: int) -> None:
+        super().__init__(broker, client, delivery_timeout_ms)
+        self._partitioner = Partitioner()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_ack: Callable[[Exception | None], None] | None = None,
+    ) -> None:
+        with self._broker.changed:
+            self._check_open()
+            now = self._broker.clock()
+            deadline = now + self._delivery_timeout_ms
+            self._waiting.append(_DataRecord(deadline, topic, value, key, tuple(headers), int(now), on_ack))
+            self._send()
+
+    def _expire(self, record: _DataRecord, now: float) -> None:
+        self._answer(record.on_ack, now, producing.unacknowledged(record.topic, "no broker could be reached"))
+
+    def _drop(self, record: _DataRecord, now: float) -> None:
+        self._answer(record.on_ack, now, producing.closed(record.topic))
+
+    def _write(self, record: _DataRecord, now: float) -> None:
+        problem = self._broker.data_refusal(record.topic, record.value, record.key, record.headers)
+        if problem is not None:
+            self._answer(record.on_ack, now, problem)
+            return
+        partition = self._partitioner.partition(record.key, self._broker.existing[record.topic].info.partitions)
+        lost = producing.unacknowledged(record.topic, "no answer")
+        match self._broker.faults.append(self._client, record.topic, partition, record.value or b""):
+            case AppendFate.WRITTEN:
+                self._produce(record, partition)
+                self._answer(record.on_ack, now, None)
+            case AppendFate.DUPLICATED:
+                self._produce(record, partition)
+                self._produce(record, partition)
+                self._answer(record.on_ack, now, None)
+            case AppendFate.UNACKNOWLEDGED:
+                self._produce(record, partition)
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.LOST:
+                self._answer(record.on_ack, record.deadline, lost)
+            case AppendFate.FATAL:
+                self._answer(record.on_ack, now, producing.refused(record.topic, "a fatal error", retry=True))
+
+    def _produce(self, record: _DataRecord, partition: int) -> None:
+        self._broker.produce(
+            record.topic,
+            partition,
+            record.value,
+            record.key,
+            timestamp_ms=record.timestamp_ms,
+            headers=record.headers or None,
+        )

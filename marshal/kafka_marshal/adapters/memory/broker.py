@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory.faults import Faults
-from kafka_marshal.errors import CoordinationTopicError
+from kafka_marshal.errors import CoordinationTopicError, ProduceError
 from kafka_marshal.ports import TopicInfo, TopicPartition
 
 __all__ = ["MemoryBroker", "MemoryMessage"]
@@ -53,7 +54,7 @@ class MemoryMessage:
         key: bytes | None,
         value: bytes | None,
         timestamp: tuple[int, int],
-        headers: Sequence[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
     ) -> None:
         self._topic = topic
         self._partition = partition
@@ -87,7 +88,7 @@ class MemoryMessage:
         """(1 for CreateTime or 2 for LogAppendTime, ms)."""
         return self._timestamp
 
-    def headers(self) -> list[tuple[str, bytes]] | None:
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
         """The headers, None for none."""
         return list(self._headers) if self._headers is not None else None
 
@@ -220,7 +221,7 @@ class MemoryBroker:
         key: bytes | None = None,
         *,
         timestamp_ms: int | None = None,
-        headers: Sequence[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
     ) -> int:
         """Append a message; returns its offset. timestamp_ms: the sender's, for topics with CreateTime (else now)."""
         with self._changing():
@@ -282,6 +283,18 @@ class MemoryBroker:
             return f"unknown partition {topic} [{partition}]"
         if len(value) + BATCH_OVERHEAD > int(made.settings["max.message.bytes"]):
             return f"{len(value)} bytes are more than the topic's max.message.bytes allow"
+        return None
+
+    def data_refusal(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: producing.Headers
+    ) -> ProduceError | None:
+        """Why a user's record is not written, None if it is; the lock is held."""
+        made = self.existing.get(topic)
+        if made is None:
+            return producing.missing(topic)
+        size = producing.size_of(value, key, headers)
+        if size + BATCH_OVERHEAD > int(made.settings["max.message.bytes"]):
+            return producing.too_large(topic, size)
         return None
 
     def reachable(self, client: str) -> bool:

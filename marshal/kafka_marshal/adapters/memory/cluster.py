@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from kafka_marshal.adapters.memory.appender import MemoryAppender
+from kafka_marshal.adapters.memory.appender import MemoryAppender, MemoryProducer
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
-from kafka_marshal.ports import KafkaGroup, TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
 __all__ = ["MemoryCluster", "unanswered"]
@@ -144,6 +144,12 @@ class MemoryCluster:
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> MemoryDataReader:
         self._check_open()
         return MemoryDataReader(self.broker, self.client)
+
+    def producer(
+        self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    ) -> MemoryProducer:
+        self._check_open()
+        return MemoryProducer(self.broker, self.client, delivery_timeout_ms)
 
     def close(self) -> None:
         with self.broker.changed:

@@ -7,6 +7,7 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 ``scheduler``           virtual time, and threads (greenlets) that run one at a time
 ``runtime``             the clock and threads of one process, as :mod:`kafka_marshal.runtime` wants them
 ``network``             latency, loss, repetition; each client sees the log at a time of its own
+``producer``            what a process produces to users' topics
 ``process``             processes, and what a worker in one is given (:class:`Job`)
 ``interrupting``        exceptions out of nowhere, in workers' calls and in reads
 ``logs``                what must not be logged

@@ -16,9 +16,11 @@ from math import inf
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.adapters.memory.cluster import unanswered
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, entry_of, outside
+from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.ports import (
+    DELIVERY_TIMEOUT_MS,
     Ack,
     DataFault,
     FaultKind,
@@ -29,6 +31,7 @@ from kafka_marshal.ports import (
     TopicPartition,
 )
 from kafka_marshal.testing.simulation.living import Living, Trouble
+from kafka_marshal.testing.simulation.producer import SimulatedProducer
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
@@ -82,9 +85,17 @@ class Network:
             tail.written(topic, partition, offset + 1)
         return offset
 
-    def publish(self, topic: str, partition: int, value: bytes) -> int:
+    def publish(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> int:
         """A message for users arrives."""
-        offset = self.broker.produce(topic, partition, value)
+        offset = self.broker.produce(topic, partition, value, key, timestamp_ms=timestamp_ms, headers=headers or None)
         for reader in self.readers:
             reader.written((topic, partition))
         return offset
@@ -151,6 +162,12 @@ class SimulatedCluster(MemoryCluster):
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> SimulatedReader:
         self._check_open()
         return SimulatedReader(self._network, self._process)
+
+    def producer(  # type: ignore[override]
+        self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    ) -> SimulatedProducer:
+        self._check_open()
+        return SimulatedProducer(self._network, self._process, delivery_timeout_ms)
 
 
 @dataclass(slots=True)
