@@ -57,6 +57,8 @@ class Leaving:
     def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
         self._driver = driver
         self._engine = engine
+        #: Called before anything is released; the lock is held.
+        self.before: Callable[[], object] = lambda: None
 
     def identify(self) -> None:
         """Learn the ids of topics that it worked on for less time than the first look at them took (P12)."""
@@ -75,6 +77,7 @@ class Leaving:
     def begin(self) -> None:
         """Begin to release everything; the lock is held."""
         if not self._engine.closing:
+            self.before()
             self._engine.close(self._driver.now_ms())
 
     @property

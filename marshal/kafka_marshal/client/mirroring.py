@@ -57,6 +57,10 @@ class Mirroring:
                 self._is_running = False
                 self._driver.condition.notify_all()
 
+    def before_release(self) -> None:
+        """What is owned now is let go next, and committed in ``last``; the lock is held."""
+        self._mirror.note_owned()
+
     def last(self, timeout_s: float) -> None:
         """Commit what is due, once all is released, and nothing more (*blocking*, for up to timeout_s or so)."""
         until = self._driver.monotonic() + min(LAST_TIMEOUT_S, timeout_s)

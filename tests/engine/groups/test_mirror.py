@@ -226,3 +226,13 @@ def test_what_does_not_count_is_left_out() -> None:
     (a,) = mirrored(net, "a")
     found = a.mirror.due(a.member.clock(), [("t", 0), ("t", 1)], lambda key, _: key[1] == 1)
     assert found == {("t", 1): (0, "")}
+
+
+def test_what_was_ours_for_a_moment_only_is_committed_at_the_end() -> None:
+    net = net_of(2, end=5)
+    (a,) = mirrored(net, "a")
+    a.mirror.note_owned()
+    read_all(net, a.member)
+    a.member.close()
+    net.run_until(lambda: source(a.member).has_left)
+    assert a.turn() == {0: 5, 1: 5}

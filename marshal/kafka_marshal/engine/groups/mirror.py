@@ -47,6 +47,8 @@ class Mirror:
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._committed: dict[Key, _Committed] = {}
+        #: What was ours for too short a time to be committed, perhaps.
+        self._had: set[Key] = set()
         self._failures = 0
         #: When to look again.
         self.next_at = 0.0
@@ -65,7 +67,7 @@ class Mirror:
         found: dict[Key, Position] = {}
         if group is None or (me is not None and now >= self._member.proof.valid_until):
             return found  # in doubt: others may be further
-        for key in self._candidates(group, me) if keys is None else keys:
+        for key in self._owned() | self._had | self._committed.keys() if keys is None else keys:
             kept = group.kept(*key)
             if kept is None or not self._is_ours(group, me, key):
                 continue
@@ -75,12 +77,15 @@ class Mirror:
                 found[key] = position
         return found
 
-    def _candidates(self, group: Group, me: Member | None) -> set[Key]:
-        owned = set(self._committed)
-        if me is not None:
-            for name, topic in group.pieces.items():
-                owned.update((name, number) for number, _ in topic.owned_by(me.slot))
-        return owned
+    def note_owned(self) -> None:
+        """What we own now is let go next."""
+        self._had = self._owned()
+
+    def _owned(self) -> set[Key]:
+        group, me = self._member.group, self._member.me
+        if group is None or me is None:
+            return set()
+        return {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
 
     def _is_ours(self, group: Group, me: Member | None, key: Key) -> bool:
         topic = group.pieces.get(key[0])
