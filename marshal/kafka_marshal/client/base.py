@@ -42,9 +42,6 @@ from kafka_marshal.types import Key, TopicPartition
 
 __all__ = ["Membership", "TopicPartition", "calling", "check_partitions"]
 
-#: Once all is released, an end may take this much longer than its limit (s): less than what close() allows for.
-END_S = 0.5
-
 #: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
 STOPPED_S = 0.1
 
@@ -300,18 +297,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         with self._driver.locked():
             self._leaving.begin()
         end_all(self._driver, [self], self._limit, in_callback)
-        self._last_look(self._limit)
+        self._leaving.end(self._limit)
         self._free()
-
-    def _last_look(self, limit: Limit) -> None:
-        """After its releases were waited for, for up to limit."""
-        with self._driver.condition:
-            is_released = self._leaving.is_released and self._driver.engine.failure is None
-        if is_released:  # else Kafka is away, and time is short
-            self._all_released(END_S if (left_s := limit.left_s) is None else left_s + END_S)
-
-    def _all_released(self, timeout_s: float) -> None:
-        """The log shows it: do what has to wait for that (*blocking*, for up to timeout_s)."""
 
     def _free(self) -> None:
         """Give up what the driver holds for it."""

@@ -74,11 +74,7 @@ class GroupConsumer(Consumer):
             raise
         if mirror_offsets:
             self._mirroring = Mirroring(driver, self._member.member)
-            self._leaving.before = self._mirroring.before_release
-
-    def _all_released(self, timeout_s: float) -> None:
-        if self._mirroring is not None:
-            self._mirroring.last(timeout_s)
+            self._leaving.before, self._leaving.after = self._mirroring.before_release, self._mirroring.last
 
     def _freed(self) -> None:
         self._listen_no_more()

@@ -67,15 +67,22 @@ class Mirror:
         found: dict[Key, Position] = {}
         if group is None or (me is not None and now >= self._member.proof.valid_until):
             return found  # in doubt: others may be further
-        for key in self._owned() | self._had | self._committed.keys() if keys is None else keys:
-            kept = group.kept(*key)
-            if kept is None or not self._is_ours(group, me, key):
+        for key in self._candidates(group, me) if keys is None else keys:
+            kept, last = group.kept(*key), self._committed.get(key)
+            if kept is None:
                 continue
-            position, last = (kept.progress.stable + 1, kept.metadata or ""), self._committed.get(key)
+            position = (kept.progress.stable + 1, kept.metadata or "")
             is_due = last is None or last.position != position or now >= last.again_at
-            if is_due and counts(key, kept.progress):
+            if is_due and self._is_ours(group, me, key) and counts(key, kept.progress):
                 found[key] = position
         return found
+
+    def _candidates(self, group: Group, me: Member | None) -> set[Key]:
+        owned = self._owned()
+        for key in self._committed.keys() - owned:
+            if not self._is_ours(group, me, key):
+                del self._committed[key]  # its owner commits it
+        return owned | self._had | self._committed.keys()
 
     def note_owned(self) -> None:
         """What we own now is let go next."""
@@ -91,12 +98,8 @@ class Mirror:
         topic = group.pieces.get(key[0])
         owners = [piece.owner for piece in topic[key[1]] if piece.owner >= 0] if topic is not None else []
         if owners:
-            ours = me is not None and me.slot == owners[0]
-        else:  # of a topic that nobody subscribes to any more, Kafka may drop it
-            ours = me is None or topic is not None
-        if not ours:
-            self._committed.pop(key, None)
-        return ours
+            return me is not None and me.slot == owners[0]
+        return me is None or topic is not None  # of a topic that nobody subscribes to any more, Kafka may drop it
 
     def committed(self, positions: Mapping[Key, Position], now: float) -> None:
         """Kafka has taken these."""
