@@ -181,7 +181,7 @@ def test_beats_and_close_do_not_wait_for_it(
     kafka.answers.set()
 
 
-def test_a_topic_that_is_made_anew_gets_no_positions_of_the_old_one(kafka: Kafka) -> None:
+def test_a_topic_that_is_recreated_gets_no_positions_of_the_old_one(kafka: Kafka) -> None:
     a = kafka.member()
     a.take(40)
     a.consumer.commit()
@@ -204,7 +204,7 @@ def test_a_topic_that_is_made_anew_gets_no_positions_of_the_old_one(kafka: Kafka
     assert kafka.tries == before
 
 
-def test_one_member_commits_what_the_other_has_let_go(kafka: Kafka) -> None:
+def test_one_member_commits_what_the_other_has_released(kafka: Kafka) -> None:
     a, b = kafka.member("a"), kafka.member("b")
     await_shared(2, a, b)
     for x in (a, b):

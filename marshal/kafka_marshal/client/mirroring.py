@@ -58,7 +58,7 @@ class Mirroring:
                 self._driver.condition.notify_all()
 
     def before_release(self) -> None:
-        """What is owned now is let go next, and committed in ``last``; the lock is held."""
+        """What is owned now is released next, and committed in ``last``; the lock is held."""
         self._mirror.note_owned()
 
     def last(self, timeout_s: float) -> None:

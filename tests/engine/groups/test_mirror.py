@@ -91,7 +91,7 @@ def test_a_position_that_stands_still_is_committed_again_and_a_new_one_once_more
     assert mirror.due(now + REFRESH_MS) == {("t", 0): (0, "")}
 
 
-def test_the_owner_commits_and_whoever_has_let_go_does_not() -> None:
+def test_the_owner_commits_and_the_one_before_it_does_not() -> None:
     net = net_of(4, end=40)
     a, *_ = mirrored(net, "a")
     a.turn()
@@ -107,7 +107,7 @@ def test_the_owner_commits_and_whoever_has_let_go_does_not() -> None:
     assert a.kafka == dict.fromkeys(range(4), 40)
 
 
-def test_the_last_member_commits_what_it_has_let_go() -> None:
+def test_the_last_member_commits_what_it_has_released() -> None:
     net = net_of(2, end=20)
     a, b = mirrored(net, "a", "b")
     a.turn(), b.turn()

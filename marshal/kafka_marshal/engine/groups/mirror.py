@@ -47,7 +47,7 @@ class Mirror:
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._committed: dict[Key, _Committed] = {}
-        #: What was ours for too short a time to be committed, perhaps.
+        #: What was ours when we began to leave: perhaps for too short a time to be committed.
         self._had: set[Key] = set()
         self._failures = 0
         #: When to look again.
@@ -85,7 +85,7 @@ class Mirror:
         return owned | self._had | self._committed.keys()
 
     def note_owned(self) -> None:
-        """What we own now is let go next."""
+        """What we own now is released next."""
         self._had = self._owned()
 
     def _owned(self) -> set[Key]:
