@@ -297,6 +297,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         with self._driver.locked():
             self._leaving.begin()
         end_all(self._driver, [self], self._limit, in_callback)
+        self._leaving.end(self._limit)
         self._free()
 
     def _free(self) -> None:

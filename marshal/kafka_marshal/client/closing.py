@@ -41,6 +41,9 @@ DEFAULT_TIMEOUT_S = 30.0
 #: a close() may last longer than the timeout it was given.
 CLOSE_TIMEOUT_S = 1.0
 
+#: What comes after that may take this much longer than the limit (s), of what CLOSE_TIMEOUT_S leaves.
+LAST_S = 0.5
+
 #: How long close() may take to learn which topics were worked on, where nobody has told yet (s).
 IDENTIFY_TIMEOUT_S = 0.5
 
@@ -57,6 +60,10 @@ class Leaving:
     def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
         self._driver = driver
         self._engine = engine
+        #: Called before anything is released; the lock is held.
+        self.before: Callable[[], object] = lambda: None
+        #: Called once the log shows all released, with how long it may take (s).
+        self.after: Callable[[float], object] = lambda timeout_s: None
 
     def identify(self) -> None:
         """Learn the ids of topics that it worked on for less time than the first look at them took (P12)."""
@@ -75,6 +82,7 @@ class Leaving:
     def begin(self) -> None:
         """Begin to release everything; the lock is held."""
         if not self._engine.closing:
+            self.before()
             self._engine.close(self._driver.now_ms())
 
     @property
@@ -87,6 +95,14 @@ class Leaving:
         """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
         left = self._engine.assignments.values()
         return all(x.callbacks_running for x in left) and (bool(left) or self._engine.source.has_left)
+
+    def end(self, limit: Limit) -> None:
+        """Once releases were waited for: do what comes after them (*blocking*). Limit: of the wait for callbacks."""
+        with self._driver.condition:
+            is_released = self.is_released and self._driver.engine.failure is None
+        if is_released:  # else Kafka is away, and time is short
+            left_s = limit.left_s
+            self.after(inf if left_s is None else left_s + LAST_S)
 
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""

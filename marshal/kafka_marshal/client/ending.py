@@ -73,6 +73,8 @@ class Ending:
             for lease in manual:
                 lease.release(None, driver.now_ms())
         end_all(driver, consumers, self._limit, in_callback, manual, for_good=True)
+        for consumer in consumers:
+            consumer._leaving.end(self._limit)
 
 
 def _cut_off(driver: Driver, timeout: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.mirroring import Mirroring
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.groups.client import GroupClient
@@ -60,8 +61,10 @@ class GroupConsumer(Consumer):
         options: ConsumerOptions,
         callbacks: Mapping[str, Any],
         config: Mapping[str, object],
+        mirror_offsets: bool = False,
     ) -> None:
         self._driver = driver
+        self._mirroring: Mirroring | None = None
         with driver.condition:
             driver.listeners.append(self._applied)
         try:
@@ -69,9 +72,15 @@ class GroupConsumer(Consumer):
         except BaseException:
             self._listen_no_more()
             raise
+        if mirror_offsets:
+            self._mirroring = Mirroring(driver, self._member.member)
+            self._leaving.before, self._leaving.after = self._mirroring.before_release, self._mirroring.last
 
     def _freed(self) -> None:
         self._listen_no_more()
+        if self._mirroring is not None:
+            with self._driver.condition:
+                self._mirroring.end()
         super()._freed()
 
     def _listen_no_more(self) -> None:

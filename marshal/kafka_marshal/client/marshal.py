@@ -292,6 +292,7 @@ class Marshal(OneProcess, WithBlock):
         delivery: Delivery = "at-least-once",
         allow_key_share: bool = False,
         start: Start = "earliest",
+        mirror_offsets: bool = False,
         batch_size: int = DEFAULT_BATCH_SIZE,
         handler_timeout: float | None = None,
         auto_done: bool = True,
@@ -308,10 +309,12 @@ class Marshal(OneProcess, WithBlock):
         ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
         who is silent for longer is replaced. What stays with a member never stops; what is to go is finished, committed
         and let go. With the same ``client_id``, a restart moves nothing. ``handler_timeout`` (seconds): a message in
-        hand for longer costs the membership, and it joins again when nothing is in hand. The other arguments are those
-        of ``consumer``; the callbacks get (consumer, pieces). One Marshal has one such consumer, and no other besides.
-        The group's coordination topic must be at level 2. What refuses this member (another strategy, a claimed group,
-        a session that is too long …) is raised from its next call, as a GroupError.
+        hand for longer costs the membership, and it joins again when nothing is in hand. ``mirror_offsets=True``:
+        progress is committed to the Kafka group of the same name, too, without joining it, every few seconds, so that
+        Kafka's own tools show the group's lag. It overwrites what that group has committed. The other arguments are
+        those of ``consumer``; the callbacks get (consumer, pieces). One Marshal has one such consumer, and no other
+        besides. The group's coordination topic must be at level 2. What refuses this member (another strategy, a
+        claimed group, a session that is too long …) is raised from its next call, as a GroupError.
         """
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
@@ -330,7 +333,8 @@ class Marshal(OneProcess, WithBlock):
         settings = arguments.a_mapping("config", config)
         checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         callbacks: dict[str, Any] = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        return self._made(lambda: GroupConsumer(self, self._driver, options, callbacks, settings))
+        mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
+        return self._made(lambda: GroupConsumer(self, self._driver, options, callbacks, settings, mirrors))
 
     def ranges(
         self,

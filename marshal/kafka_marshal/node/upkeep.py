@@ -43,6 +43,8 @@ class Upkeep:
         self.levels = Levels(replica, lock.tell)
         self.topics = topics
         self.snapshots = snapshots
+        #: Jobs of consumers; the lock is held by who adds one, or takes it off.
+        self.jobs: list[Job] = []
         self._replica = replica
         self._lock = lock
         self._appends = appends
@@ -56,7 +58,7 @@ class Upkeep:
         self.levels.look()
         self._appends.replace_broken()
         if self._lock.started:
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots)
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.look)

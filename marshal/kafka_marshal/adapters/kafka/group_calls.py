@@ -87,5 +87,5 @@ class GroupCalls:
         if failed:
             raise MarshalError(
                 f"Kafka did not take all offsets of the consumer group {group_id!r}: {'; '.join(failed[:4])}. Others "
-                "were committed. Nothing in this log was changed; do it again when the reason is gone."
+                "were committed, and the coordination log is unchanged. Try again when the reason is gone."
             )

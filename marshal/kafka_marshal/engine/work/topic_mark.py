@@ -20,7 +20,7 @@ from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Progress
 
-__all__ = ["FIRST_MARK", "Marked", "TopicIds", "TopicMarks", "mark_of", "split"]
+__all__ = ["FIRST_MARK", "Marked", "TopicIds", "TopicMarks", "counts_in", "mark_of", "split"]
 
 #: Marks are the offsets from here up to 2^63 − 1: a million records a second get there in 146,000 years.
 FIRST_MARK = 2**62
@@ -55,6 +55,12 @@ def split(ranges: Sequence[tuple[int, int]]) -> Marked:
         return Marked(ranges, frozenset())
     marks = [mark for first, last in ranges if first >= FIRST_MARK for mark in {first, last}]
     return Marked([(first, last) for first, last in ranges if first < FIRST_MARK], frozenset(marks))
+
+
+def counts_in(topic_id: str, progress: Progress) -> bool:
+    """Whether the log says that this was done in the topic with this id. (Where nothing is done, any one will do.)"""
+    mark = mark_of(topic_id)
+    return mark is None or progress.stable < 0 or split(progress.ranges).marks == {mark}
 
 
 class TopicMarks:
