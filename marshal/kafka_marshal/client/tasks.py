@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
+from kafka_marshal.client.ready import Ready
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.runtime import is_ours
@@ -23,7 +24,7 @@ class Tasks:
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
         #: Lanes for the tasks; any thread adds to it, the loop's takes.
-        self._ready: deque[Lane] = deque()
+        self._ready = Ready(tries.runtime.lock())
         #: Tasks that wait for a lane, each for one of these.
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -40,11 +41,12 @@ class Tasks:
     async def _main(self) -> None:
         is_ours.set(False)
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.ensure_future(self._work()) for _ in range(self._tries.options.concurrency)]
+        tasks = [asyncio.ensure_future(self._work(x % 2 == 1)) for x in range(self._tries.options.concurrency)]
         await asyncio.wait(tasks)
 
     def put(self, lanes: Iterable[Lane]) -> None:
-        self._ready.extend(lanes)
+        for lane in lanes:
+            self._ready.put(lane)
         if self._ready and self._idle:
             self._call(self._rouse)
 
@@ -79,19 +81,19 @@ class Tasks:
             self._call(self._cancel, lane, lane.began)
         self._thread.join(timeout)
 
-    async def _work(self) -> None:
+    async def _work(self, longest: bool) -> None:
         """What a task does until the end."""
         tries, options = self._tries, self._tries.options
         handle, deserialize = cast("Any", options.handle), options.deserialize
         now_ms, in_a_row = tries.runtime.now_ms, 0
         while True:
-            if not self._ready:
+            lane = self._ready.take(longest)
+            if lane is None:
                 if self._is_over:
                     return
                 await self._wait()
                 in_a_row = 0
                 continue
-            lane = self._ready.popleft()
             began = now_ms()
             attempt = tries.begin(lane, began)
             if attempt is None:
@@ -109,7 +111,8 @@ class Tasks:
             else:
                 del self._running[lane]
                 self._late.discard(lane)
-                tries.done(lane, attempt, began)
+                if tries.done(lane, attempt, began):
+                    self._ready.put(lane)  # this task takes the next one: no other need be woken for it
             in_a_row += 1
             if in_a_row >= IN_A_ROW:
                 in_a_row = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
+from kafka_marshal.client.ready import Ready
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.errors import ConfigurationError
@@ -19,7 +21,9 @@ class Threads:
 
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
-        self._ready = tries.runtime.mailbox()
+        self._ready = Ready(tries.runtime.lock())
+        #: A True for each lane that is ready, a None for each thread that is to end.
+        self._calls = tries.runtime.mailbox()
         #: How many there are, and how many there should be: one more for each that hangs.
         self._lock = tries.runtime.lock()
         self._threads = 0
@@ -30,11 +34,12 @@ class Threads:
             with self._lock:
                 self._threads += 1
                 number = self._threads
-            self._tries.runtime.start(self._work, f"kafka-marshal-handler-{number}")
+            self._tries.runtime.start(partial(self._work, number % 2 == 0), f"kafka-marshal-handler-{number}")
 
     def put(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             self._ready.put(lane)
+            self._calls.put(True)
 
     def look(self, now: float) -> None:
         timeout = self._tries.handler_timeout_ms
@@ -55,14 +60,18 @@ class Threads:
     def end(self, timeout: float) -> None:
         self._wanted = 0
         for _ in range(self._threads):
-            self._ready.put(None)
+            self._calls.put(None)
 
-    def _work(self) -> None:
+    def _work(self, longest: bool) -> None:
         """What a worker does until the end: no lock is held while the handler runs."""
         tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
-        get, now_ms = self._ready.get, tries.runtime.now_ms
+        call, take, now_ms = self._calls.get, self._ready.take, tries.runtime.now_ms
         is_ours.set(False)
-        while (lane := get()) is not None:
+        is_called = False
+        while is_called or call() is not None:
+            is_called, lane = False, take(longest)
+            if lane is None:
+                continue
             began = now_ms()
             attempt = tries.begin(lane, began)
             if attempt is None:
@@ -75,8 +84,12 @@ class Threads:
             except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
                 tries.failed(lane, attempt, began, error)
             else:
-                tries.done(lane, attempt, began)
+                is_called = tries.done(lane, attempt, began)
+                if is_called:  # by itself: to wake another thread for it costs more than all else
+                    self._ready.put(lane)
             if self._threads > self._wanted and self._is_one_too_many():
+                if is_called:
+                    self._calls.put(True)
                 return
         with self._lock:
             self._threads -= 1

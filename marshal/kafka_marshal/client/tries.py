@@ -103,22 +103,26 @@ class Tries:
                 _hook("before", hooks.before, attempt)
         return attempt
 
-    def done(self, lane: Lane, attempt: Attempt, began: float) -> None:
-        """A handler has returned."""
+    def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
+        """A handler has returned; whether its lane is ready again, for the caller to see to."""
         if self.options.hooks:
             took = (self.runtime.now_ms() - began) / 1000
             for hooks in self.options.hooks:
                 if hooks.after is not None:
                     _hook("after", hooks.after, attempt, took)
-        self.settled(lane, attempt.message)
+        return self._settle(lane, attempt.message)
 
     def settled(self, lane: Lane, message: Message) -> None:
         """A message is done: handled, or a dead letter."""
-        self._consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
-        if self.lanes.done(lane):
+        if self._settle(lane, message):
             self.workers.put((lane,))
+
+    def _settle(self, lane: Lane, message: Message) -> bool:
+        self._consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
+        is_ready = self.lanes.done(lane)
         if self._is_awaited or self.is_ending:
             self._wake()
+        return is_ready
 
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
         """A handler has raised: it is tried again, a dead letter, or the end of the run."""
