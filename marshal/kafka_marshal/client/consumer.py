@@ -19,7 +19,8 @@ from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
-from kafka_marshal.client.parallel import Runner
+from kafka_marshal.client.parallel import run_handlers
+from kafka_marshal.client.tries import Ending
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -374,20 +375,20 @@ class Consumer(FetchingConsumer["Consumer"]):
             self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
         )
         self._begin(None)
-        runner = self._driver.call(Runner, self, options)
+        ending = Ending()
         try:
-            answer = self._ask(runner.feed)
+            answer = self._ask(run_handlers, self, options, ending)
             try:
                 answer.wait()
             except EndedError:
                 return
             except BaseException:
-                if not runner.is_over:  # an interrupt, here: what is in hand ends first
-                    runner.stop()
+                if not ending.is_over:  # an interrupt, here: what is in hand ends first
+                    ending.is_near = True
                     answer.wait()
                 raise
         finally:
-            runner.stop(abandon=True)  # an interrupt while that was waited for
+            ending.is_near = ending.is_at_once = True  # an interrupt while that was waited for
 
     # Saying what is done.
 

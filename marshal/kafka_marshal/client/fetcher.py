@@ -48,7 +48,7 @@ class Fetcher:
     def __init__(self, consumer: Fed, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
         self._consumer = consumer
         self._driver = driver
-        self._config = config
+        self.config = config
         self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
         self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
@@ -238,7 +238,7 @@ class Fetcher:
         log(
             logging.WARNING, "reader_replaced", "nothing comes though there is something to read: a new client reads on"
         )
-        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
+        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self.config)
         with self._driver.locked(step=False):
             old, self.reader = self.reader, new
             self._engine.positions.stuck.is_reader_deaf = False

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
-from kafka_marshal.client.tries import LOOK_S, Tries
+from kafka_marshal.client.tries import LOOK_S, Ending, Tries
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 
-__all__ = ["Runner"]
+__all__ = ["run_handlers"]
 
 #: Messages that are spread over lanes at a time: the shell's lock is held meanwhile.
 SPREAD = 1_000
@@ -39,22 +41,35 @@ STUCK_S = 1.0
 HELD_BACK_MS = 1_000.0
 
 
+def run_handlers(
+    is_gone: Callable[[], bool], consumer: FetchingConsumer[Any], options: RunOptions, ending: Ending
+) -> None:
+    """Carry out ``run`` (a thread of ours, for one of the user's; *blocking*)."""
+    try:
+        Runner(consumer, options, ending).feed(is_gone)
+    finally:
+        ending.is_over = True
+
+
 class Runner:
     """One call of ``run``."""
 
-    def __init__(self, consumer: FetchingConsumer[object], options: RunOptions):
+    def __init__(self, consumer: FetchingConsumer[Any], options: RunOptions, ending: Ending):
+        self._ending = ending
         self._options = options
         self._consumer = consumer
         self._driver = consumer._driver
         self._runtime = consumer._driver.cluster.runtime
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
-        self._tries = Tries(consumer, options, lanes, ready, self._give_back)
+        self._tries = Tries(consumer, options, lanes, ready, ending, self._give_back)
         self._workers = self._tries.workers = (Tasks if options.is_async else Threads)(self._tries)
-        #: Handlers are not waited for any more.
-        self._is_abandoned = False
-        #: The feeder has done all that it will.
-        self.is_over = False
+        try:
+            if options.dead_letters is not None:
+                self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
+        except BaseException:
+            lanes.is_ended = True
+            raise
         self._looked_at = self._stuck_since = 0.0
         self._told: set[tuple[str, int]] = set()
 
@@ -77,21 +92,12 @@ class Runner:
             consumer._delivery.in_lanes.lanes = lanes
             return lanes
 
-    # The user's thread.
-
-    def stop(self, *, abandon: bool = False) -> None:
-        """Begin nothing more, and return when what is in hand has ended. abandon: do not wait for that."""
-        self._is_abandoned = self._is_abandoned or abandon
-        self._tries.is_ending = True
-
-    # The feeder.
-
     def feed(self, is_gone: Callable[[], bool]) -> None:
         """Until the end, which it sees to (a thread of ours; *blocking*)."""
         try:
             self._workers.start()
             pull, came, waited = Pull(self._consumer._engine), None, None
-            while not (self._tries.is_ending or is_gone()):
+            while not (self._ending.is_near or is_gone()):
                 now = self._runtime.now_ms()
                 self._workers.put(self._lanes.reopened(now))
                 self._workers.look(now)
@@ -109,7 +115,7 @@ class Runner:
                     case None:
                         self._tries.wait(lambda: self._lanes.ready < self._tries.ready_wanted / 2)
                     case Fetch(room, _):
-                        came = self._consumer._fetcher.fill(room, lambda: self._tries.is_ending)
+                        came = self._consumer._fetcher.fill(room, lambda: self._ending.is_near)
                         if not came:
                             waited = self._read_on()
                     case Wait(_):
@@ -154,15 +160,17 @@ class Runner:
     def _drain(self, is_gone: Callable[[], bool]) -> None:
         """What is in hand ends, or is left behind; what waits is not in hand any more."""
         tries = self._tries
-        tries.is_ending = self._lanes.is_ended = True
+        self._ending.is_near = self._lanes.is_ended = True
         with tries.news:
             until = self._runtime.monotonic() + self._options.drain_timeout
-            while self._lanes.running and not (self._is_abandoned or is_gone()):
+            while self._lanes.running and not (self._ending.is_at_once or is_gone()):
                 left = until - self._runtime.monotonic()
                 if left <= 0 or self._driver.is_over:
                     break
                 tries.news.wait(min(left, LOOK_S))
-        self._workers.end(0.0 if self._is_abandoned else max(LOOK_S, until - self._runtime.monotonic()))
+        self._workers.end(0.0 if self._ending.is_at_once else max(LOOK_S, until - self._runtime.monotonic()))
+        if tries.letters is not None:
+            tries.letters.close()
         self._give_back()
         if self._lanes.running:
             log(
@@ -173,7 +181,6 @@ class Runner:
                 self._lanes.running,
                 self._options.drain_timeout,
             )
-        self.is_over = True
 
     def _give_back(self) -> None:
         """What no handler has is not in hand any more: it comes again, here or elsewhere."""

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
+from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
 
-__all__ = ["LOOK_S", "Tries", "Workers"]
+__all__ = ["LOOK_S", "Ending", "Tries", "Workers"]
 
 #: While somebody waits for others, it is looked this often (s) whether a lease has ended, or somebody stops.
 LOOK_S = 0.1
+
+
+class Ending:
+    """How a run ends, for all who take part in it. Whole stores only: any thread may read and set."""
+
+    __slots__ = ("is_at_once", "is_near", "is_over")
+
+    def __init__(self) -> None:
+        #: Nothing more is begun, and what has begun is waited for.
+        self.is_near = False
+        #: It is not waited for any more.
+        self.is_at_once = False
+        #: All has ended, or is left behind.
+        self.is_over = False
 
 
 class Workers(Protocol):
@@ -38,13 +53,16 @@ class Tries:
     """The tries of one call of ``run``, and whom they wake."""
 
     workers: Workers
+    #: Where messages go whose last try has failed; None: it ends the run.
+    letters: DeadLetterWriter | None = None
 
     def __init__(
         self,
-        consumer: FetchingConsumer[object],
+        consumer: FetchingConsumer[Any],
         options: RunOptions,
         lanes: Lanes,
         ready_wanted: int,
+        ending: Ending,
         give_back: Callable[[], None],
     ) -> None:
         """give_back: what is in hand, and no handler has, is so no more. (The run is over, and one has failed.)"""
@@ -55,15 +73,20 @@ class Tries:
         self.handler_timeout_ms = consumer._options.handler_timeout_ms
         self._consumer = consumer
         self._give_back = give_back
+        self._ending = ending
         self._rng: Random = self.runtime.random()
         #: Guards nothing: it wakes the feeder and the timer.
         self.news = self.runtime.condition()
         self._is_awaited = False
         #: What ends the run; None: nothing has, or it was asked to end.
         self.error: BaseException | None = None
-        self.is_ending = False
         self._timer_runs = False
         self._about = consumer._marshal.group_id, consumer.kind, options.order
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing more is begun."""
+        return self._ending.is_near
 
     # The feeder.
 
@@ -71,7 +94,7 @@ class Tries:
         """Wait for news of the workers, for a while; whether some came."""
         with self.news:
             self._is_awaited = True
-            came = is_enough() or self.is_ending or self.news.wait(LOOK_S)
+            came = is_enough() or self._ending.is_near or self.news.wait(LOOK_S)
             self._is_awaited = False
             return came
 
@@ -83,7 +106,7 @@ class Tries:
         """The run ends with this, unless something has ended it before."""
         if self.error is None:
             self.error = error
-        self.is_ending = True
+        self._ending.is_near = True
         self._wake()
 
     # Workers.
@@ -117,7 +140,7 @@ class Tries:
         self._consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
         if self.lanes.done(lane):
             self.workers.put((lane,))
-        if self._is_awaited or self.is_ending:
+        if self._is_awaited or self._ending.is_near:
             self._wake()
 
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
@@ -128,16 +151,27 @@ class Tries:
                 _hook("failed", hooks.failed, attempt, (now - began) / 1000, error)
         retry, due = self.options.retry, None
         if not isinstance(error, Exception):
-            self._give_up(attempt, error)
+            self._note(attempt, error)
+            self.end(error)
         elif not attempt.is_last and isinstance(error, retry.on):
             due = now + retry.delay(attempt.number, self._rng) * 1000
         elif lane.assignment.over:
             pass  # it comes again elsewhere
+        elif self.letters is not None:
+            self.letters.send(lane, attempt, error)
+            return
         else:
-            self._give_up(attempt, error)
+            self._note(attempt, error)
+            self.end(error)
         self._put_aside(lane, due)
         if due is not None:
             self._wake_timer()
+
+    def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
+        """Its dead letter can't be written: the run ends, and it comes again."""
+        self._note(attempt, error)
+        self.end(error)
+        self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
         """A handler was ended by us: its message comes again."""
@@ -149,17 +183,15 @@ class Tries:
         self._consumer._nudge()
         if self.lanes.is_ended:
             self._consumer._driver.post(self._give_back)
-        if self._is_awaited or self.is_ending:
+        if self._is_awaited or self._ending.is_near:
             self._wake()
 
-    def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+    def _note(self, attempt: Attempt, error: BaseException) -> None:
         message = attempt.message
         error.add_note(
             f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "
-            f"{attempt.attempts}: it ends run(…). The message is not done, and comes again, here or elsewhere; "
-            "dead_letters=… would have put it aside"
+            f"{attempt.attempts}: this ends run(…). The message is not done, and comes again, here or elsewhere"
         )
-        self.end(error)
 
     # The timer.
 
