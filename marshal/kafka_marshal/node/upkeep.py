@@ -10,6 +10,7 @@ from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.levels import Levels
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
@@ -38,11 +39,13 @@ class Upkeep:
         events: Events,
         topics: TopicRounds,
         snapshots: SnapshotUpkeep,
+        scope: Scope,
         lookups: Executor,
     ) -> None:
         self.levels = Levels(replica, lock.tell)
         self.topics = topics
         self.snapshots = snapshots
+        self.scope = scope
         self._replica = replica
         self._lock = lock
         self._appends = appends
@@ -56,7 +59,8 @@ class Upkeep:
         self.levels.look()
         self._appends.replace_broken()
         if self._lock.started:
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots)
+            self.scope.narrow()
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.look)

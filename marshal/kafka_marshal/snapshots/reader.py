@@ -5,7 +5,7 @@ What it finds is what somebody wrote: `StoredAt.holds` says that the digest is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kafka_marshal.node.log_reader import read_range
@@ -162,9 +162,9 @@ class SnapshotReader:
                         stored.keep_bytes_of_lowest(place, log_starts[cp])
             self._down_to[cp] = self.starts[cp]
 
-    def read_news(self) -> list[StoredAt]:
-        """What was completed since the last look, in any CP: for those who follow the log of snapshots."""
-        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions], self._timeout_s)
+    def read_news(self, cps: Collection[int]) -> list[StoredAt]:
+        """What was completed since the last look at these CPs: for those who follow the log of snapshots."""
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions if cp in cps], self._timeout_s)
         for (_, cp), (low, high) in marks.items():
             if high < self.ends[cp]:  # made anew meanwhile: all of it is news
                 self.ends[cp] = low
