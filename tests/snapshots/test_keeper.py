@@ -227,6 +227,19 @@ def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> No
     assert story.stored()[-1] == (story.end, story.truth.digest())
 
 
+def test_s2_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
+    """G2: a member of a coordinated group leaves it to others; read again, it is caught up with."""
+    keeper = keeper_of(story)
+    story.beat(10)
+    keeper.note(0, story.end, story.truth.snapshot(), 0.0)
+    story.lie()
+    assert keeper.work(JITTER_MS, []) == []
+    assert (story.end, story.truth.digest()) not in story.stored()
+    assert keeper.due_at() == JITTER_MS + LOOK_MS, "it does not wait to be written"
+    (found,) = keeper.work(2 * JITTER_MS, [0])
+    assert found.ours == story.truth.digest()
+
+
 def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: Story) -> None:
     keeper = keeper_of(story)
     for _ in range(5):
