@@ -228,6 +228,36 @@ def test_many_threads_ask_at_once(crowd: Crowd) -> None:
     assert sum(isinstance(event, CaughtUp) for event in told) == 1, "it was read once for all of them"
 
 
+def test_others_write_while_it_is_read(crowd: Crowd) -> None:
+    """Nothing is left out between what is read beside the replica and what the replica reads on from there."""
+    topic, stop = crowd.topic(4, 10), threading.Event()
+    members = [crowd.alone(name, topic) for name in "abc"]
+    writes = 0
+
+    def write() -> None:
+        nonlocal writes
+        while not stop.is_set():
+            crowd.crowd(50)
+            writes += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for member in members:
+            before = writes
+            wait_until(lambda before=before: writes >= before + 3)  # type: ignore[misc]
+            newest = max(world.log_time for world in crowd.truth().values())
+            assert member.marshal.world.log_time >= newest
+        before = writes
+        wait_until(lambda: writes >= before + 10)
+    finally:
+        stop.set()
+        writer.join()
+    for member in members:
+        wait_until(lambda member=member: crowd.knows(member.marshal))  # type: ignore[misc]
+        assert member.has()
+
+
 def test_claims_after_the_group_is_gone(crowd: Crowd) -> None:
     """The same Marshal: its group is forgotten, and others claim where it does not read."""
     topic = crowd.topic(1, 10)

@@ -228,7 +228,7 @@ def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> No
 
 
 def test_s2_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
-    """G2: a member of a coordinated group leaves it to others; read again, it is caught up with."""
+    """Q51: a member of a coordinated group leaves it to others; read again, it is followed from there on."""
     keeper = keeper_of(story)
     story.beat(10)
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
@@ -236,7 +236,9 @@ def test_s2_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) ->
     assert keeper.work(JITTER_MS, []) == []
     assert (story.end, story.truth.digest()) not in story.stored()
     assert keeper.due_at() == JITTER_MS + LOOK_MS, "it does not wait to be written"
-    (found,) = keeper.work(2 * JITTER_MS, [0])
+    assert keeper.work(2 * JITTER_MS, [0]) == [], "a start compares what was there before"
+    story.lie()
+    (found,) = keeper.work(3 * JITTER_MS, [0])
     assert found.ours == story.truth.digest()
 
 

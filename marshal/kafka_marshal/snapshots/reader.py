@@ -163,15 +163,19 @@ class SnapshotReader:
             self._down_to[cp] = self.starts[cp]
 
     def read_news(self, cps: Collection[int]) -> list[StoredAt]:
-        """What was completed since the last look at these CPs: for those who follow the log of snapshots."""
-        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions if cp in cps], self._timeout_s)
+        """What was completed since the last look, in these CPs: for those who follow the log of snapshots.
+
+        Of others it is passed over: who reads them again later, has started from what was there.
+        """
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions], self._timeout_s)
         for (_, cp), (low, high) in marks.items():
             if high < self.ends[cp]:  # made anew meanwhile: all of it is news
                 self.ends[cp] = low
         ranges = {cp: (max(low, self.ends[cp]), high) for (_, cp), (low, high) in marks.items() if high > self.ends[cp]}
         found = []
         if ranges:
-            for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
+            wanted = {cp: ranges[cp] for cp in ranges if cp in cps}
+            for cp, entries in read_range(self._cluster, self._topic, wanted, self._timeout_s):
                 for offset, _, value in entries:
                     place = self.partitions[cp].take(offset, value)
                     if place is not None:
