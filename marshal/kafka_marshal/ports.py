@@ -111,13 +111,19 @@ class TailBatch:
 
 
 class Tail(Protocol):
-    """Reads all partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
+    """Reads partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
 
     def read(self, timeout_s: float) -> TailBatch:
         """Wait up to timeout_s for anything new; return it (many records at once when there are many)."""
 
     def position(self, partition: int) -> int:
         """The next offset to be read."""
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Read these partitions, too, each from its offset; any thread, also during a read. They are not read yet."""
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        """Read these no more; by the thread that reads, between two reads."""
 
     def close(self) -> None: ...
 

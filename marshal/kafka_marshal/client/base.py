@@ -109,6 +109,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
     ) -> None:
         driver = self._driver
+        if settings.group is None:
+            driver.read_all()
         with driver.locked() as engine:
             if settings.group is None and is_coordinated(driver.replica.worlds, engine.settings.group_id):
                 raise coordinated_group(engine.settings.group_id)

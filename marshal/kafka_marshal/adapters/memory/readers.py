@@ -162,6 +162,20 @@ class MemoryTail(_Reader):
             self._check_open()
             return self._positions[partition]
 
+    def follow(self, positions: Mapping[int, int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._positions.update(positions)
+            self._broker.changed.notify_all()
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            for partition in partitions:
+                del self._positions[partition]
+                self._resting.discard(partition)
+                self._ends.pop(partition, None)
+
 
 class MemoryDataReader(_Reader):
     """A reader of partitions of any topics."""

@@ -61,8 +61,13 @@ class Peers:
         return self._worlds[self.cp_of(key) if cp is None else cp].lease(self._settings.group_id, *key)
 
     def caught_up(self, now: float) -> None:
-        """The replica has caught up: start watching."""
+        """The replica has caught up: start watching what it reads, and no longer watch what it does not read."""
+        for cp in self._moved.keys() - self._worlds.keys():
+            del self._moved[cp]
+            self.forgotten(cp)
         for cp, world in self._worlds.items():
+            if cp in self._moved:
+                continue
             self._moved[cp] = now
             for lease in world.leases():
                 if lease.group_id != self._settings.group_id:

@@ -134,7 +134,7 @@ class LeaseRecords:
     def compare_clocks(self, now: float) -> None:
         """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
         if self._moved:
-            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
+            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved if cp in self._worlds}, now)
             self._moved.clear()
 
     def _unblock(self, keys: Collection[Key]) -> None:

@@ -37,7 +37,7 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH
+from rationalizer.limits import HEAD_FIELDS, MAX_INTERVALS, MAX_KEY_HASH
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -447,7 +447,9 @@ class GroupClient:
             epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
             progress = self._whole_progress(key)
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
-            piece = HeldPiece(key, self.member.home, epoch, session, owner, keys if told_apart else None)
+            group, home = self.member.group, self.member.home
+            most = MAX_INTERVALS if group is None else group.settings.max_individual_commits
+            piece = HeldPiece(key, home, epoch, session, owner, keys if told_apart else None, most)
             piece.prove(self.member.proof.valid_until)
             self.pieces[key] = piece
             return piece

@@ -75,10 +75,12 @@ class InLanes:
     def holds_up(self, assignment: Assignment) -> bool:
         """Whether nothing more of a partition is handed out before some of it has ended.
 
-        It may have in hand as much as there is room for all others. So one that waits for a stuck message takes half
-        of the memory at most, two a third each (the dynamic threshold of Choudhury and Hahne, 1998): the others go on.
+        Each message in hand may be a gap, of which the log keeps so many (P5). And a partition may have in hand as
+        much as there is room for all others: so one that waits for a stuck message takes half of the memory at most,
+        two a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
         if not self.is_active or in_hand == 0:
             return False
-        return in_hand >= MAX_IN_HAND_MESSAGES or (in_hand >= self._room() and in_hand >= self._room(exactly=True))
+        most = min(MAX_IN_HAND_MESSAGES, assignment.lease.most_intervals - 1)
+        return in_hand >= most or (in_hand >= self._room() and in_hand >= self._room(exactly=True))
