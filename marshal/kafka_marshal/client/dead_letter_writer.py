@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.fetching import FetchingConsumer
@@ -14,19 +15,32 @@ from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.logs import log
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 
-if TYPE_CHECKING:
-    from kafka_marshal.client.tries import Tries
-
 __all__ = ["DeadLetterWriter"]
 
 #: How long one wait for acks lasts (s).
 ACK_WAIT_S = 0.1
 
 
+class Settling(Protocol):
+    """What is told what became of a dead letter."""
+
+    @property
+    def is_ending(self) -> bool: ...
+
+    def settled(self, lane: Lane, message: Message) -> None:
+        """The cluster has it: the message is done."""
+
+    def given_back(self, lane: Lane) -> None:
+        """The run is over: the message comes again."""
+
+    def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
+        """It can't be written."""
+
+
 class DeadLetterWriter:
     """Produces dead letters, and says what became of each. Its lane stands still until the cluster has it."""
 
-    def __init__(self, consumer: FetchingConsumer[Any], topic: str, tries: Tries) -> None:
+    def __init__(self, consumer: FetchingConsumer[Any], topic: str, tries: Settling) -> None:
         """Raises ConfigurationError where there is no such topic, or the consumer reads it (*blocking*)."""
         self.topic = topic
         self._tries = tries

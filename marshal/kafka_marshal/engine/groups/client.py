@@ -37,7 +37,7 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS, MAX_INTERVALS, MAX_KEY_HASH
+from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -442,14 +442,12 @@ class GroupClient:
         lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
 
         def want(owner: Owner) -> Ownership:
-            session = self._options.session_timeout_ms
             keys = KeyShare(lo, hi, lambda: self._whole_progress(key))
             epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
             progress = self._whole_progress(key)
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
-            group, home = self.member.group, self.member.home
-            most = MAX_INTERVALS if group is None else group.settings.max_individual_commits
-            piece = HeldPiece(key, home, epoch, session, owner, keys if told_apart else None, most)
+            about = self._options.session_timeout_ms, owner, keys if told_apart else None, self.member.group
+            piece = HeldPiece(key, self.member.home, epoch, *about)
             piece.prove(self.member.proof.valid_until)
             self.pieces[key] = piece
             return piece
