@@ -134,6 +134,41 @@ def test_behind_offsets_that_nobody_is_given(side: Side) -> None:
     assert found.others == 1
 
 
+def test_retention_may_take_what_comes_next(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "HELD_RECORDS", 5)
+    monkeypatch.setattr(reading, "RUN", 3)
+    topic = side.topic()
+    producer = side.cluster.producer({})
+    for number in range(100):
+        producer.send(topic, b"v", None, headers_of(source(number), "g", 1, 1, ValueError("x")))
+    assert producer.flush(TIMEOUT_S) == 0
+    producer.close()
+    found = read(side, topic)
+    offsets = [next(found).offset]
+    side.delete_records(topic, 0, 50)
+    offsets += [each.offset for each in found]
+    assert offsets == sorted(set(offsets))
+    assert (offsets[0], offsets[-1]) == (0, 99)
+    assert set(range(50, 100)) <= set(offsets)
+    assert side.name == "kafka" or 40 not in offsets, "librdkafka has read ahead"
+
+
+def test_a_topic_that_goes_away_ends_it_with_an_error(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never as if that were all."""
+    monkeypatch.setattr(reading, "RUN", 1)
+    monkeypatch.setattr(reading, "HELD_RECORDS", 1)
+    topic = side.topic()
+    write(side, topic, [source(number, value=b"v" * 100_000) for number in range(3)])
+    found = read(side, topic, timeout_s=1.0)
+    assert next(found).offset == 0
+    side.delete_topic(topic)
+    try:
+        assert [each.offset for each in found] == [1, 2]
+        assert side.name == "kafka", "librdkafka may have read ahead"
+    except (KafkaUnavailableError, AdminError) as error:
+        assert "of 3 offsets" in str(error)
+
+
 def test_since_a_moment(side: Side) -> None:
     topic = side.topic(2)
     write(side, topic, [source(1), source(2)])
