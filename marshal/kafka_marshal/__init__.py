@@ -9,6 +9,7 @@ from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
 from kafka_marshal.client.group import GroupConsumer, Piece
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.health import Health
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigurationError",
     "Consumer",
     "CoordinationTopicError",
+    "DeadLetter",
     "Delivery",
     "Greedy",
     "GroupConsumer",
@@ -95,6 +97,7 @@ __all__ = [
     "WorldView",
     "__version__",
     "errors",
+    "mark_repeats",
 ]
 
 __version__ = release()
