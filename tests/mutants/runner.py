@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests.mutants.faults import FAULTS
@@ -58,8 +59,11 @@ SHELL = "marshal/"
 
 
 def _copy(to: Path) -> None:
+    # With the bytecode, valid while a file's time is: to compile all of it costs seconds for each mutation.
+    # Without files that are being written (*.pyc.N), and without pytest's own.
+    ignored = shutil.ignore_patterns("*.so", "*-pytest-*", "*.pyc.*")
     for tree in (*TREES, *MEMBERS):
-        shutil.copytree(ROOT / tree, to / tree, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
@@ -69,6 +73,7 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         _copy(tree)
         if mutation is not None:
             apply(mutation, tree)
+            Path(cache_from_source(str(tree / mutation.file))).unlink(missing_ok=True)
         path = os.pathsep.join((str(tree / "marshal"), str(tree)))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]

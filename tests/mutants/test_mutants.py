@@ -30,6 +30,8 @@ SHORT = (
     "4",
     "--seeds",
     "4",
+    "--members",
+    "0",
     "--faults",
     "1",
 )
@@ -93,7 +95,22 @@ def test_the_fixed_dozen_are_caught_and_the_product_passes() -> None:
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
     nonsense = Mutation("nonsense", "Lease.freshness", "if self.client_id is None:", "if self.client_id is", "C1")
-    little = ("--depth", "1", "--logs", "1", "--groups", "0", "--judged", "0", "--seeds", "0", "--faults", "0")
+    little = (
+        "--depth",
+        "1",
+        "--logs",
+        "1",
+        "--groups",
+        "0",
+        "--judged",
+        "0",
+        "--seeds",
+        "0",
+        "--members",
+        "0",
+        "--faults",
+        "0",
+    )
     rows = list(run_all([nonsense], little, budget_s=30))
     assert [(row.by, row.is_right) for row in rows] == [("", True), ("raised", True)]
     assert "SyntaxError" in rows[1].what
