@@ -295,6 +295,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
+        if not in_callback:
+            self._leaving.settle(self._limit)
         self._leaving.identify()
         with self._driver.locked():
             self._leaving.begin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -19,8 +20,7 @@ from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
-from kafka_marshal.client.parallel import run_handlers
-from kafka_marshal.client.tries import Ending
+from kafka_marshal.client.parallel import Call, carry_out, finish
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -375,20 +375,20 @@ class Consumer(FetchingConsumer["Consumer"]):
             self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
         )
         self._begin(None)
-        ending = Ending()
+        call = Call()
         try:
-            answer = self._ask(run_handlers, self, options, ending)
-            try:
-                answer.wait()
-            except EndedError:
-                return
-            except BaseException:
-                if not ending.is_over:  # an interrupt, here: what is in hand ends first
-                    ending.is_near = True
-                    answer.wait()
-                raise
+            answer = self._ask(carry_out, self, options, call)
+            answer.wait()
+        except EndedError:
+            return
+        except BaseException:
+            if not call.is_over:  # an interrupt, here: what is in hand ends first
+                call.stop()
+                with suppress(EndedError):
+                    self._ask(finish, self, call).wait()
+            raise
         finally:
-            ending.is_near = ending.is_at_once = True  # an interrupt while that was waited for
+            call.stop(abandon=True)  # an interrupt while that was waited for
 
     # Saying what is done.
 

@@ -21,11 +21,18 @@ __all__ = ["DeadLetterWriter"]
 ACK_WAIT_S = 0.1
 
 
+class Call(Protocol):
+    """The run that it is about."""
+
+    @property
+    def is_ending(self) -> bool: ...
+
+
 class Settling(Protocol):
     """What is told what became of a dead letter."""
 
     @property
-    def is_ending(self) -> bool: ...
+    def call(self) -> Call: ...
 
     def settled(self, lane: Lane, message: Message) -> None:
         """The cluster has it: the message is done."""
@@ -71,7 +78,7 @@ class DeadLetterWriter:
             self._tries.given_back(lane)
         elif failure is None:
             self._tries.settled(lane, attempt.message)
-        elif isinstance(failure, KafkaUnavailableError) and not self._tries.is_ending:
+        elif isinstance(failure, KafkaUnavailableError) and not self._tries.call.is_ending:
             log(
                 logging.WARNING,
                 "dead_letter_delayed",

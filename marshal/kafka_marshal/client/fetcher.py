@@ -168,7 +168,7 @@ class Fetcher:
         for key in keys:
             assignment = self._engine.assignments[key]
             if self._engine.delivery.in_lanes.holds_up(assignment):
-                assignment.buffer.give_up()
+                assignment.buffer.give_up(assignment.tracker.in_hand_to)
 
     def pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.

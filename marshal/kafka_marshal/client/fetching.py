@@ -12,6 +12,7 @@ from typing import cast
 
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
+from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
@@ -28,6 +29,9 @@ __all__ = ["FetchingConsumer"]
 
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 10_000
+
+#: close() looks this often (s) whether ``run`` has ended.
+END_LOOK_S = 0.02
 
 #: What user threads have said to be done waits for the next beat or call; so many are told at once.
 SAID_AT_ONCE = 10_000
@@ -51,6 +55,7 @@ class FetchingConsumer(Membership[S]):
         self._hand = Hand()
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
+        self._leaving.settle = self._end_run
 
     @property
     def kind(self) -> GroupKind:
@@ -182,6 +187,15 @@ class FetchingConsumer(Membership[S]):
         return None if self._closed else self._fetcher.reader.high_watermark(*key)
 
     # Ending.
+
+    def _end_run(self, limit: Limit) -> None:
+        """Before it is closed, ``run`` begins nothing more, and what handlers have in hand ends (*blocking*)."""
+        if (owner := self._delivery.in_lanes.owner) is None:
+            return
+        owner.is_ending = True
+        with self._driver.condition:
+            while not (owner.is_over or limit.is_over or self._driver.is_over):
+                self._driver.condition.wait(END_LOOK_S)
 
     def _freed(self) -> None:
         self._fetcher.close()

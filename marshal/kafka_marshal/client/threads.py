@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from kafka_marshal.client.closing import calling
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.errors import ConfigurationError
@@ -62,6 +63,7 @@ class Threads:
         tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
         get, now_ms = self._ready.get, tries.runtime.now_ms
         is_ours.set(False)
+        calling.set(tries.consumer)
         while (lane := get()) is not None:
             began = now_ms()
             attempt = tries.begin(lane, began)

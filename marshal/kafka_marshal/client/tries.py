@@ -14,24 +14,10 @@ from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
 
-__all__ = ["LOOK_S", "Ending", "Tries", "Workers"]
+__all__ = ["LOOK_S", "Call", "Tries", "Workers"]
 
 #: While somebody waits for others, it is looked this often (s) whether a lease has ended, or somebody stops.
 LOOK_S = 0.1
-
-
-class Ending:
-    """How a run ends, for all who take part in it. Whole stores only: any thread may read and set."""
-
-    __slots__ = ("is_at_once", "is_near", "is_over")
-
-    def __init__(self) -> None:
-        #: Nothing more is begun, and what has begun is waited for.
-        self.is_near = False
-        #: It is not waited for any more.
-        self.is_at_once = False
-        #: All has ended, or is left behind.
-        self.is_over = False
 
 
 class Workers(Protocol):
@@ -49,6 +35,23 @@ class Workers(Protocol):
         """No lane is ready any more: have them end (*blocking*, for so many seconds at most)."""
 
 
+class Call:
+    """One call of ``run``, as the user's thread has it, which may be interrupted anywhere: it stores, and no more."""
+
+    def __init__(self) -> None:
+        #: Nothing more is begun.
+        self.is_ending = False
+        #: Handlers are not waited for any more.
+        self.is_abandoned = False
+        #: A thread of ours carries it out, and has done all that it will.
+        self.has_begun = self.is_over = False
+
+    def stop(self, *, abandon: bool = False) -> None:
+        """Begin nothing more, and return when what is in hand has ended. abandon: do not wait for that."""
+        self.is_abandoned = self.is_abandoned or abandon
+        self.is_ending = True
+
+
 class Tries:
     """The tries of one call of ``run``, and whom they wake."""
 
@@ -60,20 +63,20 @@ class Tries:
         self,
         consumer: FetchingConsumer[Any],
         options: RunOptions,
+        call: Call,
         lanes: Lanes,
         ready_wanted: int,
-        ending: Ending,
         give_back: Callable[[], None],
     ) -> None:
         """give_back: what is in hand, and no handler has, is so no more. (The run is over, and one has failed.)"""
         self.options = options
+        self.call = call
         self.lanes = lanes
         self.ready_wanted = ready_wanted
         self.runtime = consumer._driver.cluster.runtime
         self.handler_timeout_ms = consumer._options.handler_timeout_ms
-        self._consumer = consumer
+        self.consumer = consumer
         self._give_back = give_back
-        self._ending = ending
         self._rng: Random = self.runtime.random()
         #: Guards nothing: it wakes the feeder and the timer.
         self.news = self.runtime.condition()
@@ -83,18 +86,13 @@ class Tries:
         self._timer_runs = False
         self._about = consumer._marshal.group_id, consumer.kind, options.order
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether nothing more is begun."""
-        return self._ending.is_near
-
     # The feeder.
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
         """Wait for news of the workers, for a while; whether some came."""
         with self.news:
             self._is_awaited = True
-            came = is_enough() or self._ending.is_near or self.news.wait(LOOK_S)
+            came = is_enough() or self.call.is_ending or self.news.wait(LOOK_S)
             self._is_awaited = False
             return came
 
@@ -106,14 +104,14 @@ class Tries:
         """The run ends with this, unless something has ended it before."""
         if self.error is None:
             self.error = error
-        self._ending.is_near = True
+        self.call.is_ending = True
         self._wake()
 
     # Workers.
 
     def begin(self, lane: Lane, now: float) -> Attempt | None:
         """A worker takes up a ready lane; None: there is nothing to handle."""
-        message = self.lanes.begin(lane, now)
+        message = self.lanes.begin(lane, now, self.call)
         if self._is_awaited and self.lanes.ready < self.ready_wanted / 2:
             self._wake()
         if message is None:
@@ -137,10 +135,10 @@ class Tries:
 
     def settled(self, lane: Lane, message: Message) -> None:
         """A message is done: handled, or a dead letter."""
-        self._consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
-        if self.lanes.done(lane):
+        self.consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
+        if self.lanes.done(lane, self.call):
             self.workers.put((lane,))
-        if self._is_awaited or self._ending.is_near:
+        if self._is_awaited or self.call.is_ending:
             self._wake()
 
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
@@ -178,15 +176,16 @@ class Tries:
         self._put_aside(lane, None)
 
     def _put_aside(self, lane: Lane, due: float | None) -> None:
-        if self.lanes.failed(lane, due):
+        if self.lanes.failed(lane, due, self.call):
             self.workers.put((lane,))
-        self._consumer._nudge()
+        self.consumer._nudge()
         if self.lanes.is_ended:
-            self._consumer._driver.post(self._give_back)
-        if self._is_awaited or self._ending.is_near:
+            self.consumer._driver.post(self._give_back)
+        if self._is_awaited or self.call.is_ending:
             self._wake()
 
-    def _note(self, attempt: Attempt, error: BaseException) -> None:
+    @staticmethod
+    def _note(attempt: Attempt, error: BaseException) -> None:
         message = attempt.message
         error.add_note(
             f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "
@@ -198,20 +197,22 @@ class Tries:
     def _wake_timer(self) -> None:
         with self.news:
             if not self._timer_runs:
-                self._timer_runs = True
-                self.runtime.start(self._time, "kafka-marshal-retries")
+                try:
+                    self.runtime.start(self._time, "kafka-marshal-retries")
+                    self._timer_runs = True
+                except RuntimeError as error:  # the limit of threads
+                    self.end(error)
             self.news.notify_all()
 
     def _time(self) -> None:
         """Give failed messages their next try, until the end."""
-        while not self.lanes.is_ended:
-            self.workers.put(self.lanes.due(self.runtime.now_ms()))
+        while not (self.call.is_over or self.lanes.is_ended):
+            self.workers.put(self.lanes.due(self.runtime.now_ms(), self.call))
             with self.news:
                 due = self.lanes.next_due
                 wait = LOOK_S if due is None else min(LOOK_S, (due - self.runtime.now_ms()) / 1000)
                 if wait > 0:
                     self.news.wait(wait)
-        self._timer_runs = False
 
 
 def _hook(name: str, function: Callable[..., object], *args: object) -> None:

@@ -43,11 +43,16 @@ class Buffer:
         self._parts.clear()
         self.size = 0
 
-    def give_up(self) -> None:
-        """Forget what was fetched and not handed out; it comes from the reader again."""
-        if self._parts:
-            self.go_on_at(self._parts[0][1])
-            self.clear()
+    def give_up(self, in_hand_to: int) -> None:
+        """Forget what was fetched and not handed out; it comes from the reader again.
+
+        in_hand_to: the last offset in hand. What stands before it, as it was taken back, is kept: read from there on,
+        what is in hand would come a second time.
+        """
+        while self._parts and self._parts[-1][1] > in_hand_to:
+            messages, covers_from = self._parts.pop()
+            self.size -= len(messages)
+            self.go_on_at(covers_from)
 
     def put(
         self, messages: list[Message], tracker: Tracker[Any], wants: Callable[[Message], bool] | None = None

@@ -479,6 +479,11 @@ class Tracker(Generic[A]):
                 return offset
             offset = last + 1
 
+    @property
+    def in_hand_to(self) -> int:
+        """The last offset in hand; -1: none is."""
+        return self.runs[self._firsts[-1]].last if self._firsts else -1
+
     def next_in_hand(self, offset: int) -> int | None:
         """The first offset in hand above offset, None: nothing above it is."""
         place = bisect_right(self._firsts, offset)
