@@ -42,7 +42,7 @@ CLOCK_STRIDE_MS = 1.0
 #: How long ``run`` waits for handlers that have begun, once it is to end (s).
 DRAIN_TIMEOUT_S = 30.0
 
-_RETRY = Retry()
+DEFAULT_RETRY = Retry()
 
 T = TypeVar("T")
 
@@ -341,7 +341,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         *,
         concurrency: int = 16,
         order: Order = "key",
-        retry: Retry | None = _RETRY,
+        retry: Retry | None = DEFAULT_RETRY,
         dead_letters: str | None = None,
         drain_timeout: float = DRAIN_TIMEOUT_S,
         hooks: Sequence[Hooks] = (),
