@@ -188,7 +188,7 @@ class Lanes:
             message = lane.message
             if message is None:
                 return None
-            if self.is_ended or self._stop or now >= lane.assignment.lease.hand_out_until:
+            if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
                 lane.partition.parked.append(lane)
                 return None
             lane.running, lane.began = True, now
