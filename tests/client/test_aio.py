@@ -223,7 +223,7 @@ def test_callbacks_may_be_coroutine_functions(cluster: MemoryCluster) -> None:
 
         async with member(cluster) as marshal:
             async with marshal.group_consumer([TOPIC], on_assign=on_assign, on_revoke=on_revoke) as consumer:
-                await consumer.poll(10)
+                await until(lambda: len(told) == 2)
             assert set(told) == {(kind, (consumer, x)) for kind in ("assigned", "revoked") for x in (0, 1)}
 
     in_time(main())
