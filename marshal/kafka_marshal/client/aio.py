@@ -28,7 +28,7 @@ from kafka_marshal.client.loop_answer import awaited
 from kafka_marshal.client.parallel import Call, carry_out
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.serving import EndedError
-from kafka_marshal.runtime import THREADS
+from kafka_marshal.runtime import THREADS, is_ours
 from kafka_marshal.types import TopicPartition
 
 __all__ = ["Consumer", "GroupConsumer", "Marshal"]
@@ -51,10 +51,16 @@ class _Calls:
 
     async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Its value. Cancelled, nobody waits for it any more, and it goes on."""
-        return await asyncio.wrap_future(self._threads.submit(partial(function, *args, **named)))
+        return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
 
     def end(self) -> None:
         self._threads.shutdown(wait=False)
+
+
+def _as_a_user(function: Callable[[], T]) -> T:
+    """Call it as a thread of the user's does, which waits for ours."""
+    is_ours.set(False)
+    return function()
 
 
 class Marshal:
