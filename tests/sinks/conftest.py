@@ -144,7 +144,7 @@ class Kind:
         import psycopg
 
         with psycopg.connect(self.where) as other:
-            cursor = other.execute(sql)  # type: ignore[call-overload]
+            cursor = other.execute(sql)
             found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
             return found
 
