@@ -130,7 +130,8 @@ def test_each_record_is_written_once_whoever_dies_and_whoever_goes_on(
     for each in writers:
         each.hear(1)
     alive: list[Writer] = []
-    request.addfinalizer(lambda: [each.process.kill() for each in writers])
+    for each in writers:
+        request.addfinalizer(each.process.kill)
     for each in writers[:-1]:
         each.go()
         each.hear(draw.randint(5, 30))
