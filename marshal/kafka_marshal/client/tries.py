@@ -116,8 +116,9 @@ class Tries:
             self._wake()
         if message is None:
             return None
-        epoch, attempts = lane.assignment.epoch, self.options.retry.attempts
-        attempt = Attempt(cast("Message", message), lane.number, attempts, epoch, *self._about)
+        assignment, attempts = lane.assignment, self.options.retry.attempts
+        stable = assignment.tracker.done.stable
+        attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *self._about, stable)
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:

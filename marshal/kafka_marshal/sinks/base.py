@@ -20,7 +20,7 @@ from typing import Any, Generic, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.client.attempt import Attempt, GroupKind
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks.claims import (
     KINDS,
@@ -165,8 +165,8 @@ class FencedSink(Database[Connection]):
         back. Leaving the block commits the rows and that the record is done; an exception writes nothing.
 
         Message, group, epoch and kind are those of the handler's attempt. Callers with threads of their own (``poll``
-        and ``done``) give all four. ``stable``: everything up to here is done in this group (``LeaseInfo.stable``); if
-        it is told now and then, rows that other offsets keep apart are dropped.
+        and ``done``) give all four, and now and then ``stable``: everything up to here is done in this group
+        (``LeaseInfo.stable``), so that rows that other offsets keep apart are dropped.
 
         Blocks must not be nested. In a coroutine, run the block as a whole by ``asyncio.to_thread``.
 
@@ -177,8 +177,11 @@ class FencedSink(Database[Connection]):
             ConfigurationError: there is no attempt here, or not all four are given. Nothing was written.
             StaleEpochError, WrongEpochKindError, SinkError: as in :meth:`transaction`.
         """
+        is_attempts = group_id is None
         group_id, claim = the_record(message, group_id, epoch, kind)
-        stable = -1 if stable is None else arguments.a_whole("stable", stable, -1)
+        if stable is None:
+            stable = Attempt.current().stable if is_attempts else -1
+        stable = arguments.a_whole("stable", stable, -1)
         written = self._pool.written(group_id, claim.key)
         with written.lock:
             self._enter_epoch(group_id, claim, written, stable)
