@@ -1,4 +1,4 @@
-"""Lanes: who waits for whom, what is in hand, and what comes back, where many handlers work on one consumer's messages."""
+"""Lanes: who waits for whom, what is in hand and what comes back, where many handlers work for one consumer."""
 
 from __future__ import annotations
 

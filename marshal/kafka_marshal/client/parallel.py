@@ -55,7 +55,7 @@ def carry_out(is_gone: Callable[[], bool], consumer: FetchingConsumer[object], o
 
 
 def finish(is_gone: Callable[[], bool], consumer: FetchingConsumer[object], call: Call) -> None:
-    """Wait until a run that is ending has ended; one that has not begun begins nothing (a thread of ours; *blocking*)."""
+    """Wait until a run that is ending has ended; one that has not begun never does (a thread of ours; *blocking*)."""
     _wait(consumer, lambda: is_gone() or call.is_over or not call.has_begun)
 
 
