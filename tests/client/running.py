@@ -90,7 +90,7 @@ class Handlers:
 
     def await_ended(self, places: Iterable[tuple[int, int]]) -> None:
         wanted = set(places)
-        wait_until(lambda: wanted <= set(self.ended), 30, f"{len(wanted - set(self.ended))} of {len(wanted)} missing")
+        wait_until(lambda: wanted <= set(self.ended), 30, f"{len(wanted)} handlings, such as {sorted(wanted)[:3]}")
 
     def check_order(self, by: Callable[[Event], object] = lambda each: (each.partition, each.key)) -> None:
         """Of one lane nothing begins before what was before it has ended, and first handlings are in offset order."""

@@ -425,6 +425,18 @@ def test_handlers_that_hang_are_found(bench: Bench) -> None:
     assert bench.lanes.hanging(5.0) == [a]
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, taken: int) -> None:
+    """Room is what nobody has; a partition that takes all of it at once leaves nothing to those that go on."""
+    one = bench.assignment()
+    bench.room = 100
+    assert bench.in_lanes.share(one, 1_000) == 50
+    bench.spread(one, records("abc"[:taken]))
+    bench.room = 100 - taken
+    share = bench.in_lanes.share(one, 1_000)
+    assert taken + share <= bench.room - share < taken + share + 2
+
+
 # What was given up to be read again later must not come twice.
 
 
@@ -440,6 +452,9 @@ def test_what_is_given_up_begins_after_all_that_is_in_hand() -> None:
     assert (buffer.size, buffer.first, buffer.fetch_next) == (1, 2, 5)
     buffer.give_up(0)
     assert (buffer.size, buffer.first, buffer.fetch_next) == (0, None, 1)
+    assert buffer.is_given_up
+    buffer.put(messages[1:], tracker)
+    assert not buffer.is_given_up
 
 
 # A naive model.
