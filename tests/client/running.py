@@ -123,7 +123,7 @@ class Running:
     def _run(self, consumer: Consumer, handle: Any, options: dict[str, Any]) -> None:
         try:
             consumer.run(handle, **options)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it asks
             self.error = error
 
     @property

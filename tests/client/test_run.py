@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import Admin, Attempt, ClosedError, ConfigurationError, Consumer, Hooks, Marshal, Retry
-from tests.client.conftest import Scene, take, wait_until
+from tests.client.conftest import take, wait_until
 from tests.client.running import Event, Handlers, Running, publish
 from tests.client.test_group import Groups
 
@@ -267,7 +267,7 @@ def test_back_pressure_is_of_the_stuck_partition_alone_and_warned_of_once(
 
 def test_what_was_paused_while_a_key_was_stuck_comes_once(crew: Crew) -> None:
     topic = crew.topic(2)
-    publish(crew, topic, ["stuck", *("k%d" % (x % 5) for x in range(500))])
+    publish(crew, topic, ["stuck", *(f"k{x % 5}" for x in range(500))])
     publish(crew, topic, ["stuck"] * 500, 1)
     handlers = Handlers()
     gate = handlers.gate("stuck")

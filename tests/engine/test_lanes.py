@@ -348,7 +348,7 @@ def test_messages_at_gaps_are_done_with_those_that_are_there(bench: Bench) -> No
 def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
     """One message that takes for ever keeps neither its neighbours in memory nor their progress from the log."""
     rng = Random(seed)
-    one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, b"%d" % x) for x in range(100)])
+    one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, str(x).encode()) for x in range(100)])
     lanes = bench.spread(one, messages, covers_from=0)
     stuck = rng.randrange(100)
     rest = [lane for lane in lanes if lane is not lanes[stuck]]
