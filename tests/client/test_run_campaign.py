@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,8 +157,9 @@ class Campaign:
                 self.ended.add((int(partition), int(offset)))
         return len(self.ended)
 
-    def has_begun(self, pid: int) -> bool:
-        return any(line.pid == pid for line in self.lines if line.what == "begin")
+    def has_begun(self, pid: int, what: str = "begin") -> bool:
+        self.read()
+        return any(line.pid == pid for line in self.lines if line.what == what)
 
     def await_more(self) -> None:
         wanted = self.read() + BETWEEN
@@ -172,7 +174,7 @@ class Campaign:
         for mishap in mishaps:
             self.await_more()
             victim = self.workers.pop(self._rng.randrange(len(self.workers)))
-            wait_until(lambda pid=victim.pid: self.read() and self.has_begun(pid), 60, "it handles messages")
+            wait_until(partial(self.has_begun, victim.pid), 60, "it handles messages")
             if mishap == "kill":
                 self.killed.add(victim.pid)
                 victim.kill()
@@ -187,7 +189,7 @@ class Campaign:
         self._publisher.join()
         wait_until(lambda: self.read() >= len(self.published), 90, "all is handled")
         for worker in self.workers:
-            wait_until(lambda pid=worker.pid: self.read() and any(x.pid == pid for x in self.lines), 60, "all started")
+            wait_until(partial(self.has_begun, worker.pid, "started"), 60, "it has started")
             worker.send_signal(signal.SIGTERM)
         for worker in self.workers:
             assert worker.wait(40) == 0
@@ -214,10 +216,11 @@ def carry_out(crew: Crew, kind: str, folder: Path, kills: int, handovers: int) -
     finally:
         campaign.end()
     lost_leases = sum(line.what == "lost" for line in campaign.lines)
+    failures = sum(line.what == "failed" for line in campaign.lines)
     again = sum(line.what == "end" for line in campaign.lines) - len(campaign.ended)
     print(
         f"{kind}: {len(campaign.published)} messages, {len(campaign.killed)} kills, {handovers} handovers, "
-        f"{sum(line.what == 'failed' for line in campaign.lines)} failures, {again} repeats, {lost_leases} lost leases, "
+        f"{failures} failures, {again} repeats, {lost_leases} lost leases, "
         f"{time.monotonic() - began:.0f} s"
     )
     assert verdict == Verdict([], [], [])

@@ -232,6 +232,18 @@ def test_a_partition_that_comes_back_waits_for_old_handlers_of_its_keys(bench: B
     assert bench.lanes.oldest(new) == 1.0
 
 
+def test_a_recall_of_an_assignment_that_is_over_leaves_the_next_one_alone(bench: Bench) -> None:
+    old = bench.assignment()
+    (a,) = bench.spread(old, records("a"))
+    bench.begin(a)
+    bench.lose(old)
+    new = bench.assignment()
+    (b,) = bench.spread(new, records("ba"))
+    bench.in_lanes.recall(old, keep=False)
+    assert bench.begin(b) == 0
+    assert new.tracker.in_hand == 2
+
+
 def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
     """The lease is over, and what waits of it is recalled a moment later: in between nothing may be left behind."""
     old = bench.assignment()
@@ -366,6 +378,29 @@ def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
     below = 3 * (stuck - 1) if stuck else -1
     above = [(3 * stuck + 1, 297)] if stuck < 99 else []
     assert (one.tracker.done.stable, one.tracker.done.ranges) == (below, above)
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(10_000_000, marks=[pytest.mark.campaign, pytest.mark.timeout(900)])]
+)
+def test_any_number_of_records_pass_one_that_is_stuck(bench: Bench, count: int) -> None:
+    one, size = bench.assignment(), 1_000
+    stuck, *_ = bench.spread(one, records("s"))
+    assert bench.begin(stuck) == 0
+    for first in range(1, count, size):
+        messages: list[Message] = [
+            Record(0, offset, str(offset % 97).encode()) for offset in range(first, first + size)
+        ]
+        ready = bench.spread(one, messages)
+        while ready:
+            lane = ready.pop()
+            bench.begin(lane)
+            if bench.done(one, lane):
+                ready.append(lane)
+        assert [run.messages for run in one.tracker.runs.values()] == [[stuck.message]]
+        assert one.tracker.done.ranges == [(1, first + size - 1)]
+        assert bench.counts() == (0, 1)
+        assert len(stuck.partition.lanes) == 1
 
 
 def test_a_partition_has_as_much_in_hand_as_there_is_room_for_all(bench: Bench) -> None:
