@@ -236,6 +236,18 @@ def test_a_partition_that_comes_back_waits_for_old_handlers_of_its_keys(bench: B
     assert bench.lanes.oldest(new) == 1.0
 
 
+def test_a_recall_of_an_assignment_that_is_over_leaves_the_next_one_alone(bench: Bench) -> None:
+    old = bench.assignment()
+    (a,) = bench.spread(old, records("a"))
+    bench.begin(a)
+    bench.lose(old)
+    new = bench.assignment()
+    (b,) = bench.spread(new, records("ba"))
+    bench.in_lanes.recall(old, keep=False)
+    assert bench.begin(b) == 0
+    assert new.tracker.in_hand == 2
+
+
 def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
     """The lease is over, and what waits of it is recalled a moment later: in between nothing may be left behind."""
     old = bench.assignment()
@@ -352,7 +364,7 @@ def test_messages_at_gaps_are_done_with_those_that_are_there(bench: Bench) -> No
 def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
     """One message that takes for ever keeps neither its neighbours in memory nor their progress from the log."""
     rng = Random(seed)
-    one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, b"%d" % x) for x in range(100)])
+    one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, str(x).encode()) for x in range(100)])
     lanes = bench.spread(one, messages, covers_from=0)
     stuck = rng.randrange(100)
     rest = [lane for lane in lanes if lane is not lanes[stuck]]
@@ -370,6 +382,29 @@ def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
     below = 3 * (stuck - 1) if stuck else -1
     above = [(3 * stuck + 1, 297)] if stuck < 99 else []
     assert (one.tracker.done.stable, one.tracker.done.ranges) == (below, above)
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(10_000_000, marks=[pytest.mark.campaign, pytest.mark.timeout(900)])]
+)
+def test_any_number_of_records_pass_one_that_is_stuck(bench: Bench, count: int) -> None:
+    one, size = bench.assignment(), 1_000
+    stuck, *_ = bench.spread(one, records("s"))
+    assert bench.begin(stuck) == 0
+    for first in range(1, count, size):
+        messages: list[Message] = [
+            Record(0, offset, str(offset % 97).encode()) for offset in range(first, first + size)
+        ]
+        ready = bench.spread(one, messages)
+        while ready:
+            lane = ready.pop()
+            bench.begin(lane)
+            if bench.done(one, lane):
+                ready.append(lane)
+        assert [run.messages for run in one.tracker.runs.values()] == [[stuck.message]]
+        assert one.tracker.done.ranges == [(1, first + size - 1)]
+        assert bench.counts() == (0, 1)
+        assert len(stuck.partition.lanes) == 1
 
 
 def test_a_partition_has_as_much_in_hand_as_there_is_room_for_all(bench: Bench) -> None:
@@ -429,6 +464,18 @@ def test_handlers_that_hang_are_found(bench: Bench) -> None:
     assert bench.lanes.hanging(5.0) == [a]
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, taken: int) -> None:
+    """Room is what nobody has; a partition that takes all of it at once leaves nothing to those that go on."""
+    one = bench.assignment()
+    bench.room = 100
+    assert bench.in_lanes.share(one, 1_000) == 50
+    bench.spread(one, records("abc"[:taken]))
+    bench.room = 100 - taken
+    share = bench.in_lanes.share(one, 1_000)
+    assert taken + share <= bench.room - share < taken + share + 2
+
+
 # What was given up to be read again later must not come twice.
 
 
@@ -444,6 +491,9 @@ def test_what_is_given_up_begins_after_all_that_is_in_hand() -> None:
     assert (buffer.size, buffer.first, buffer.fetch_next) == (1, 2, 5)
     buffer.give_up(0)
     assert (buffer.size, buffer.first, buffer.fetch_next) == (0, None, 1)
+    assert buffer.is_given_up
+    buffer.put(messages[1:], tracker)
+    assert not buffer.is_given_up
 
 
 # A naive model.

@@ -145,6 +145,8 @@ class Fetcher:
                 and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
                 and not self._engine.delivery.in_lanes.holds_up(x)
             ]
+            for key in ready:
+                assignments[key].buffer.is_given_up = False
             self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
 

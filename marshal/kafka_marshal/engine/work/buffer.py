@@ -17,7 +17,7 @@ __all__ = ["Buffer"]
 class Buffer:
     """Messages in offset order, between the reader and the user."""
 
-    __slots__ = ("_covered_to", "_parts", "fetch_next", "size")
+    __slots__ = ("_covered_to", "_parts", "fetch_next", "is_given_up", "size")
 
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
@@ -28,6 +28,8 @@ class Buffer:
         self._covered_to = 0
         #: The next offset to come from the reader.
         self.fetch_next = 0
+        #: What was fetched was given up, and nothing is read until there is room for it.
+        self.is_given_up = False
 
     @property
     def first(self) -> int | None:
@@ -49,6 +51,7 @@ class Buffer:
         in_hand_to: the last offset in hand. What stands before it, as it was taken back, is kept: read from there on,
         what is in hand would come a second time.
         """
+        self.is_given_up = True
         while self._parts and self._parts[-1][1] > in_hand_to:
             messages, covers_from = self._parts.pop()
             self.size -= len(messages)
@@ -61,6 +64,7 @@ class Buffer:
 
         wants: of a partition shared by key, which are ours; the others count as though Kafka had never delivered them.
         """
+        self.is_given_up = False
         first = offset_of(messages[0])
         if first < self.fetch_next:
             messages = [m for m in messages if offset_of(m) >= self.fetch_next]

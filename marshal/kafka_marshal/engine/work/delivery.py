@@ -144,7 +144,8 @@ class Delivery:
         assignment = self.next_open(now)
         if assignment is None:
             return None
-        most = min(max_messages, self._room_in_hand(), MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
+        room = self.in_lanes.share(assignment, max_messages) if self.in_lanes.is_active else self._room_in_hand()
+        most = min(max_messages, room, MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)

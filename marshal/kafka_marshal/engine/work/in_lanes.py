@@ -81,6 +81,12 @@ class InLanes:
             return self.lanes.oldest(assignment)
         return assignment.tracker.oldest_in_hand(now)
 
+    def share(self, assignment: Assignment, wanted: int) -> int:
+        """How many messages more a partition may have in hand: after that, no more than all others may; see below."""
+        in_hand = assignment.tracker.in_hand
+        share = (self._room() - in_hand) // 2
+        return share if share >= wanted else (self._room(exactly=True) - in_hand) // 2
+
     def holds_up(self, assignment: Assignment) -> bool:
         """Whether nothing more of a partition is handed out before some of it has ended.
 
