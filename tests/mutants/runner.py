@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
+from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
@@ -84,7 +85,9 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         if mutation in GROUPS:
             short += ["--first", "groups"]
         if mutation in GROUP_MEMBERS:
-            short += ["--judged", "0", "--seeds", "0", "--faults", "0"]
+            short += ["--judged", "0", "--seeds", "0", "--lanes", "0", "--faults", "0"]
+        if mutation in LANES:
+            short += ["--judged", "0", "--seeds", "0", "--members", "0", "--faults", "0"]
         command = [sys.executable, "-m", "tests.mutants.short", *short]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         by, what, seconds, timed_out = _read(done, budget_s)
