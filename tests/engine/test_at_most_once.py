@@ -338,7 +338,7 @@ def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
     net, member, consumer = working(end=5)
     got = read(net, member, HI)
     assert got == [0, 1, 2, 3, 4]
-    consumer.delivery.done(FakeMessage(T0, 4), net.now)
+    consumer.delivery.done([FakeMessage(T0, 4)], net.now)
     assert consumer.delivery.ignored_done[T0] == 1
     assert net.world(T0).progress.granted == 4
 

@@ -104,7 +104,7 @@ def test_p6_more_islands_than_one_record_takes() -> None:
     net, member = working(end=25_000)
     messages = taken(member, 25_000, fetch=25_000)
     for message in messages[1::2]:
-        member.consumers[0].delivery.done(message, net.now)
+        member.consumers[0].delivery.done([message], net.now)
     net.run(HI)
     records = [r for r in net.records(CommitRanges) if isinstance(r, CommitRanges)]
     assert [len(r.ranges) for r in records] == [10_000, 2_500]
@@ -128,7 +128,7 @@ def test_nothing_more_is_handed_out_with_too_much_in_hand() -> None:
     while (run := member.take(1_000)) is not None:
         messages.extend(run.messages)  # type: ignore[arg-type]
     assert len(messages) == MAX_IN_HAND_MESSAGES
-    member.consumers[0].delivery.done(messages[-1], net.now)
+    member.consumers[0].delivery.done([messages[-1]], net.now)
     run = member.take(1_000)
     assert run is not None
     assert len(run.messages) <= 1_000

@@ -548,7 +548,7 @@ MEMBERS: tuple[Mutation, ...] = (
         "T4",
     ),
     # What is counted.
-    Mutation("a message that is done stays in hand", "mark", "self.in_hand -= 1", "pass", "C14"),
+    Mutation("a message that is done stays in hand", "_marked", "self.in_hand -= len(indices)", "pass", "C14"),
     Mutation(
         "what a loop has done stays in hand",
         "_follow",

@@ -90,15 +90,23 @@ class FetchingConsumer(Membership[S]):
     def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
         self._delivery.in_lanes.returned(self._driver.now_ms())
+        done: list[Message] = []
         while self._inbox:
             said = self._inbox.popleft()
-            now = self._driver.now_ms()
-            if isinstance(said, tracker.Run):
-                self._delivery.done_run(said, now)
-            else:
-                self._delivery.done(cast("Message", said), now)
+            if not isinstance(said, tracker.Run):
+                done.append(cast("Message", said))
+                continue
+            self._hear_done(done)
+            self._delivery.done_run(said, self._driver.now_ms())
+        self._hear_done(done)
         if self._hand.in_doubt:
             self._hand.regather(self._engine, self._driver.now_ms())
+
+    def _hear_done(self, messages: list[Message]) -> None:
+        """User threads have said of these that they are done; empties the list."""
+        if messages:
+            self._delivery.done(messages, self._driver.now_ms())
+            messages.clear()
 
     def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""

@@ -310,5 +310,5 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
     inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
     inputs.DoneRun: ConsumerEngine.done_run,
-    inputs.Done: lambda consumer, *told: consumer.delivery.done(*told),
+    inputs.Done: lambda consumer, message, now: consumer.delivery.done([message], now),
 }

@@ -215,19 +215,24 @@ class Delivery:
             self.recall(assignment)
         self.grants.hold_back(assignment)
 
-    def done(self, message: Message, now: float) -> None:
-        """A message handed out by poll, consume or batches is done."""
+    def done(self, messages: Iterable[Message], now: float) -> None:
+        """Messages handed out by poll, consume, batches or to lanes are done. Many at once cost less each."""
         self._heard(now)
         self.is_done_said = True
-        key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
-        assignment = self._consumer.assignments.get(key)
-        if assignment is None or assignment.over or not assignment.tracker.mark(message):
-            self.ignored_done[key] += 1
-            for evicted, _ in self.evicted:
-                evicted.tracker.mark(message)
-            return
-        if assignment.stage is Stage.REVOKING:
-            self._consumer.revocation.try_finish(assignment, now)
+        by_key: dict[Key, list[Message]] = {}
+        for message in messages:
+            key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
+            by_key.setdefault(key, []).append(message)
+        for key, done in by_key.items():
+            assignment = self._consumer.assignments.get(key)
+            is_here = assignment is not None and not assignment.over
+            refused = assignment.tracker.mark(done) if assignment is not None and is_here else done
+            if refused:
+                self.ignored_done[key] += len(refused)
+                for evicted, _ in self.evicted:
+                    evicted.tracker.mark(refused)
+            if assignment is not None and is_here and assignment.stage is Stage.REVOKING:
+                self._consumer.revocation.try_finish(assignment, now)
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import length_hint
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal.ports import Message
 from rationalizer import Progress
@@ -35,6 +35,22 @@ def offset_of(message: Message) -> int:
     if offset is None:
         raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
     return offset
+
+
+def _offset_in_c(messages: Sequence[Message]) -> Callable[[Message], Any]:
+    """``offset_of``, for these messages, of one type: its own method, without a step of the interpreter."""
+    return type(messages[0]).offset
+
+
+def _consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each stretch of ascending numbers without a gap."""
+    first = last = numbers[0]
+    for number in numbers:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
 
 
 def beyond(islands: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -302,10 +318,10 @@ class Run(Generic[A]):
     def index(self, offset: int) -> int | None:
         """Where the message with this offset stands, None if it is not here."""
         messages = self.messages
-        guess = offset - offset_of(messages[0])
+        guess = offset - self.first
         if 0 <= guess < len(messages) and messages[guess].offset() == offset:
             return guess
-        place = bisect_left(messages, offset, key=offset_of)
+        place = bisect_left(messages, offset, key=_offset_in_c(messages))
         return place if place < len(messages) and messages[place].offset() == offset else None
 
     def covered(self, first: int, last: int) -> tuple[int, int]:
@@ -360,32 +376,50 @@ class Tracker(Generic[A]):
         self._iterating -= run.iterating
         return True
 
-    def mark(self, message: Message) -> bool:
-        """One explicitly handed-out message is done. False: it is not in hand here, or was done before."""
-        offset = offset_of(message)
-        run = self.run_at(offset)
-        if run is None:
-            return False
-        index = None if run.iterating else run.index(offset)
-        if index is None or run.messages[index] is not message or run.marks[index]:
-            return False
-        run.marks[index] = 1
-        run.done_count += 1
-        self.in_hand -= 1
-        self._commit(run, index, index)
-        if run.done_count == len(run.messages):
-            self._take_back(run)
-        elif run.in_lanes and run.done_count * 2 >= len(run.messages):
-            self._shrink(run)
-        return True
+    def mark(self, messages: Iterable[Message]) -> list[Message]:
+        """These, of explicit runs, are done. Returns those that are not in hand here, or were done before."""
+        refused: list[Message] = []
+        marked: dict[Run[A], list[int]] = {}
+        run: Run[A] | None = None
+        for message in messages:
+            offset = offset_of(message)
+            if run is None or not run.first <= offset <= run.last:
+                run = self.run_at(offset)
+            index = None if run is None or run.iterating else run.index(offset)
+            if run is None or index is None or run.messages[index] is not message or run.marks[index]:
+                refused.append(message)
+                continue
+            run.marks[index] = 1
+            marked.setdefault(run, []).append(index)
+        if marked:
+            self._marked(marked)
+        return refused
+
+    def _marked(self, marked: Mapping[Run[A], list[int]]) -> None:
+        """These indices of runs were marked as done."""
+        done: list[tuple[int, int]] = []
+        for run, indices in marked.items():
+            indices.sort()
+            done += [run.covered(first, last) for first, last in _consecutive(indices)]
+            run.done_count += len(indices)
+            self.in_hand -= len(indices)
+            if run.done_count == len(run.messages):
+                self._take_back(run)
+            elif run.in_lanes and run.done_count * 2 >= len(run.messages):
+                self._shrink(run)
+        if len(done) == 1:
+            self._commit_offsets(*done[0])
+        else:  # all at once: each change of the set costs more than the offsets in it
+            self.done.commit(done, MAX_OFFSET)
 
     def _shrink(self, run: Run[A]) -> None:
-        """Half of a run is done: what is not becomes runs of its own, so that one message does not keep all."""
+        """Half of a run is done: what is not becomes a run of its own, so that one message does not keep all."""
         self._take_back(run)
-        for is_done, group in groupby(range(len(run.messages)), key=run.marks.__getitem__):
-            if not is_done:
-                indices = list(group)
-                self._add(run.piece(indices[0], indices[-1]))
+        first = run.marks.find(0)
+        left = [message for message, is_done in zip(run.messages, run.marks, strict=True) if not is_done]
+        rest = Run(run.assignment, left, run.covered(first, first)[0], False, run.since)
+        rest.into_lanes()
+        self._add(rest)
 
     def _add(self, piece: Run[A]) -> None:
         self.runs[piece.first] = piece

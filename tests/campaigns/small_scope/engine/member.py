@@ -411,7 +411,7 @@ def done(member: Member, place: int, now: int) -> Moved:
     """A user's thread has got a message done, the one at this place of those in hand."""
     live = _thaw(member)
     message = live.hands.pop(place)
-    live.consumer.delivery.done(message, now)
+    live.consumer.delivery.done([message], now)
     _carry_out(live, now)
     return _moved(live, now, done=(message.partition(), message.offset()))
 
