@@ -45,6 +45,7 @@ from kafka_marshal.errors import (
     ProduceError,
 )
 from kafka_marshal.instance import release
+from kafka_marshal.metrics.rows import Metrics
 from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "MarshalError",
     "MaxClaims",
     "Message",
+    "Metrics",
     "Move",
     "OffsetRange",
     "PartitionStuckError",

@@ -119,6 +119,9 @@ class Tail(Protocol):
     def position(self, partition: int) -> int:
         """The next offset to be read."""
 
+    def log_ends(self) -> Mapping[int, int]:
+        """Where the logs end, by partition, as of the last second's reads; without those not known yet. Any thread."""
+
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read these partitions, too, each from its offset; any thread, also during a read. They are not read yet."""
 
@@ -232,6 +235,9 @@ class DataReader(Protocol):
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         """The log end as of the last fetch (cached, no broker asked), None if not known yet."""
+
+    def look_at_ends(self) -> None:
+        """Have high_watermark know what the last fetches have told, though nobody reads. Never waits."""
 
     def close(self) -> None: ...
 

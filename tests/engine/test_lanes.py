@@ -101,7 +101,7 @@ class Bench:
 
     def done(self, assignment: Assignment, lane: Lane) -> bool:
         assert lane.message is not None
-        assert assignment.tracker.mark(lane.message)
+        assert not assignment.tracker.mark([lane.message])
         return self.lanes.done(lane, self.call)
 
     def failed(self, lane: Lane, due: float | None = None) -> bool:
@@ -315,7 +315,7 @@ def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Ben
     assert bench.counts() == (1, 1)
     if how == "done":
         assert a.message is not None
-        assert one.tracker.mark(a.message)
+        assert not one.tracker.mark([a.message])
         assert not bench.lanes.done(a, before)
     else:
         assert not bench.lanes.failed(a, 2.0 if how == "failed" else None, before)
@@ -566,7 +566,7 @@ class Model:
             is_ready = self.bench.lanes.failed(lane, due, call)
         else:
             self.ended.add(offset_of(message))
-            assignment.tracker.mark(message)
+            assignment.tracker.mark([message])
             is_ready = self.bench.lanes.done(lane, call)
         if is_ready:
             self.queue.append((lane, call))

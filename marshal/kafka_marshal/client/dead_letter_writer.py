@@ -34,7 +34,7 @@ class Settling(Protocol):
     @property
     def call(self) -> Call: ...
 
-    def settled(self, lane: Lane, message: Message) -> None:
+    def put_aside(self, lane: Lane, message: Message) -> None:
         """The cluster has it: the message is done."""
 
     def given_back(self, lane: Lane) -> None:
@@ -77,7 +77,7 @@ class DeadLetterWriter:
         if self._is_over:
             self._tries.given_back(lane)
         elif failure is None:
-            self._tries.settled(lane, attempt.message)
+            self._tries.put_aside(lane, attempt.message)
         elif isinstance(failure, KafkaUnavailableError) and not self._tries.call.is_ending:
             log(
                 logging.WARNING,

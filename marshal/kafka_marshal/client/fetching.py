@@ -14,6 +14,7 @@ from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.fetcher import Fetcher
+from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
 from kafka_marshal.engine.work import tracker
@@ -51,6 +52,7 @@ class FetchingConsumer(Membership[S]):
         self._options = options
         self._fetcher = Fetcher(self, driver, config, options.max_bytes_in_flight)
         self._undone = Undone()
+        self._handled = Handled(driver.cluster.runtime.lock())
         #: What threads take messages from, but for iterating and batches at least once.
         self._hand = Hand()
         settings = options.settings(callbacks)
@@ -189,6 +191,10 @@ class FetchingConsumer(Membership[S]):
         """Carry out StartFetch and StopFetch."""
         if not self._closed:
             self._fetcher.fetch(changes)
+
+    def _look_at_ends(self) -> None:
+        if not self._closed:
+            self._fetcher.reader.look_at_ends()
 
     def _log_end(self, key: Key) -> int | None:
         """The log end as of the last fetch."""

@@ -76,6 +76,7 @@ class Tries:
         self.runtime = consumer._driver.cluster.runtime
         self.handler_timeout_ms = consumer._options.handler_timeout_ms
         self.consumer = consumer
+        self._handled = consumer._handled
         self._give_back = give_back
         self._rng: Random = self.runtime.random()
         #: Guards nothing: it wakes the feeder and the timer.
@@ -135,7 +136,7 @@ class Tries:
         self.settled(lane, attempt.message)
 
     def settled(self, lane: Lane, message: Message) -> None:
-        """A message is done: handled, or a dead letter."""
+        """A message is done: handled, or put aside."""
         self.consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
         if self.lanes.done(lane, self.call):
             self.workers.put((lane,))
@@ -149,11 +150,14 @@ class Tries:
             if hooks.failed is not None:
                 _hook("failed", hooks.failed, attempt, (now - began) / 1000, error)
         retry, due = self.options.retry, None
+        topic = attempt.message.topic()
+        self._handled.failed(topic, error)
         if not isinstance(error, Exception):
             self._note(attempt, error)
             self.end(error)
         elif not attempt.is_last and isinstance(error, retry.on):
             due = now + retry.delay(attempt.number, self._rng) * 1000
+            self._handled.retried(topic)
         elif lane.assignment.over:
             pass  # it comes again elsewhere
         elif self.letters is not None:
@@ -165,6 +169,11 @@ class Tries:
         self._put_aside(lane, due)
         if due is not None:
             self._wake_timer()
+
+    def put_aside(self, lane: Lane, message: Message) -> None:
+        """A message is a dead letter, and the cluster has it."""
+        self._handled.put_aside(message.topic())
+        self.settled(lane, message)
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
         """Its dead letter can't be written: the run ends, and it comes again."""

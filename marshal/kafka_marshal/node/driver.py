@@ -96,6 +96,7 @@ class Driver:
         topics = TopicRounds(cluster, replica, lock, events, told, snapshots.find)
         scope = Scope(cluster, replica, lock, told, snapshots, timeout_s)
         self.upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, lookups)
+        self.listeners.append(self.upkeep.tally.applied)
         self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants
         servants.look = self.pulse.look

@@ -143,6 +143,12 @@ class Replica:
         """How much of the log is applied, in offsets over all CPs, since where the replay began."""
         return sum(world.next_offset for world in self.worlds.values()) - self._begun_at
 
+    @property
+    def log_behind(self) -> int:
+        """How many offsets of the logs are not applied, as of a second ago (any thread, without the lock)."""
+        ends, worlds = self._tail.log_ends(), list(self.worlds.items())
+        return sum(max(0, ends.get(cp, self.behind.get(cp, 0)) - world.next_offset) for cp, world in worlds)
+
     # What is read.
 
     @property

@@ -12,6 +12,7 @@ from kafka_marshal.node.levels import Levels
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.tally import Tally
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
 
@@ -45,6 +46,8 @@ class Upkeep:
         self.levels = Levels(replica, lock.tell)
         self.topics = topics
         self.snapshots = snapshots
+        #: A listener of the driver.
+        self.tally = Tally()
         #: Jobs of consumers; the lock is held by who adds one, or takes it off.
         self.jobs: list[Job] = []
         self.scope = scope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
 from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, MEET_TIMEOUT_S, Pace, Reading, partition_of
+from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
 
 __all__ = ["KafkaTail"]
@@ -23,6 +25,10 @@ BATCH = 500
 
 #: Few steer a tail: a close(), a fault, or partitions to be read besides may have to wait for so long. Records do not.
 PACE = Pace(LONGEST_WAIT_S)
+
+
+#: Where the logs end is noted this often (s).
+ENDS_EVERY_S = 1.0
 
 
 class KafkaTail:
@@ -38,6 +44,9 @@ class KafkaTail:
         #: Why other partitions could not be read from now on: told by the next read.
         self._failures: list[TailFault] = []
         self._lock = threading.Lock()
+        #: Where the logs end. Replaced, never changed.
+        self._ends: Mapping[int, int] = {}
+        self._ends_due = 0.0
 
     def warm_up(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
@@ -77,12 +86,29 @@ class KafkaTail:
             faults.extend(self._failures)
             self._failures.clear()
         faults.extend(TailFault(kind, None, text) for kind, text in self._reading.troubles.take_faults())
+        if time.monotonic() >= self._ends_due:
+            self._ends_due = time.monotonic() + ENDS_EVERY_S
+            with contextlib.suppress(ClosedError):
+                self._reading.enqueue_command(self._look_at_ends)
         return TailBatch(records, ends, faults)
 
     def position(self, partition: int) -> int:
         self._reading.check_open()
         with self._lock:
             return self._positions[partition]
+
+    def _look_at_ends(self) -> None:
+        ends = {}
+        with self._lock:
+            positions = dict(self._positions)
+        for cp, position in positions.items():
+            with contextlib.suppress(KafkaException):  # it never asked a broker about this partition
+                _, high = self._reading.consumer.get_watermark_offsets(TopicPartition(self._topic, cp), cached=True)
+                ends[cp] = max(high, position)
+        self._ends = ends
+
+    def log_ends(self) -> Mapping[int, int]:
+        return self._ends
 
     def follow(self, positions: Mapping[int, int]) -> None:
         self._reading.enqueue_command(partial(self._follow, dict(positions)))

@@ -17,7 +17,7 @@ from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, p
 from kafka_marshal.types import Key
 from rationalizer import Lease, World, route_lease
 
-__all__ = ["Peers"]
+__all__ = ["Peers", "holders", "vacant_since"]
 
 
 class Peers:
@@ -255,3 +255,13 @@ class Peers:
             return None
         ends = self._moved.get(cp, now) + (pause.expires - world.log_time)
         return ends if ends > now else None
+
+
+def vacant_since(peers: Peers, key: Key) -> float | None:
+    """When (own clock, ms) the last holder of a lease released it, or was last heard of; None: there was none."""
+    return peers._free_since.get(key, peers._heard.get(key)) if key in peers.claimed else None
+
+
+def holders(peers: Peers) -> int:
+    """How many members hold a lease. Any thread may ask, without the lock."""
+    return len(peers._holdings)

@@ -36,6 +36,13 @@ class Buffer:
         """The offset of the next message to be handed out; None: there is none."""
         return offset_of(self._parts[0][0][0]) if self._parts else None
 
+    def peek(self) -> Message | None:
+        """The next message to be handed out; None: there is none. Any thread may ask, without the lock."""
+        try:
+            return self._parts[0][0][0]
+        except IndexError:
+            return None
+
     def go_on_at(self, offset: int) -> None:
         """What is fetched next begins at offset; all between that and what is here is done or gone."""
         self.fetch_next = self._covered_to = offset

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
@@ -38,6 +39,8 @@ class Delivery:
         self._in_hand_at_most = 0
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
         self.ignored_done: Counter[Key] = Counter()
+        #: What has come and gone, of each partition that was ever reached for.
+        self.moved: dict[Key, Moved] = {}
         #: Whether the user has ever said of anything that it is done; and how many messages it has dropped until then.
         self.is_done_said = False
         self.dropped = 0
@@ -51,6 +54,7 @@ class Delivery:
         """Consecutive messages of one partition came from the reader."""
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
             assignment.put(messages)
             self._turns.setdefault(assignment)
 

@@ -427,6 +427,9 @@ class SimulatedTail:
         self._check_open()
         return self._positions[partition]
 
+    def log_ends(self) -> Mapping[int, int]:
+        return dict(self._here)
+
     def follow(self, positions: Mapping[int, int]) -> None:
         self._check_open()
         self._positions.update(positions)
