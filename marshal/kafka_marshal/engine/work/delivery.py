@@ -56,12 +56,12 @@ class Delivery:
 
     def ready(self, now: float) -> bool:
         """Is there anything to hand out without another fetch? A user's thread asks."""
-        self._heard(now)
+        self.heard(now)
         return self.grants.is_waiting or any(True for _ in self._open(now))
 
     def fullest(self, now: float) -> int:
         """Messages that can be handed out now from one partition, at most. A user's thread asks."""
-        self._heard(now)
+        self.heard(now)
         return max((x.buffer.size for x in self._open(now)), default=0)
 
     def _open(self, now: float) -> Iterator[Assignment]:
@@ -91,7 +91,7 @@ class Delivery:
         """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
         return any(x.buffer.size and not x.over and not x.user_paused for x in self._turns)
 
-    def _heard(self, now: float) -> None:
+    def heard(self, now: float) -> None:
         """A user's thread was here."""
         self._heard_at = now
         if self._overdue:
@@ -128,7 +128,7 @@ class Delivery:
 
     def next_open(self, now: float) -> Assignment | None:
         """Whose turn it is of those that something can be handed out of."""
-        self._heard(now)
+        self.heard(now)
         for empty in [x for x in self._turns if not x.buffer.size or x.over]:
             del self._turns[empty]
         assignment = next(self._open(now), None)
@@ -217,7 +217,7 @@ class Delivery:
 
     def done(self, message: Message, now: float) -> None:
         """A message handed out by poll, consume or batches is done."""
-        self._heard(now)
+        self.heard(now)
         self.is_done_said = True
         key = (message.topic() or "", -1 if (partition := message.partition()) is None else partition)
         assignment = self._consumer.assignments.get(key)
@@ -231,7 +231,7 @@ class Delivery:
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
-        self._heard(now)
+        self.heard(now)
         self.is_done_said = True
         assignment = run.assignment
         if not assignment.tracker.mark_run(run) or assignment.over:
@@ -246,7 +246,7 @@ class Delivery:
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
         rest = assignment.tracker.close_run(run)
-        self._heard(now)
+        self.heard(now)
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
         elif assignment.stage is Stage.REVOKING:
