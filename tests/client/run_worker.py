@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 pid = os.getpid()
 rng = random.Random(pid)
+never = threading.Event()
 
 
 def say(what: str, message: Any = None) -> None:
@@ -26,7 +28,7 @@ def say(what: str, message: Any = None) -> None:
 
 def handle(message: Any) -> None:
     say("begin", message)
-    time.sleep(rng.uniform(0.0005, arguments["longest_s"]))
+    never.wait(rng.uniform(0.0005, arguments["longest_s"]))
     if rng.random() < arguments["failing"]:
         say("failed", message)
         raise ValueError("now and then")

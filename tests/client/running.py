@@ -6,13 +6,60 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Consumer
+from kafka_marshal import Consumer, Marshal, Retry
 from tests.client.conftest import Scene, wait_until
+from tests.client.test_group import Groups
+
+QUICK = Retry(attempts=5, backoff=(0.01, 0.02))
+
+HOW = ("threads", "coroutines")
+KINDS = ("claims", "group")
+
+
+class Crew(Groups):
+    """Consumers of one kind."""
+
+    kind = "claims"
+
+    def consumer(self, client_id: str, topic: str, **options: Any) -> tuple[Marshal, Consumer]:
+        if self.kind == "group":
+            made = self.joined(client_id, topic, **options)
+            return made.marshal, made.consumer
+        member = self.member(client_id)
+        return member, member.consumer([topic], **options)
+
+
+@pytest.fixture
+def crew(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Crew]:
+    made = Crew(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+def places(count: int, partition: int = 0) -> set[tuple[int, int]]:
+    return {(partition, offset) for offset in range(count)}
+
+
+def done_of(marshal: Marshal, topic: str, partition: int = 0) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+    info = marshal.world.lease(topic, partition)
+    assert info is not None
+    return info.stable, info.ranges
+
+
+def consumer_again(crew: Crew, topic: str) -> Iterator[Any]:
+    """What comes again, in another process's place."""
+    _, consumer = crew.consumer("z", topic)
+    wait_until(consumer.assignment)
+    while (message := consumer.poll(1.0)) is not None:
+        consumer.done(message)
+        yield message
+
 
 #: A wait that no test needs to the end.
 LONG_S = 20.0

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.client.conftest import wait_until
-from tests.client.test_run import Crew, crew
+from tests.client.running import Crew, crew
 
 __all__ = ["crew"]
 

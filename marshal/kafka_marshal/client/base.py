@@ -275,10 +275,10 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
 
-        Callbacks have returned by then, but for one that calls it, or those that have not within ``timeout`` seconds
-        (None: wait as long as it takes): a warning names them. The partitions of one that runs on are released when it
-        returns, all others at once. ``close()`` ends a second after ``timeout`` at the latest. Any thread may call it,
-        and a signal's handler.
+        Handlers of ``run`` and callbacks have returned by then, but for one that calls it, or those that have not
+        within ``timeout`` seconds (None: wait as long as it takes): a warning names them. The partitions of a callback
+        that runs on are released when it returns, all others at once. ``close()`` ends a second after ``timeout`` at
+        the latest. Any thread may call it, and a signal's handler.
         """
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)

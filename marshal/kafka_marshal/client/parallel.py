@@ -117,6 +117,7 @@ class Runner:
                     f"with order={order!r} messages could not wait for them. Nothing was changed. Wait, or restart"
                 )
             if lanes is None or not lanes.running:
+                in_lanes.returned(self._runtime.now_ms())
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._marshal.stop_signal, grace_ms)
             lanes.open(self._call)
@@ -139,6 +140,8 @@ class Runner:
                         break
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
+                    if is_enough:
+                        self._consumer._delivery.heard(now)  # else asking for more says that handlers are alive
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
                     step = None if is_enough else pull.next(wanted, now)
                     if isinstance(step, Take):
