@@ -6,8 +6,8 @@ from tests.mutants.mutation import Mutation
 
 __all__ = ["LANES"]
 
-_DONE_WHEN_BEGUN = 'current.set(attempt); self._consumer._say(cast("Message", message))'
-_NOT_NOW = "if self.is_ended or self._stop or now >= lane.assignment.lease.hand_out_until:"
+_DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
+_NOT_NOW = "if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:"
 _DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
 
 LANES: tuple[Mutation, ...] = (
@@ -38,8 +38,8 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "what failed is done",
         "Tries._put_aside",
-        "self._consumer._nudge()",
-        'self._consumer._say(cast("Message", lane.message))',
+        "self.consumer._nudge()",
+        'self.consumer._say(cast("Message", lane.message))',
         "C14",
     ),
     # Lanes that are forgotten.
@@ -72,17 +72,10 @@ LANES: tuple[Mutation, ...] = (
         "C14",
     ),
     Mutation(
-        "a handler that was left behind tells a run that is over",
-        "Tries.settled",
-        "self.lanes.tries.workers.put((lane,))",
-        "self.workers.put((lane,))",
-        "C14",
-    ),
-    Mutation(
-        "retries go to a run that is over",
-        "Tries._time",
-        "while not self.lanes.is_ended and self.lanes.tries is self:",
-        "while not self.lanes.is_ended:",
+        "a handler that was left behind wakes a run that is over",
+        "Lanes._go_on",
+        "if self.owner is not owner or self.is_ended:",
+        "if self.is_ended:",
         "C14",
     ),
     # What comes back.
@@ -97,15 +90,15 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "what fails after an eviction is waited for",
         "Lanes.failed",
-        "self._astray.append((lane.assignment, lane.message))",
+        "self.dropped.append((lane.assignment, lane.message))",
         "pass",
         "C18",
     ),
     Mutation(
         "a partition that comes back is lost to the same handler at once",
         "Lanes.oldest",
-        "partition.seen, partition.seen_at = assignment, now",
-        "partition.seen, partition.seen_at = assignment, 0.0",
+        "times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)",
+        "times = (lane.began + self._grace_ms for lane in running)",
         "T4",
     ),
     # When.
@@ -118,13 +111,13 @@ LANES: tuple[Mutation, ...] = (
         "C14",
     ),
     Mutation(
-        "handlers begin when the lease may be over", "Lanes.begin", _NOT_NOW, "if self.is_ended or self._stop:", "T4"
+        "handlers begin when the lease may be over", "Lanes.begin", _NOT_NOW, "if owner.is_ending or self._stop:", "T4"
     ),
     Mutation(
         "lanes that were begun count as ready",
-        "Lanes._unready",
-        "self.ready -= lane.is_ready",
-        "self.ready -= 0",
+        "Lanes.begin",
+        "self.ready -= 1",
+        "self.ready -= lane.message is None",
         "C14",
     ),
 )

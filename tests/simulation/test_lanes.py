@@ -34,17 +34,13 @@ def test_a_few_seeds() -> None:
 
 @pytest.mark.parametrize("number", range(len(LANE_STORIES)))
 def test_a_story_that_is_written_down(number: int) -> None:
-    """Each has shown, or shows where a bug is planted, what seeds meet too seldom.
-
-    A handler that was left behind woke the run that had begun it, which was over: its lane was forgotten. A partition
-    that a handler had hung on came back, was lost to it at once, and so on, as fast as the log took it.
-    """
+    """Each shows, where a bug is planted, what seeds meet too seldom."""
     result = simulate_one(LANE_STORIES[number])
     assert result.violation is None, result.tell()
 
 
 def test_a_member_that_was_evicted_joins_again_when_its_handlers_have_failed() -> None:
-    # What had failed when its assignment was over was waited for, for ever.
+    # What fails when its assignment is over would be waited for, for ever.
     result = simulate_one(Scenario.from_seed(7, intervals=40, coordinated=True, lanes=True))
     assert result.violation is None, result.tell()
 
