@@ -75,7 +75,9 @@ class Bench:
 
     def assignment(self, partition: int = 0, stable: int = -1, ranges: Sequence[tuple[int, int]] = ()) -> Assignment:
         made = Assignment(("t", partition), self.mover)
-        made.lease = cast("Any", SimpleNamespace(hand_out_until=FOREVER, keys=None, epoch=1, held=True))
+        made.lease = cast(
+            "Any", SimpleNamespace(hand_out_until=FOREVER, keys=None, epoch=1, held=True, most_intervals=60_000)
+        )
         made.stage = Stage.ACTIVE
         made.tracker = Tracker(stable, ranges)
         self.assignments[made.key] = made
@@ -101,7 +103,9 @@ class Bench:
 
     def lose(self, assignment: Assignment) -> None:
         """As ``Revocation.lost`` does it."""
-        assignment.lease = cast("Any", SimpleNamespace(hand_out_until=0.0, keys=None, epoch=1, held=False))
+        assignment.lease = cast(
+            "Any", SimpleNamespace(hand_out_until=0.0, keys=None, epoch=1, held=False, most_intervals=60_000)
+        )
         assignment.stage = Stage.LOST
         self.in_lanes.recall(assignment, keep=False)
         self.assignments.pop(assignment.key, None)
