@@ -39,12 +39,6 @@ def test_a_story_that_is_written_down(number: int) -> None:
     assert result.violation is None, result.tell()
 
 
-def test_a_member_that_was_evicted_joins_again_when_its_handlers_have_failed() -> None:
-    # What fails when its assignment is over would be waited for, for ever.
-    result = simulate_one(Scenario.from_seed(7, intervals=40, coordinated=True, lanes=True))
-    assert result.violation is None, result.tell()
-
-
 def test_each_order_is_drawn_and_nobody_delivers_at_most_once() -> None:
     drawn = [Scenario.from_seed(seed, lanes=True) for seed in range(40)]
     assert {story.order for story in drawn} == {"key", "partition", "none"}
