@@ -39,6 +39,12 @@ def test_a_story_that_is_written_down(number: int) -> None:
     assert result.violation is None, result.tell()
 
 
+def test_a_member_that_joins_first_when_its_successor_has_left_may_join_again() -> None:
+    # It was stopped before it had joined; a handler that hung made it leave and join once more.
+    result = simulate_one(Scenario.from_seed(35, intervals=40, coordinated=True, lanes=True))
+    assert result.violation is None, result.tell()
+
+
 def test_each_order_is_drawn_and_nobody_delivers_at_most_once() -> None:
     drawn = [Scenario.from_seed(seed, lanes=True) for seed in range(40)]
     assert {story.order for story in drawn} == {"key", "partition", "none"}
