@@ -50,12 +50,12 @@ def _runs_end_while_handlers_work(seed: int) -> Scenario:
     )
 
 
-def _members_come_and_go() -> Scenario:
+def _members_come_and_go(seed: int) -> Scenario:
     """Partitions are let go while handlers work, some of which fail."""
     clients = tuple(Client(f"c{i}", "lanes") for i in range(3))
     ends = tuple(Fault(3 + 1.5 * i, "term", f"c{1 + i % 2}", 1.5) for i in range(24))
     return Scenario(
-        0, clients, ends, heartbeat_interval_ms=HI, messages=30.0, handling_ms=20.0, intervals=42, order="key"
+        seed, clients, ends, heartbeat_interval_ms=HI, messages=30.0, handling_ms=20.0, intervals=42, order="key"
     )
 
 
@@ -72,6 +72,6 @@ LANE_STORIES: tuple[Scenario, ...] = (
     _leases_come_back_to_slow_handlers(),
     *map(_clocks_jump, (2, 3)),
     *map(_runs_end_while_handlers_work, (1, 3, 8, 13)),
-    _members_come_and_go(),
+    *map(_members_come_and_go, (0, 2)),
     _stopped_with_much_in_hand(),
 )

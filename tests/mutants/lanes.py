@@ -88,13 +88,6 @@ LANES: tuple[Mutation, ...] = (
         "C10",
     ),
     Mutation(
-        "what fails after an eviction is waited for",
-        "Lanes.failed",
-        "self.dropped.append((lane.assignment, lane.message))",
-        "pass",
-        "C18",
-    ),
-    Mutation(
         "a partition that comes back is lost to the same handler at once",
         "Lanes.oldest",
         "times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)",

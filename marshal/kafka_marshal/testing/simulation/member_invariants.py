@@ -187,7 +187,7 @@ class MemberInvariants:
         number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
         if number < newest and name in self._were_members:
             self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
-        self._newest[record.client_id] = max(number, newest)
+        self._newest[record.client_id] = number  # one that comes late, when its successor has left, is the newest
 
     def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
         """A member of the coordinated group has applied a record, and its engine was told."""
