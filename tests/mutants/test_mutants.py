@@ -110,6 +110,8 @@ def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
         "0",
         "--members",
         "0",
+        "--lanes",
+        "0",
         "--faults",
         "0",
     )

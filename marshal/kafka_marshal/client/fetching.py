@@ -60,7 +60,7 @@ class FetchingConsumer(Membership[S]):
         self._leaving.settle = self._end_run
 
     @property
-    def kind(self) -> GroupKind:
+    def _kind(self) -> GroupKind:
         """Who shares out its partitions."""
         return "claimed" if self._options.group is None else "coordinated"
 
@@ -193,6 +193,7 @@ class FetchingConsumer(Membership[S]):
             self._fetcher.fetch(changes)
 
     def _look_at_ends(self) -> None:
+        """Have ``_log_end`` know what is known without asking a broker (any thread; it waits for nobody)."""
         if not self._closed:
             self._fetcher.reader.look_at_ends()
 

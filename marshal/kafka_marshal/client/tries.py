@@ -85,7 +85,7 @@ class Tries:
         #: What ends the run; None: nothing has, or it was asked to end.
         self.error: BaseException | None = None
         self._timer_runs = False
-        self._about = consumer._marshal.group_id, consumer.kind, options.order
+        self._about = consumer._marshal.group_id, consumer._kind, options.order
 
     # The feeder.
 

@@ -137,8 +137,9 @@ class Meter:
         for consumer in consumers:
             engine = consumer._engine
             held_back = {one[:2] for one in engine.delivery.in_lanes.held_back}
-            with suppress(MarshalError):  # it closes
-                consumer._look_at_ends()
+            if isinstance(consumer, FetchingConsumer):
+                with suppress(MarshalError):  # it closes
+                    consumer._look_at_ends()
             for key, assignment in list(engine.assignments.items()):
                 lease = assignment.lease
                 if not lease.held:
