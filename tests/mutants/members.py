@@ -548,11 +548,11 @@ MEMBERS: tuple[Mutation, ...] = (
         "T4",
     ),
     # What is counted.
-    Mutation("a message that is done stays in hand", "mark", "self.in_hand -= 1", "pass", "C14"),
+    Mutation("a message that is done stays in hand", "mark", "self.moved.done += 1", "pass", "C14"),
     Mutation(
         "what a loop has done stays in hand",
         "_follow",
-        "self.in_hand -= cursor - run.done_count",
+        "self.moved.done += count",
         "pass",
         "C14",
     ),
