@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handled import Handled, ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine

@@ -76,8 +76,8 @@ class MetricsServer:
             log(
                 logging.WARNING,
                 "serving_openly",
-                "metrics and probes of %s are served on %s: whoever reaches this address can read the names of topics, "
-                "groups and members, and their lag. Nothing can be changed there. Keep it inside your network",
+                "metrics and probes of %s are served on %s: anybody who reaches this address can read the names of "
+                "topics, groups and members, and their lag. Nothing can be changed there. Keep it inside your network",
                 meter.driver.engine.settings.client_id,
                 self.url,
             )
