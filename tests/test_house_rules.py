@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -236,6 +237,7 @@ def package_of(module: str) -> str:
     return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
+@cache  # not at import: each process that collects the tests would pay for it
 def names_taken_from_other_packages() -> dict[str, set[str]]:
     """Module → names that a module outside its package (and what lies below) imports from it."""
     taken: dict[str, set[str]] = {name: set() for name in MODULES}
@@ -248,9 +250,6 @@ def names_taken_from_other_packages() -> dict[str, set[str]]:
     return taken
 
 
-TAKEN = names_taken_from_other_packages()
-
-
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_all_is_true(name: str) -> None:
     """``__all__`` is what a module offers beyond its own package: each name is there, and nobody takes another."""
@@ -258,7 +257,7 @@ def test_all_is_true(name: str) -> None:
     if listed is None:
         return
     assert len(listed) == len(set(listed))
-    assert TAKEN[name] - set(listed) == set()
+    assert names_taken_from_other_packages()[name] - set(listed) == set()
     module = importlib.import_module(name)
     assert [each for each in listed if not hasattr(module, each)] == []
 
@@ -280,6 +279,7 @@ def is_trivial(function: Function) -> bool:
     return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
 
 
+@cache
 def documented_elsewhere() -> set[str]:
     """Names of methods that a Protocol or another base class of ours describes."""
     classes = [node for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
@@ -291,12 +291,16 @@ def documented_elsewhere() -> set[str]:
     return found
 
 
-CLASSES = {node.name for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+@cache
+def classes() -> set[str]:
+    return {
+        node.name for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
+    }
 
 
 def has_a_foreign_base(node: ast.ClassDef) -> bool:
     """Its methods are described by another project, as click's are."""
-    own = {*CLASSES, "Protocol", "Generic", "Exception", "NamedTuple"}
+    own = {*classes(), "Protocol", "Generic", "Exception", "NamedTuple"}
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
     return any(isinstance(base, ast.Attribute) or getattr(base, "id", "") not in own for base in bases)
 

@@ -9,6 +9,7 @@ from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
 from kafka_marshal.client.group import GroupConsumer, Piece
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.health import Health
@@ -44,6 +45,7 @@ from kafka_marshal.errors import (
     ProduceError,
 )
 from kafka_marshal.instance import release
+from kafka_marshal.metrics.rows import Metrics
 from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "ConfigurationError",
     "Consumer",
     "CoordinationTopicError",
+    "DeadLetter",
     "Delivery",
     "Greedy",
     "GroupConsumer",
@@ -76,6 +79,7 @@ __all__ = [
     "MarshalError",
     "MaxClaims",
     "Message",
+    "Metrics",
     "Move",
     "OffsetRange",
     "PartitionStuckError",
@@ -95,6 +99,7 @@ __all__ = [
     "WorldView",
     "__version__",
     "errors",
+    "mark_repeats",
 ]
 
 __version__ = release()

@@ -111,13 +111,22 @@ class TailBatch:
 
 
 class Tail(Protocol):
-    """Reads all partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
+    """Reads partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
 
     def read(self, timeout_s: float) -> TailBatch:
         """Wait up to timeout_s for anything new; return it (many records at once when there are many)."""
 
     def position(self, partition: int) -> int:
         """The next offset to be read."""
+
+    def log_ends(self) -> Mapping[int, int]:
+        """Where the logs end, by partition, as of the last second's reads; without those not known yet. Any thread."""
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Read these partitions, too, each from its offset; any thread, also during a read. They are not read yet."""
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        """Read these no more; by the thread that reads, between two reads."""
 
     def close(self) -> None: ...
 
@@ -226,6 +235,9 @@ class DataReader(Protocol):
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         """The log end as of the last fetch (cached, no broker asked), None if not known yet."""
+
+    def look_at_ends(self) -> None:
+        """Have high_watermark know what the last fetches have told, though nobody reads. Never waits."""
 
     def close(self) -> None: ...
 

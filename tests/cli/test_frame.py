@@ -131,6 +131,7 @@ def test_no_kafka_named_is_wrong_use_and_names_the_ways(command: Command) -> Non
         ["log"],
         ["who", "g", "t", "0"],
         ["dump"],
+        ["dead-letters", "t"],
         ["evict", "g", "t", "0", "--yes"],
         ["forget-group", "g", "--yes"],
         ["release-group", "g", "--to", "earliest", "--yes"],

@@ -12,7 +12,7 @@ from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, ProduceError
 from kafka_marshal.ports import Message, Producer
 from kafka_marshal.testing.simulation.network import Trouble
-from tests.contract.sides import TIMEOUT_S, DataLog, Side, SimulatedSide, eventually
+from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, SimulatedSide, eventually
 
 Errors = list[Exception | None]
 
@@ -203,6 +203,18 @@ def test_a_record_may_be_as_large_as_the_topic_allows(side: Side) -> None:
     producer = side.cluster.producer({})
     errors: Errors = []
     producer.send(topic, b"x" * 2_500_000, None, (), errors.append)
+    flush(producer)
+    assert errors == [None]
+    producer.close()
+
+
+@pytest.mark.broker
+def test_a_value_that_fits_compressed_is_taken(kafka_side: KafkaSide) -> None:
+    """Sources hold compressed batches: larger values are in them than a topic takes uncompressed."""
+    topic = kafka_side.topic(1, {"max.message.bytes": "60000"})
+    producer = kafka_side.cluster.producer({})
+    errors: Errors = []
+    producer.send(topic, b"x" * 200_000, None, (), errors.append)
     flush(producer)
     assert errors == [None]
     producer.close()

@@ -201,6 +201,67 @@ def test_a_topic_that_is_gone_harms_nobody(side: Side) -> None:
     log.tail.close()
 
 
+def test_a_partition_that_is_left_is_silent_and_the_others_go_on(side: Side) -> None:
+    topic = side.topic(3, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0, 2: 0}))
+    for partition in range(3):
+        append(side, topic, partition, [b"before"])
+    log.until(lambda: all(log.values(partition) for partition in range(3)), "all is read")
+    log.tail.leave([0, 2])
+    for partition in (0, 2, 1):
+        append(side, topic, partition, [b"after"])
+    log.until(lambda: len(log.values(1)) == 2, "it goes on")
+    log.read()
+    assert [log.values(partition) for partition in range(3)] == [[b"before"], [b"before", b"after"], [b"before"]]
+    side.delete_records(topic, 0, 1)
+    log.read()
+    assert not log.faults
+    log.tail.close()
+
+
+def test_a_partition_is_followed_from_the_offset_it_is_given(side: Side) -> None:
+    """Nothing that was fetched for an earlier position is handed on, nothing is left out, and the end is told again."""
+    topic = side.topic(2, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    append(side, topic, 1, [b"0", b"1", b"2", b"3"])
+    log.until(lambda: 0 in log.ends, "the end")
+    log.tail.follow({1: 2})
+    log.until(lambda: log.ends.get(1) == 4, "the rest of the other")
+    assert log.offsets(1) == [2, 3]
+    for turn in range(5):
+        log.records.clear()
+        log.ends.clear()
+        append(side, topic, 1, [b"unread"] * 50)
+        log.tail.leave([1])
+        log.tail.follow({1: 1})
+        end = 54 + 50 * turn
+        log.until(lambda end=end: log.ends.get(1) == end, "the end again")  # type: ignore[misc]
+        assert log.offsets(1) == list(range(1, end))
+    assert log.tail.position(1) == end
+    append(side, topic, 0, [b"x"])
+    log.until(lambda: log.values(0), "the first goes on")
+    assert not log.faults
+    log.tail.close()
+
+
+def test_a_partition_is_followed_while_another_thread_reads(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    append(side, topic, 1, [b"there"])
+    log.until(lambda: 0 in log.ends, "the end")
+
+    def follow() -> None:
+        threading.Event().wait(0.1)  # the other reads by then
+        log.tail.follow({1: 0})
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    log.read(5.0)
+    log.until(lambda: log.values(1) == [b"there"], "what was there")
+    follower.join()
+    log.tail.close()
+
+
 def test_without_a_broker_a_tail_tells_and_waits(side: Side) -> None:
     tail = side.unreachable().tail("t", {0: 0})
     log = TailLog(tail)

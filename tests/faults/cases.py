@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kafka_marshal import Admin, ConfigurationError, Consumer, HeldError, Lease, Marshal, MarshalError
+from kafka_marshal import Admin, ConfigurationError, Consumer, HeldError, Hooks, Lease, Marshal, MarshalError
+from kafka_marshal import Attempt as Attempt_
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client.handling import Handler
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.interrupts import Interrupts, stacks
 from tests.faults.stories import (
@@ -88,6 +91,39 @@ def batches_late(story: Story, consumer: Consumer) -> None:
         if story.everything <= story.seen.keys():
             story.say_done()
             break
+
+
+def run_threads(story: Story, consumer: Consumer) -> None:
+    _run(story, consumer, partial(_handled, story))
+
+
+def run_coroutines(story: Story, consumer: Consumer) -> None:
+    async def handle(message: Any) -> None:
+        await asyncio.sleep(0)
+        _handled(story, message)
+
+    _run(story, consumer, handle)
+
+
+def _handled(story: Story, message: Any) -> None:
+    story.hand_out(message)
+    if story.is_complete:
+        story.marshal.stop()
+
+
+def _run(story: Story, consumer: Consumer, handle: Handler) -> None:
+    """What its handler has returned for is done, whatever becomes of the call."""
+
+    def after(attempt: Attempt_, _seconds: float) -> None:
+        message = attempt.message
+        story.done.add((message.partition() or 0, message.offset() or 0))
+
+    consumer.run(handle, concurrency=2, order="partition", hooks=[Hooks(after=after)])
+
+
+def run_and_iterate(story: Story, consumer: Consumer) -> None:
+    """Where a run was interrupted, a loop goes on."""
+    (iterate if story.was_interrupted else run_threads)(story, consumer)
 
 
 def delivering(loop: Callable[[Story, Consumer], None], **options: Any) -> Attempt:
@@ -409,6 +445,9 @@ CASES: dict[str, Attempt] = {
     "consume": delivering(consume),
     "batches": delivering(batches),
     "batches, done later": delivering(batches_late),
+    "run: threads": delivering(run_threads),
+    "run: coroutines": delivering(run_coroutines),
+    "run, then iterate": delivering(run_and_iterate),
     "at most once: iterate": delivering(iterate, **ONCE),
     "at most once: poll": delivering(poll, **ONCE),
     "at most once: consume": delivering(consume, **ONCE),

@@ -173,10 +173,10 @@ def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
     assert found == {
         'addresses: admin = AdminClient(cast("dict[str, Any]", settings))',
         'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
-        "appender: self._producer = producer(settings)",
         "data_writer: self._producer = Producer(properties)",
         "group_calls: consumer = Consumer({**self._properties(Role.DATA), **settings})",
         "reading: self.consumer = Consumer(settings)",
+        "sending: made = producer(settings)",
     }
 
 

@@ -12,6 +12,7 @@ from tests.mutants.callbacks import CALLBACKS
 from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
+from tests.mutants.lanes import LANES
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
@@ -20,9 +21,10 @@ from tests.mutants.short_cut import SHORT_CUT
 __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
+MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
 
-#: The fixed ones of CI, each caught within seconds; between them they need every part of the short forms.
+#: The fixed ones of CI, each caught within seconds. Between them they need every part of the short forms but the tests
+#: of members of groups, which CI runs anyway.
 QUICK = frozenset(
     [
         "stale at exactly 2 HI",
@@ -37,5 +39,6 @@ QUICK = frozenset(
         "what fetched messages take is not looked at",
         "who lost it and got it back is not fenced",
         "the dead own on",
+        "a key goes on while its first message waits for its next try",
     ]
 )

@@ -178,9 +178,9 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "done means all before it, too",
-        "mark",
-        "self._commit(run, index, index)",
-        "self._commit(run, 0, index)",
+        "_marked",
+        "done += [run.covered(first, last) for first, last in _consecutive(indices)]",
+        "done += [run.covered(0, last) for first, last in _consecutive(indices)]",
         "C14",
     ),
     Mutation(
@@ -548,11 +548,11 @@ MEMBERS: tuple[Mutation, ...] = (
         "T4",
     ),
     # What is counted.
-    Mutation("a message that is done stays in hand", "_marked", "self.in_hand -= len(indices)", "pass", "C14"),
+    Mutation("a message that is done stays in hand", "_marked", "self.moved.done += len(indices)", "pass", "C14"),
     Mutation(
         "what a loop has done stays in hand",
         "_follow",
-        "self.in_hand -= cursor - run.done_count",
+        "self.moved.done += count",
         "pass",
         "C14",
     ),

@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
+from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
@@ -58,8 +60,11 @@ SHELL = "marshal/"
 
 
 def _copy(to: Path) -> None:
+    # With the bytecode, valid while a file's time is: to compile all of it costs seconds for each mutation.
+    # Without files that are being written (*.pyc.N), and without pytest's own.
+    ignored = shutil.ignore_patterns("*.so", "*-pytest-*", "*.pyc.*")
     for tree in (*TREES, *MEMBERS):
-        shutil.copytree(ROOT / tree, to / tree, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
@@ -69,6 +74,7 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         _copy(tree)
         if mutation is not None:
             apply(mutation, tree)
+            Path(cache_from_source(str(tree / mutation.file))).unlink(missing_ok=True)
         path = os.pathsep.join((str(tree / "marshal"), str(tree)))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
@@ -79,7 +85,9 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
         if mutation in GROUPS:
             short += ["--first", "groups"]
         if mutation in GROUP_MEMBERS:
-            short += ["--judged", "0", "--seeds", "0", "--faults", "0"]
+            short += ["--judged", "0", "--seeds", "0", "--lanes", "0", "--faults", "0"]
+        if mutation in LANES:
+            short += ["--judged", "0", "--seeds", "0", "--members", "0", "--faults", "0"]
         command = [sys.executable, "-m", "tests.mutants.short", *short]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         by, what, seconds, timed_out = _read(done, budget_s)

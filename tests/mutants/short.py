@@ -31,6 +31,7 @@ from tests.faults.crew import WITHIN_S
 from tests.faults.failing import PROOFS, SHARED, heard
 from tests.faults.stories import WITHOUT
 from tests.mutants.edges import edges
+from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import STORIES
@@ -58,8 +59,8 @@ ODD_LENGTH = 40
 #: What hangs is caught by this in any case (s).
 FAULTS_WITHIN_S = 400.0
 
-#: How long faults happen in a story of a coordinated group (HI).
-GROUPS_INTERVALS = 40
+#: How long faults happen in a story of a coordinated group, or of lanes (HI).
+SHORT_INTERVALS = 40
 
 #: With fewer points of each case, the proofs that take seconds are left out.
 MANY_POINTS = 10
@@ -226,9 +227,22 @@ def _of_groups(seeds: int) -> Found | None:
     if done.returncode:
         return "members", " ".join(line for line in done.stdout.splitlines() if line.startswith("FAILED"))
     for seed in range(seeds):
-        violation = simulate_one(Scenario.from_seed(seed, intervals=GROUPS_INTERVALS, coordinated=True)).violation
+        violation = simulate_one(Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=True)).violation
         if violation is not None:
             return "simulation", f"seed {seed} of groups: {violation}"
+    return None
+
+
+def _of_lanes(seeds: int) -> Found | None:
+    """Workers with many handlers, of claims and of coordinated groups in turn."""
+    for number, scenario in enumerate(LANE_STORIES if seeds else ()):
+        if (violation := simulate_one(scenario).violation) is not None:
+            return "simulation", f"written story {number} of lanes: {violation}"
+    for seed in range(seeds):
+        for coordinated in (False, True):
+            scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
+            if (violation := simulate_one(scenario).violation) is not None:
+                return "simulation", f"seed {seed} of {'groups with ' if coordinated else ''}lanes: {violation}"
     return None
 
 
@@ -289,6 +303,7 @@ def _first_found(options: argparse.Namespace) -> Found | None:
         ("simulation", lambda: _written(options.stories) if seeds else None),
         ("simulation", lambda: _simulation(range(judged, seeds), None)),
         ("members", lambda: _of_groups(options.members)),
+        ("lanes", lambda: _of_lanes(options.lanes)),
         ("faults", lambda: _in_time(options.faults)),
     ]
     parts.sort(key=lambda part: part[0] != options.first)
@@ -305,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stories", type=int, default=len(STORIES), help="those written down (all)")
     parser.add_argument("--seeds", type=int, default=60, help="stories in all, those written down apart (60); 0: none")
     parser.add_argument("--members", type=int, default=30, help="stories of coordinated groups (30); 0: none")
+    parser.add_argument("--lanes", type=int, default=30, help="stories of lanes, of each kind of group (30); 0: none")
     parser.add_argument("--faults", type=int, default=1_000, help="points of each interrupted call (all); 0: no faults")
     parser.add_argument("--first", default="", help="the part that runs before all others: exhaustive, logs, …")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The list of planted bugs holds, and twelve of them are caught in every run of the tests."""
+"""The list of planted bugs holds, and thirteen of them are caught in every run of the tests."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ SHORT = (
     "4",
     "--seeds",
     "4",
+    "--members",
+    "0",
+    "--lanes",
+    "2",
     "--faults",
     "1",
 )
@@ -80,9 +84,9 @@ def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a machine that others use, too
-def test_the_fixed_dozen_are_caught_and_the_product_passes() -> None:
+def test_the_fixed_ones_are_caught_and_the_product_passes() -> None:
     chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
-    assert len(chosen) == len(QUICK) == 12
+    assert len(chosen) == len(QUICK) == 13
     rows = list(run_all(chosen, SHORT, budget_s=150))
     assert rows[0].name == CONTROL
     assert [(row.name, row.what) for row in rows if not row.is_right] == []
@@ -93,7 +97,24 @@ def test_the_fixed_dozen_are_caught_and_the_product_passes() -> None:
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
     nonsense = Mutation("nonsense", "Lease.freshness", "if self.client_id is None:", "if self.client_id is", "C1")
-    little = ("--depth", "1", "--logs", "1", "--groups", "0", "--judged", "0", "--seeds", "0", "--faults", "0")
+    little = (
+        "--depth",
+        "1",
+        "--logs",
+        "1",
+        "--groups",
+        "0",
+        "--judged",
+        "0",
+        "--seeds",
+        "0",
+        "--members",
+        "0",
+        "--lanes",
+        "0",
+        "--faults",
+        "0",
+    )
     rows = list(run_all([nonsense], little, budget_s=30))
     assert [(row.by, row.is_right) for row in rows] == [("", True), ("raised", True)]
     assert "SyntaxError" in rows[1].what

@@ -34,6 +34,10 @@ pytestmark = pytest.mark.flaky(reruns=0)
 FILE = str(Path(workers.__file__))
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.campaign)], ids=["few", "many"]
+)
 @pytest.mark.parametrize(
     "worker",
     [
@@ -47,8 +51,8 @@ FILE = str(Path(workers.__file__))
         workers.begins_at_the_end,
     ],
 )
-def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) -> None:
-    simulate(worker, 10, jobs=2).raise_for_violation()
+def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker, seeds: range) -> None:
+    simulate(worker, seeds, jobs=2).raise_for_violation()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker) ->
 )
 @pytest.mark.timeout(600)
 def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, promise: str) -> None:
-    report = simulate(worker, 40, jobs=2)
+    report = simulate(worker, 40, jobs=1)  # all are found soon, and no second process searches on
     [found] = report.broken
     assert found.violation is not None
     assert found.violation.promise == promise
@@ -201,7 +205,9 @@ def test_who_is_interrupted_tells_what_it_has_seen(jobs: str) -> None:
     program = f"""
 import sys
 from kafka_marshal.testing import simulate
+from kafka_marshal.testing.simulation import campaign
 simulate._LOG_AFTER_S = 0
+campaign.CHUNK = 1
 sys.exit(simulate.main(["--seeds", "100000", "--jobs", "{jobs}"]))
 """
     command = [sys.executable, "-c", program]

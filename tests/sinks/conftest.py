@@ -131,13 +131,12 @@ class Kind:
             with psycopg.connect(self.where) as other:
                 other.execute(sql)
 
-    def rows(self) -> list[tuple[int, str]]:
-        """All results, sorted, as an outsider sees them."""
-        sql = "SELECT offset_, value FROM results ORDER BY offset_, value"
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """What an outsider sees."""
         if self.name == "sqlite":
             import sqlite3
 
-            connection = sqlite3.connect(self.where)
+            connection = sqlite3.connect(self.where, isolation_level=None)
             try:
                 return connection.execute(sql).fetchall()
             finally:
@@ -145,7 +144,13 @@ class Kind:
         import psycopg
 
         with psycopg.connect(self.where) as other:
-            return other.execute(sql).fetchall()
+            cursor = other.execute(sql)
+            found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+            return found
+
+    def rows(self) -> list[tuple[int, str]]:
+        """All results, sorted."""
+        return [(offset, value) for offset, value in self.ask("SELECT offset_, value FROM results ORDER BY 1, 2")]
 
 
 def sink_of(name: str, where: str, wait_s: float = 30.0) -> FencedSink[Any]:

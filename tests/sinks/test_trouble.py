@@ -284,7 +284,7 @@ def test_postgres_a_user_who_may_not_make_tables_writes_where_there_is_one(postg
     with PostgresSink(database) as owner:
         assert owner.progress("group") == {}
     with psycopg.connect(database) as other:
-        other.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON kafka_marshal_progress TO {name}")
+        other.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON kafka_marshal_progress, kafka_marshal_done TO {name}")
     with PostgresSink(limited) as sink:
         with sink.transaction("group", CLAIM):
             pass

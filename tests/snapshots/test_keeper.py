@@ -110,9 +110,9 @@ def test_s2_nothing_is_written_before_its_jitter_is_over(story: Story) -> None:
     keeper.note(0, story.end, story.truth.snapshot(), 1_000.0)
     due_at = keeper.due_at()
     assert 1_000.0 <= due_at <= 1_000.0 + JITTER_MS
-    assert keeper.work(due_at - 1.0) == []
+    assert keeper.work(due_at - 1.0, [0]) == []
     assert story.stored() == []
-    keeper.work(due_at)
+    keeper.work(due_at, [0])
     assert story.stored() == [(story.end, story.truth.digest())]
     assert keeper.due_at() == due_at + LOOK_MS
 
@@ -138,7 +138,7 @@ def test_s2_they_are_written_in_the_order_of_their_places(story: Story) -> None:
             places.append(story.end)
             keeper.note(0, story.end, story.truth.snapshot(), 0.0)
         while keeper.due_at() <= JITTER_MS:
-            keeper.work(keeper.due_at())
+            keeper.work(keeper.due_at(), [0])
         assert [place for place, _ in story.stored()][-2:] == places
 
 
@@ -151,7 +151,7 @@ def test_s2_a_writer_skips_one_that_is_there_already(story: Story, seen_at_start
     if not seen_at_start:
         story.snapshot()
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    assert keeper.work(JITTER_MS) == []
+    assert keeper.work(JITTER_MS, [0]) == []
     assert len(story.stored()) == 1
 
 
@@ -162,19 +162,19 @@ def test_s2_half_a_snapshot_is_not_one_that_is_there(story: Story) -> None:
     story.store(first)
     keeper = keeper_of(story)
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    keeper.work(JITTER_MS)
+    keeper.work(JITTER_MS, [0])
     assert (story.end, story.truth.digest()) in story.stored()
     story.store(second)
-    assert keeper.work(2 * JITTER_MS) == []
+    assert keeper.work(2 * JITTER_MS, [0]) == []
 
 
 def test_s2_a_difference_is_found_whoever_comes_first(story: Story) -> None:
     keeper = keeper_of(story)
     story.beat(10)
     story.lie()
-    assert keeper.work(0.0) == [], "nothing of ours to compare with yet"
+    assert keeper.work(0.0, [0]) == [], "nothing of ours to compare with yet"
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    (found,) = keeper.work(0.0)
+    (found,) = keeper.work(0.0, [0])
     assert (found.cp, found.next_offset, found.ours) == (0, story.end, story.truth.digest())
     assert keeper.is_news(found)
     assert not keeper.is_news(found)
@@ -185,7 +185,7 @@ def test_q27_a_damaged_one_is_told_of(story: Story) -> None:
     story.beat(10)
     story.damage()
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    (found,) = keeper.work(0.0)
+    (found,) = keeper.work(0.0, [0])
     assert "damaged" in found.why
 
 
@@ -195,12 +195,12 @@ def test_s2_an_outage_is_said_once_and_made_up_for(story: Story, caplog: pytest.
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
     story.broker.set_reachable("cut off", False)
     with caplog.at_level(logging.WARNING):
-        assert keeper.work(JITTER_MS) == []
-        assert keeper.work(2 * JITTER_MS) == []
+        assert keeper.work(JITTER_MS, [0]) == []
+        assert keeper.work(2 * JITTER_MS, [0]) == []
     assert len(caplog.records) == 1
     assert keeper.due_at() == 2 * JITTER_MS + RETRY_MS
     story.broker.set_reachable("cut off", True)
-    keeper.work(keeper.due_at())
+    keeper.work(keeper.due_at(), [0])
     assert story.stored() == [(story.end, story.truth.digest())]
 
 
@@ -211,7 +211,7 @@ def test_s2_old_snapshots_may_be_removed_while_it_follows(story: Story) -> None:
         story.snapshot()
     story.broker.delete_records(SNAPSHOTS, 0, 2)
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    assert keeper.work(JITTER_MS) == []
+    assert keeper.work(JITTER_MS, [0]) == []
     assert len(story.stored()) == 1
 
 
@@ -223,8 +223,23 @@ def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> No
     story.broker.create_topic(SNAPSHOTS, 1)
     story.lie()
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
-    assert [found.next_offset for found in keeper.work(JITTER_MS)] == [story.end]
+    assert [found.next_offset for found in keeper.work(JITTER_MS, [0])] == [story.end]
     assert story.stored()[-1] == (story.end, story.truth.digest())
+
+
+def test_s2_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
+    """Q51: a member of a coordinated group leaves it to others; read again, it is followed from there on."""
+    keeper = keeper_of(story)
+    story.beat(10)
+    keeper.note(0, story.end, story.truth.snapshot(), 0.0)
+    story.lie()
+    assert keeper.work(JITTER_MS, []) == []
+    assert (story.end, story.truth.digest()) not in story.stored()
+    assert keeper.due_at() == JITTER_MS + LOOK_MS, "it does not wait to be written"
+    assert keeper.work(2 * JITTER_MS, [0]) == [], "a start compares what was there before"
+    story.lie()
+    (found,) = keeper.work(3 * JITTER_MS, [0])
+    assert found.ours == story.truth.digest()
 
 
 def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: Story) -> None:
@@ -232,7 +247,7 @@ def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: 
     for _ in range(5):
         story.beat(10)
         keeper.note(0, story.end, story.truth.snapshot(), now_ms())
-    keeper.work(now_ms() + JITTER_MS)
+    keeper.work(now_ms() + JITTER_MS, [0])
     assert [place for place, _ in story.stored()] == [story.end - 10, story.end]
 
 

@@ -13,6 +13,7 @@ from kafka_marshal.errors import (
 )
 
 __all__ = [
+    "Headers",
     "closed",
     "forbidden",
     "missing",

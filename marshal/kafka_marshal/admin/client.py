@@ -9,6 +9,7 @@ from typing import Self, TypeVar, overload
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups, prune
+from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
 from kafka_marshal.admin.history import find_consuming
 from kafka_marshal.admin.pause import Pause
@@ -54,7 +55,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(GroupMoves):
+class Admin(GroupMoves, DeadLetterTopics):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and

@@ -46,6 +46,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "export-group": ("transfer", "Commit a group's positions to Kafka's own consumer group."),
     "convert-group": ("transfer", "Make a claimed group a coordinated one, or the other way round."),
     "skip": ("release", "Leave out what can't be read of a partition, and go on behind it."),
+    "dead-letters": ("dead_letters", "Messages that failed for good: why, with which keys, when."),
     "prune": ("prune", "Remove old log and old snapshots, up to a checked one."),
     "dump": ("dumps", "Write the coordination log to a file."),
     "replay": ("dumps", "Replay a dump: outcomes, or the state at its end."),

@@ -417,6 +417,7 @@ def _group_json(
                 "log_end": each.log_end,
                 "lag": each.lag,
                 "stuck": each.stuck or None,
+                "held_back": each.held_back or None,
             }
             for each in row.leases
         ],

@@ -188,5 +188,6 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "deleted": row.deleted,
         "position_lost": row.lost,
         "stuck": row.stuck or None,
+        "held_back": row.held_back or None,
         "messages_per_second": row.speed,
     }

@@ -87,6 +87,10 @@ class _Track:
     works: bool = False
     #: Whether the position moved between two samples: else `moved_at` is only the first one.
     has_moved: bool = False
+    #: The first offset that is not done, less one; log time since which it is that; whether it was seen to move.
+    stable: int = NOTHING_DONE
+    stable_at: int = 0
+    stable_moved: bool = False
     #: Messages handled, counted since the first sample.
     handled: int = 0
     #: (log time, handled) of this epoch, within the window.
@@ -105,7 +109,8 @@ class Meter:
         for key, epoch, stable, done, owner in _standings(world):
             track = self._tracks.get(key)
             if track is None:
-                track = self._tracks[key] = _Track(epoch, done, world.log_time, world.log_time)
+                track = _Track(epoch, done, world.log_time, world.log_time, stable=stable, stable_at=world.log_time)
+                self._tracks[key] = track
             else:
                 self._follow(track, epoch, stable, done, world.log_time)
             pause = world.pause(key[0])
@@ -130,6 +135,8 @@ class Meter:
             track.samples.clear()
         elif track.works:
             track.handled += done - track.done
+        if stable != track.stable:
+            track.stable, track.stable_at, track.stable_moved = stable, log_time, True
         if done != track.done:
             track.done, track.moved_at, track.has_moved = done, log_time, True
 
@@ -137,6 +144,14 @@ class Meter:
         """Log time since which the position has not moved, or the first one known; None: nothing is known."""
         track = self._tracks.get(key)
         return None if track is None else track.moved_at
+
+    def stable_since(self, key: LeaseKey) -> tuple[int | None, bool]:
+        """Log time since which the first offset that is not done is the same, and whether it was seen to move before.
+
+        (None, False): nothing is known.
+        """
+        track = self._tracks.get(key)
+        return (None, False) if track is None else (track.stable_at, track.stable_moved)
 
     def has_moved(self, key: LeaseKey) -> bool:
         """Whether the position was seen to move; else it has stood still since before the first sample."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LogNames",
     "clients_of",
+    "complete_any_topic",
     "complete_client",
     "complete_group",
     "complete_place",
@@ -169,3 +170,24 @@ complete_topic = _completion(_topics)
 complete_client = _completion(_clients)
 #: TOPIC:, to be followed by a partition.
 complete_place = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
+
+
+def complete_any_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Any topic of the cluster but its own."""
+    from click.shell_completion import CompletionItem
+
+    logging.disable(logging.CRITICAL)
+    try:
+        from kafka_marshal.adapters.kafka import KafkaCluster
+
+        options = context.find_object(Options) or Options()
+        cluster = KafkaCluster(*options.connection())
+        try:
+            topics = cluster.topics(min(options.timeout, _COMPLETION_S))
+        finally:
+            cluster.close()
+    except Exception:  # noqa: BLE001  (as above)
+        return []
+    return [
+        CompletionItem(name) for name, topic in topics.items() if name.startswith(incomplete) and not topic.internal
+    ]

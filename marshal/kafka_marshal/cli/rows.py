@@ -126,6 +126,11 @@ class LeaseRow:
     idle_ms: int | None = None
     #: It did not move in all the log that was read: it may have stood still for longer.
     idle_at_least: bool = False
+    #: How long its first message that is not done has been that; it may be longer.
+    stable_ms: int | None = None
+    stable_at_least: bool = False
+    #: Which message all progress waits for, while later ones are done; "": none, or not for long.
+    held_back: str = ""
     #: How long its holder has had it.
     held_ms: int | None = None
     #: How long its next message has been waiting; None: not looked at.

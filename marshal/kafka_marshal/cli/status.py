@@ -407,4 +407,5 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "lag": row.lag,
         "position_lost": row.lost,
         "stuck": row.stuck or None,
+        "held_back": row.held_back or None,
     }

@@ -10,13 +10,19 @@ from dataclasses import replace
 from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
 from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 
-__all__ = ["mark_stuck"]
+__all__ = ["mark_held_back", "mark_stuck"]
 
 #: Partitions of which the next message is read, at most; and for how long in all (s).
 PROBED_AT_MOST = 50
 PROBE_S = 2.0
 
 SLICE_S = 0.2
+
+#: A first message that is not done for so long (ms), with later ones done, holds back its partition.
+HELD_BACK_MS = 10_000
+
+#: Characters of a key that are shown.
+KEY_SHOWN = 40
 
 #: Little is fetched, and spoilt bytes are noticed in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True, "fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024}
@@ -32,12 +38,41 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
         return rows
     probed = dict(list(still.items())[:PROBED_AT_MOST])
     positions = {key: max(first.position, first.log_start or 0) for key, (first, *_) in probed.items()}
-    unreadable, stamps = _probe(cluster, positions)
+    unreadable, found = _probe(cluster, positions)
+    stamps = {key: _stamp(message) for key, message in found.items()}
     # A worker that works through one partition's backlog gets to the others later.
     at_work = {(row.group, row.instance) for row in rows if row.still_ms < patience_ms(row.heartbeat_interval_ms)}
     return [
         _with_reason(row, positions, unreadable, stamps, now_ms, (row.group, row.instance) in at_work) for row in rows
     ]
+
+
+def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
+    """The rows, with the message that all progress of a partition waits for, while later ones are done (P6)."""
+    waiting = {(row.topic, row.partition): row.position for row in rows if _is_held_back(row)}
+    if not waiting:
+        return rows
+    _, found = _probe(cluster, dict(list(waiting.items())[:PROBED_AT_MOST]))
+    return [_with_key(row, found.get((row.topic, row.partition))) if _is_held_back(row) else row for row in rows]
+
+
+def _is_held_back(row: LeaseRow) -> bool:
+    is_other = bool(row.stuck) and not row.stuck.startswith(NO_PROGRESS)
+    return row.held and bool(row.beyond) and not is_other and (row.stable_ms or 0) >= HELD_BACK_MS
+
+
+def _with_key(row: LeaseRow, message: Message | None) -> LeaseRow:
+    by = "" if message is None or message.offset() != row.position else f" by {_key_text(message.key())}"
+    text = f"held back at offset {row.position} for {span_text(row.stable_ms or 0, row.stable_at_least)}{by}"
+    return replace(row, held_back=text, stuck=f"{row.stuck} ({text})" if row.stuck else "")
+
+
+def _key_text(key: bytes | str | None) -> str:
+    """A key, for people."""
+    if key is None:
+        return "a message without a key"
+    text = key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key
+    return f"key {text[:KEY_SHOWN]}{'…' * (len(text) > KEY_SHOWN)}"
 
 
 def _in_turns(rows: list[LeaseRow]) -> Iterator[tuple[int, LeaseRow]]:
@@ -75,11 +110,11 @@ def _with_reason(
 
 def _probe(
     cluster: Cluster, positions: Mapping[TopicPartition, int]
-) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
-    """Read the next message of each: what the client says of those that it can't read, and the others' stamps."""
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, Message]]:
+    """Read the next message of each: what the client says of those that it can't read, and the others'."""
     reader = cluster.data_reader("kafka-marshal-status", CONFIG)
     failed: dict[TopicPartition, str] = {}
-    stamps: dict[TopicPartition, int] = {}
+    found: dict[TopicPartition, Message] = {}
     left = set(positions)
     try:
         reader.assign(positions)
@@ -87,17 +122,17 @@ def _probe(
         while left and time.monotonic() < until:
             messages, faults = reader.read(100, SLICE_S)
             for message in messages:
-                stamps.setdefault((message.topic() or "", message.partition() or 0), _stamp(message))
+                found.setdefault((message.topic() or "", message.partition() or 0), message)
             for fault in faults:
                 if fault.topic is not None and fault.partition is not None and fault.kind is FaultKind.OTHER:
                     failed.setdefault((fault.topic, fault.partition), fault.message)
-            over = left & (stamps.keys() | failed.keys())
+            over = left & (found.keys() | failed.keys())
             left -= over
             if over:
                 reader.unassign(over)
     finally:
         reader.close()
-    return failed, stamps
+    return failed, found
 
 
 def _stamp(message: Message) -> int:

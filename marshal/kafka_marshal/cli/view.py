@@ -18,7 +18,7 @@ from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.heard import Heard
 from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
 from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
-from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.cli.stuck import mark_held_back, mark_stuck
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
@@ -217,7 +217,7 @@ class View:
             for info, progress in holdings(world, group)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
-        self._rows = mark_stuck(self._cluster, rows, now_ms)
+        self._rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
         return self._rows
 
     def groups(self, group: str | None = None) -> list[GroupRow]:
@@ -318,6 +318,7 @@ class View:
         moved_at = min(self.meter.moved_at(key) or last_beat, last_beat)
         is_seen_moving = self.meter.has_moved(key) or moved_at == last_beat
         granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
+        stable_at, is_seen_behind = self.meter.stable_since(key)
         is_held, is_lease = info.client_id is not None, info.kind == "claimed"
         row = LeaseRow(
             group=info.group_id,
@@ -339,6 +340,8 @@ class View:
             stuck=self._why_stuck(info, progress, high),
             idle_ms=max(0, now_ms - moved_at),
             idle_at_least=not is_seen_moving,
+            stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat)),
+            stable_at_least=not is_seen_behind,
             held_ms=max(0, now_ms - granted_at),
             kind=info.kind,
             lo=info.lo,

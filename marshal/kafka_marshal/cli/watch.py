@@ -280,11 +280,15 @@ def stuck_section(rows: Iterable[LeaseRow]) -> Section:
     """The partitions that stand still, together where they do for the same reason."""
     found: dict[tuple[str, str], list[LeaseRow]] = {}
     for row in rows:
-        if row.stuck:
+        if row.held_back and not row.stuck:
+            found[row.group, f"{row.place}{row.topic}{row.held_back}"] = [row]
+        elif row.stuck:
             hangs = row.stuck.startswith(NO_PROGRESS)
             found.setdefault((row.group, f"{NO_PROGRESS} {row.client}" if hangs else row.stuck), []).append(row)
     cells: list[list[str | Cell]] = []
     for (group, _), same in found.items():
         first = min(same, key=lambda row: row.waiting_ms or 0)
-        cells.append([group, places(same), Cell(first.stuck, "red")])
+        cells.append(
+            [group, places(same), Cell(first.stuck, "red") if first.stuck else Cell(first.held_back, "yellow")]
+        )
     return Section(_STUCK, cells, None)

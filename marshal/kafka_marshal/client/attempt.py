@@ -25,9 +25,10 @@ class Attempt:
         epoch: the fencing token of its partition (C9); for a part that is shared by key a ``SharedEpoch``.
         group_id, kind: of the consumer.
         order: as ``run`` was told.
+        stable: everything of the partition up to this offset is done; −1: nothing is.
     """
 
-    __slots__ = ("attempts", "epoch", "group_id", "kind", "message", "number", "order")
+    __slots__ = ("attempts", "epoch", "group_id", "kind", "message", "number", "order", "stable")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Attempt:
         group_id: str,
         kind: GroupKind,
         order: Order,
+        stable: int = -1,
     ) -> None:
         self.message = message
         self.number = number
@@ -46,6 +48,7 @@ class Attempt:
         self.group_id = group_id
         self.kind = kind
         self.order = order
+        self.stable = stable
 
     @staticmethod
     def current() -> Attempt:

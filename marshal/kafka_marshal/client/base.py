@@ -109,6 +109,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
     ) -> None:
         driver = self._driver
+        if settings.group is None:
+            driver.read_all()
         with driver.locked() as engine:
             if settings.group is None and is_coordinated(driver.replica.worlds, engine.settings.group_id):
                 raise coordinated_group(engine.settings.group_id)
@@ -270,10 +272,10 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
 
-        Callbacks have returned by then, but for one that calls it, or those that have not within ``timeout`` seconds
-        (None: wait as long as it takes): a warning names them. The partitions of one that runs on are released when it
-        returns, all others at once. ``close()`` ends a second after ``timeout`` at the latest. Any thread may call it,
-        and a signal's handler.
+        Handlers of ``run`` and callbacks have returned by then, but for one that calls it, or those that have not
+        within ``timeout`` seconds (None: wait as long as it takes): a warning names them. The partitions of a callback
+        that runs on are released when it returns, all others at once. ``close()`` ends a second after ``timeout`` at
+        the latest. Any thread may call it, and a signal's handler.
         """
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
@@ -293,6 +295,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
         if self._closed:
             return
+        if not in_callback:
+            self._leaving.settle(self._limit)
         self._leaving.identify()
         with self._driver.locked():
             self._leaving.begin()

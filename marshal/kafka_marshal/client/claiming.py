@@ -21,6 +21,7 @@ __all__ = ["serve_claim"]
 def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
     """Carry out ``Marshal.claim``, on a thread of our own; is_gone: the caller has left. Raises as it does."""
     key = (topic, partition)
+    driver.read_all()
     deadline = driver.monotonic() + timeout
     _check_partition(driver, topic, partition)
     with driver.condition:

@@ -60,6 +60,8 @@ class Leaving:
     def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
         self._driver = driver
         self._engine = engine
+        #: Called first, with the limit of the wait: end what works on it (*blocking*).
+        self.settle: Callable[[Limit], object] = lambda limit: None
         #: Called before anything is released; the lock is held.
         self.before: Callable[[], object] = lambda: None
         #: Called once the log shows all released, with how long it may take (s).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,7 @@ from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
-from kafka_marshal.client.parallel import Runner
+from kafka_marshal.client.parallel import Call, carry_out, finish
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -41,7 +42,7 @@ CLOCK_STRIDE_MS = 1.0
 #: How long ``run`` waits for handlers that have begun, once it is to end (s).
 DRAIN_TIMEOUT_S = 30.0
 
-_RETRY = Retry()
+DEFAULT_RETRY = Retry()
 
 T = TypeVar("T")
 
@@ -340,7 +341,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         *,
         concurrency: int = 16,
         order: Order = "key",
-        retry: Retry | None = _RETRY,
+        retry: Retry | None = DEFAULT_RETRY,
         dead_letters: str | None = None,
         drain_timeout: float = DRAIN_TIMEOUT_S,
         hooks: Sequence[Hooks] = (),
@@ -374,20 +375,20 @@ class Consumer(FetchingConsumer["Consumer"]):
             self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
         )
         self._begin(None)
-        runner = self._driver.call(Runner, self, options)
+        call = Call()
         try:
-            answer = self._ask(runner.feed)
-            try:
-                answer.wait()
-            except EndedError:
-                return
-            except BaseException:
-                if not runner.is_over:  # an interrupt, here: what is in hand ends first
-                    runner.stop()
-                    answer.wait()
-                raise
+            answer = self._ask(carry_out, self, options, call)
+            answer.wait()
+        except EndedError:
+            return
+        except BaseException:
+            if not call.is_over:  # an interrupt, here: what is in hand ends first
+                call.stop()
+                with suppress(EndedError):
+                    self._ask(finish, self, call).wait()
+            raise
         finally:
-            runner.stop(abandon=True)  # an interrupt while that was waited for
+            call.stop(abandon=True)  # an interrupt while that was waited for
 
     # Saying what is done.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.client.base import Membership
 from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, Limit, calling, carry_out, cut_off, end_all, late_text
@@ -10,6 +10,9 @@ from kafka_marshal.logs import Event
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from kafka_marshal.metrics.server import MetricsServer
 
 __all__ = ["Ending"]
 
@@ -23,6 +26,8 @@ class Ending:
         self._has_ended = False
         #: All that there ever were.
         self.consumers: list[Membership[Any]] = []
+        #: They answer to the last.
+        self.servers: list[MetricsServer] = []
 
     def run(self, driver: Driver, watchdog: Watchdog | None, release: bool, timeout: float | None) -> None:
         """End everything (*blocking*), on a thread of ours; a warning tells of what takes longer than timeout."""
@@ -61,9 +66,13 @@ class Ending:
                 driver.say(Event.LEFT, how)
                 driver.shut_down()
                 _call_off(watchdog)
+                for server in self.servers:
+                    server.close()
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
+        for consumer in consumers if not in_callback else ():
+            consumer._leaving.settle(self._limit)
         for consumer in consumers:
             consumer._leaving.identify()
         with driver.locked() as engine:

@@ -48,7 +48,7 @@ class Fetcher:
     def __init__(self, consumer: Fed, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
         self._consumer = consumer
         self._driver = driver
-        self._config = config
+        self.config = config
         self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
         self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
@@ -145,6 +145,8 @@ class Fetcher:
                 and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
                 and not self._engine.delivery.in_lanes.holds_up(x)
             ]
+            for key in ready:
+                assignments[key].buffer.is_given_up = False
             self._change({key: assignments[key].buffer.fetch_next for key in ready})
             self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
 
@@ -168,7 +170,7 @@ class Fetcher:
         for key in keys:
             assignment = self._engine.assignments[key]
             if self._engine.delivery.in_lanes.holds_up(assignment):
-                assignment.buffer.give_up()
+                assignment.buffer.give_up(assignment.tracker.in_hand_to)
 
     def pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
@@ -238,7 +240,7 @@ class Fetcher:
         log(
             logging.WARNING, "reader_replaced", "nothing comes though there is something to read: a new client reads on"
         )
-        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self._config)
+        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self.config)
         with self._driver.locked(step=False):
             old, self.reader = self.reader, new
             self._engine.positions.stuck.is_reader_deaf = False

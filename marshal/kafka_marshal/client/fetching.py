@@ -12,7 +12,9 @@ from typing import cast
 
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
+from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.fetcher import Fetcher
+from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
 from kafka_marshal.engine.work import tracker
@@ -28,6 +30,9 @@ __all__ = ["FetchingConsumer"]
 
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 10_000
+
+#: close() looks this often (s) whether ``run`` has ended.
+END_LOOK_S = 0.02
 
 #: What user threads have said to be done waits for the next beat or call; so many are told at once.
 SAID_AT_ONCE = 10_000
@@ -47,13 +52,15 @@ class FetchingConsumer(Membership[S]):
         self._options = options
         self._fetcher = Fetcher(self, driver, config, options.max_bytes_in_flight)
         self._undone = Undone()
+        self._handled = Handled(driver.cluster.runtime.lock())
         #: What threads take messages from, but for iterating and batches at least once.
         self._hand = Hand()
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
+        self._leaving.settle = self._end_run
 
     @property
-    def kind(self) -> GroupKind:
+    def _kind(self) -> GroupKind:
         """Who shares out its partitions."""
         return "claimed" if self._options.group is None else "coordinated"
 
@@ -185,11 +192,25 @@ class FetchingConsumer(Membership[S]):
         if not self._closed:
             self._fetcher.fetch(changes)
 
+    def _look_at_ends(self) -> None:
+        """Have ``_log_end`` know what is known without asking a broker (any thread; it waits for nobody)."""
+        if not self._closed:
+            self._fetcher.reader.look_at_ends()
+
     def _log_end(self, key: Key) -> int | None:
         """The log end as of the last fetch."""
         return None if self._closed else self._fetcher.reader.high_watermark(*key)
 
     # Ending.
+
+    def _end_run(self, limit: Limit) -> None:
+        """Before it is closed, ``run`` begins nothing more, and what handlers have in hand ends (*blocking*)."""
+        if (owner := self._delivery.in_lanes.owner) is None:
+            return
+        owner.is_ending = True
+        with self._driver.condition:
+            while not (owner.is_over or limit.is_over or self._driver.is_over):
+                self._driver.condition.wait(END_LOOK_S)
 
     def _freed(self) -> None:
         self._fetcher.close()

@@ -27,14 +27,16 @@ FORKED = (
 class Health:
     """How a Marshal is at one moment; ``str()`` of it is a text for people.
 
-    ``ok`` is for a readiness probe. ``needs_restart`` is for a liveness probe: a Kafka that is away makes a member
-    unwell, and to restart it would not help.
+    ``ready`` is for a readiness probe, ``needs_restart`` for a liveness probe: a Kafka that is away makes a member
+    unwell, and to restart it would not help. ``ok`` is for alerts.
     """
 
     #: It works, as far as can be seen from here.
     ok: bool
     #: One sentence or two each: what happened, what it means for the data, what to do.
     problems: tuple[str, ...]
+    #: It has read the log to its end, and its heartbeats go out; whether or not it holds anything.
+    ready: bool
     #: Only a new process, or a new Marshal, goes on working.
     needs_restart: bool
     #: Milliseconds since the background thread has turned. It turns at least once a second, and whenever there is
@@ -77,16 +79,19 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     if not closed and not driver.life.forked and failure is None:
         others.extend(_unwell(driver, now))
     problems = (*ends, *others)
+    state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
+    is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
     return Health(
         ok=not problems,
         problems=problems,
+        ready=driver.lock.started and is_beating and not (ends or closed),
         needs_restart=bool(ends),
         turned_ago_ms=max(0.0, now - driver.pulse.turned_at),
         closed=closed,
         failure=failure,
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values()))
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
-        state=next((str(member.state(now)) for member in list(driver.engine.groups.values())), ""),
+        state=state,
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
         held_back=tuple(
             one for each in list(driver.engine.consumers.values()) for one in each.delivery.in_lanes.held_back

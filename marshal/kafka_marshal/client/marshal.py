@@ -21,7 +21,6 @@ from kafka_marshal.client.closing import (
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.client.ending import Ending
 from kafka_marshal.client.group import GroupConsumer, PiecesCallback
-from kafka_marshal.client.health import Health, examine
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
@@ -37,14 +36,15 @@ from kafka_marshal.client.options import (
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.client.view import WorldView
+from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import (
     ClosedError,
     ConfigurationError,
-    SnapshotDifferenceError,
 )
 from kafka_marshal.logs import Event
+from kafka_marshal.metrics.measure import Meter
 from kafka_marshal.node.config import (
     MOST_START_S,
     START_TIMEOUT_S,
@@ -77,6 +77,7 @@ class _Opened(NamedTuple):
     driver: Driver
     watchdog: Watchdog | None
     world: WorldView
+    meter: Meter
 
     def undo(self) -> None:
         """Nobody got it."""
@@ -85,7 +86,7 @@ class _Opened(NamedTuple):
             self.watchdog.close()
 
 
-class Marshal(OneProcess, WithBlock):
+class Marshal(Watched, OneProcess, WithBlock):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
@@ -172,7 +173,7 @@ class Marshal(OneProcess, WithBlock):
             servants.begin()
             answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=_Opened.undo)
             opened = answer.wait()
-            answer.receipt.out = True; self._driver, self.watchdog, self.world = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+            answer.receipt.out = True; self._driver, self.watchdog, self.world, self._meter = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:  # Ctrl-C, too: nobody else will end what has begun
             if answer is not None:
                 answer.receipt.left = True
@@ -205,7 +206,7 @@ class Marshal(OneProcess, WithBlock):
         if beside is not None:
             beside.watch(driver)
         driver.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
-        return _Opened(driver, beside, WorldView(driver))
+        return _Opened(driver, beside, WorldView(driver), Meter(driver, self._ending.consumers))
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""
@@ -424,19 +425,6 @@ class Marshal(OneProcess, WithBlock):
     def draining(self) -> bool:
         """Whether an operator has asked this member to hand over (``kafka-marshal drain``): it claims nothing more."""
         return self._driver.engine.draining
-
-    @property
-    def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
-        """Snapshots that contradict this member's replica, each reported once (S2). Also logged as errors."""
-        return tuple(self._driver.upkeep.snapshots.alarms)
-
-    def health(self) -> Health:
-        """How this member is at this moment: for probes, and for people (``str()`` of it).
-
-        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
-        probe wants ``health().ok``, a liveness probe ``not health().needs_restart``.
-        """
-        return examine(self._driver, closed=self._closed or self._driver.is_over)
 
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release everything with its offsets, and end. A second call does nothing.

@@ -10,20 +10,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
-from kafka_marshal.client.tries import LOOK_S, Tries
+from kafka_marshal.client.tries import LOOK_S, Call, Tries
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 
-__all__ = ["Runner"]
+__all__ = ["Call", "Runner", "carry_out", "finish"]
 
 #: Messages that are spread over lanes at a time: the shell's lock is held meanwhile.
 SPREAD = 1_000
@@ -35,35 +38,78 @@ READY_LEAST = 64
 #: What was fetched of a partition waits so long (s) for one of its messages in hand; then it is fetched again later.
 STUCK_S = 1.0
 
+#: The end of another run is looked for this often (s).
+SOON_S = 0.01
+
 #: What has held a partition back for so long (ms) is shown, and looked for this often.
 HELD_BACK_MS = 1_000.0
+
+
+def carry_out(
+    is_gone: Callable[[], bool],
+    consumer: FetchingConsumer[Any],
+    options: RunOptions,
+    call: Call,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> None:
+    """Do what ``run`` is to do, from beginning to end (a thread of ours; *blocking*).
+
+    loop: where coroutines run; None: in one of its own.
+    """
+    call.has_begun = True
+    try:
+        if not call.is_ending:
+            Runner(consumer, options, call, loop).feed(is_gone)
+    finally:
+        if (lanes := consumer._delivery.in_lanes.lanes) is not None:
+            lanes.close(call)
+        call.is_over = True
+
+
+def finish(is_gone: Callable[[], bool], consumer: FetchingConsumer[Any], call: Call) -> None:
+    """Wait until a run that is ending has ended; one that has not begun begins nothing (*blocking*)."""
+    _wait(consumer, lambda: is_gone() or call.is_over or not call.has_begun)
+
+
+def _wait(consumer: FetchingConsumer[Any], is_enough: Callable[[], bool]) -> None:
+    news = consumer._driver.cluster.runtime.condition()
+    while not is_enough():
+        with news:
+            news.wait(SOON_S)
 
 
 class Runner:
     """One call of ``run``."""
 
-    def __init__(self, consumer: FetchingConsumer[object], options: RunOptions):
+    def __init__(
+        self,
+        consumer: FetchingConsumer[Any],
+        options: RunOptions,
+        call: Call,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ):
         self._options = options
+        self._call = call
         self._consumer = consumer
         self._driver = consumer._driver
         self._runtime = consumer._driver.cluster.runtime
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
-        self._tries = Tries(consumer, options, lanes, ready, self._give_back)
-        self._workers = self._tries.workers = (Tasks if options.is_async else Threads)(self._tries)
-        #: Handlers are not waited for any more.
-        self._is_abandoned = False
-        #: The feeder has done all that it will.
-        self.is_over = False
+        self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
+        self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
+        if options.dead_letters is not None:
+            self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0
         self._told: set[tuple[str, int]] = set()
 
     def _made(self) -> Lanes:
         """The lanes, which know of handlers that a run before has left behind."""
         consumer, order, timeout = self._consumer, self._options.order, self._consumer._options.handler_timeout_ms
+        in_lanes = consumer._delivery.in_lanes
+        _wait(consumer, lambda: (before := in_lanes.owner) is None or not before.is_ending)  # who began it may be gone
         with self._driver.locked(step=False):
-            lanes = consumer._delivery.in_lanes.lanes
-            if lanes is not None and not lanes.is_ended:
+            lanes = in_lanes.lanes
+            if in_lanes.owner is not None:
                 raise ConfigurationError("run(…) of this consumer is under way already. Nothing was changed")
             if lanes is not None and lanes.running and lanes.order != order:
                 raise ConfigurationError(
@@ -71,18 +117,12 @@ class Runner:
                     f"with order={order!r} messages could not wait for them. Nothing was changed. Wait, or restart"
                 )
             if lanes is None or not lanes.running:
+                in_lanes.returned(self._runtime.now_ms())
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._marshal.stop_signal, grace_ms)
-            lanes.is_ended = False
-            consumer._delivery.in_lanes.lanes = lanes
+            lanes.open(self._call)
+            in_lanes.lanes = lanes
             return lanes
-
-    # The user's thread.
-
-    def stop(self, *, abandon: bool = False) -> None:
-        """Begin nothing more, and return when what is in hand has ended. abandon: do not wait for that."""
-        self._is_abandoned = self._is_abandoned or abandon
-        self._tries.is_ending = True
 
     # The feeder.
 
@@ -91,7 +131,7 @@ class Runner:
         try:
             self._workers.start()
             pull, came, waited = Pull(self._consumer._engine), None, None
-            while not (self._tries.is_ending or is_gone()):
+            while not (self._call.is_ending or is_gone()):
                 now = self._runtime.now_ms()
                 self._workers.put(self._lanes.reopened(now))
                 self._workers.look(now)
@@ -100,6 +140,8 @@ class Runner:
                         break
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
+                    if is_enough:
+                        self._consumer._delivery.heard(now)  # else asking for more says that handlers are alive
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
                     step = None if is_enough else pull.next(wanted, now)
                     if isinstance(step, Take):
@@ -109,7 +151,7 @@ class Runner:
                     case None:
                         self._tries.wait(lambda: self._lanes.ready < self._tries.ready_wanted / 2)
                     case Fetch(room, _):
-                        came = self._consumer._fetcher.fill(room, lambda: self._tries.is_ending)
+                        came = self._consumer._fetcher.fill(room, lambda: self._call.is_ending)
                         if not came:
                             waited = self._read_on()
                     case Wait(_):
@@ -124,7 +166,9 @@ class Runner:
     def _read_on(self) -> float | None:
         """Nothing can be handed out: wait for messages; where some wait for what is in hand, for that."""
         fetcher = self._consumer._fetcher
-        if not self._consumer._delivery.buffered:
+        with self._driver.locked(step=False):
+            is_waiting = self._consumer._delivery.is_waiting
+        if not is_waiting:
             return fetcher.wait(float("inf"))
         if not fetcher.pump(0.0):
             now = self._runtime.monotonic()
@@ -154,15 +198,17 @@ class Runner:
     def _drain(self, is_gone: Callable[[], bool]) -> None:
         """What is in hand ends, or is left behind; what waits is not in hand any more."""
         tries = self._tries
-        tries.is_ending = self._lanes.is_ended = True
+        self._call.is_ending = self._lanes.is_ended = True
         with tries.news:
             until = self._runtime.monotonic() + self._options.drain_timeout
-            while self._lanes.running and not (self._is_abandoned or is_gone()):
+            while self._lanes.running and not (self._call.is_abandoned or is_gone()):
                 left = until - self._runtime.monotonic()
                 if left <= 0 or self._driver.is_over:
                     break
                 tries.news.wait(min(left, LOOK_S))
-        self._workers.end(0.0 if self._is_abandoned else max(LOOK_S, until - self._runtime.monotonic()))
+        self._workers.end(0.0 if self._call.is_abandoned else max(LOOK_S, until - self._runtime.monotonic()))
+        if tries.letters is not None:
+            tries.letters.close()
         self._give_back()
         if self._lanes.running:
             log(
@@ -173,7 +219,6 @@ class Runner:
                 self._lanes.running,
                 self._options.drain_timeout,
             )
-        self.is_over = True
 
     def _give_back(self) -> None:
         """What no handler has is not in hand any more: it comes again, here or elsewhere."""

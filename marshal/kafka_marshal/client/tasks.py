@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
+from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
@@ -19,16 +21,19 @@ IN_A_ROW = 100
 
 
 class Tasks:
-    """As many tasks as handlers may run at a time, in a thread of their own."""
+    """As many tasks as handlers may run at a time."""
 
-    def __init__(self, tries: Tries) -> None:
+    def __init__(self, tries: Tries, loop: asyncio.AbstractEventLoop | None) -> None:
+        """loop: where they run; None: in one of their own, in a thread of its own."""
         self._tries = tries
+        self._theirs = loop
+        self._have_ended = threading.Event()
         #: Lanes for the tasks; any thread adds to it, the loop's takes.
         self._ready = Ready(tries.runtime.lock())
         #: Tasks that wait for a lane, each for one of these.
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Any = None
+        self._has_started = False
         self._is_over = False
         #: The lane of each task that a handler runs in.
         self._running: dict[Lane, asyncio.Task[None]] = {}
@@ -36,13 +41,21 @@ class Tasks:
         self._late: set[Lane] = set()
 
     def start(self) -> None:
-        self._thread = self._tries.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
+        if self._theirs is None:
+            self._tries.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
+        else:
+            asyncio.run_coroutine_threadsafe(self._main(), self._theirs)
+        self._has_started = True
 
     async def _main(self) -> None:
         is_ours.set(False)
+        calling.set(self._tries.consumer)
         self._loop = asyncio.get_running_loop()
         tasks = [asyncio.ensure_future(self._work(x % 2 == 1)) for x in range(self._tries.options.concurrency)]
-        await asyncio.wait(tasks)
+        try:
+            await asyncio.wait(tasks)
+        finally:
+            self._have_ended.set()
 
     def put(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
@@ -79,7 +92,8 @@ class Tasks:
         self._call(self._rouse)
         for lane in self._tries.lanes.hanging(float("inf")):
             self._call(self._cancel, lane, lane.began)
-        self._thread.join(timeout)
+        if self._has_started:
+            self._have_ended.wait(timeout)
 
     async def _work(self, longest: bool) -> None:
         """What a task does until the end."""
@@ -104,13 +118,15 @@ class Tasks:
                 await handle(message if deserialize is None else deserialize(message))
             except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
                 del self._running[lane]
-                if self._is_ours(lane):
-                    tries.given_back(lane)
-                else:
-                    tries.failed(lane, attempt, began, self._named(lane, error))
+                if self._was_late(lane):
+                    if self._is_over:  # it was cancelled as the run ends
+                        tries.given_back(lane)
+                        continue
+                    error = self._named(error)
+                tries.failed(lane, attempt, began, error)
             else:
                 del self._running[lane]
-                self._late.discard(lane)
+                self._was_late(lane)
                 if tries.done(lane, attempt, began):
                     self._ready.put(lane)  # this task takes the next one: no other need be woken for it
             in_a_row += 1
@@ -126,19 +142,19 @@ class Tasks:
         else:
             await future
 
-    def _is_ours(self, lane: Lane) -> bool:
-        """Whether it was cancelled as the run ends."""
-        return self._is_over and lane in self._late
-
-    def _named(self, lane: Lane, error: BaseException) -> BaseException:
-        """What a handler has raised; a TimeoutError where we have cancelled it."""
+    def _was_late(self, lane: Lane) -> bool:
+        """Whether we have cancelled its handler. What it made of that does not concern the task's next one."""
         if lane not in self._late:
-            return error
+            return False
         self._late.discard(lane)
-        if not isinstance(error, asyncio.CancelledError):
-            return error
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
+        return True
+
+    def _named(self, error: BaseException) -> BaseException:
+        """What a handler that we have cancelled has raised; a TimeoutError where it is that."""
+        if not isinstance(error, asyncio.CancelledError):
+            return error
         timeout_s = (self._tries.handler_timeout_ms or 0.0) / 1000
         late = TimeoutError(f"the handler has not returned within handler_timeout ({timeout_s:g} s), and was cancelled")
         late.__cause__ = error

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 
+from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lanes import Lane
@@ -67,6 +68,7 @@ class Threads:
         tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
         call, take, now_ms = self._calls.get, self._ready.take, tries.runtime.now_ms
         is_ours.set(False)
+        calling.set(tries.consumer)
         is_called = False
         while is_called or call() is not None:
             is_called, lane = False, take(longest)

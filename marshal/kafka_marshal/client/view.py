@@ -90,7 +90,11 @@ def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress
 
 
 class WorldView(OneProcess):
-    """What the log says about this Marshal's group. Every call reads the present state."""
+    """What the log says about this Marshal's group. Every call reads the present state.
+
+    A member of a coordinated group reads its group's part of the log only. The first call here has it read all, as a
+    start does (it may raise what a start raises), and from then on.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -104,6 +108,7 @@ class WorldView(OneProcess):
         return self._driver.call(self._lease, arguments.text("topic", topic), partition)
 
     def _lease(self, topic: str, partition: int) -> LeaseInfo | None:
+        self._driver.read_all()
         with self._driver.locked(step=False) as engine:
             worlds = self._driver.replica.worlds
             world = worlds[route_lease(topic, partition, len(worlds))]
@@ -115,6 +120,7 @@ class WorldView(OneProcess):
         return self._driver.call(self._leases)
 
     def _leases(self) -> list[LeaseInfo]:
+        self._driver.read_all()
         with self._driver.locked(step=False) as engine:
             found = [
                 info
@@ -129,6 +135,7 @@ class WorldView(OneProcess):
         return self._driver.call(self._log_time)
 
     def _log_time(self) -> int:
+        self._driver.read_all()
         with self._driver.condition:
             return max(world.log_time for world in self._driver.replica.worlds.values())
 
@@ -147,6 +154,8 @@ class WorldView(OneProcess):
     def _wait_for(
         self, is_gone: Callable[[], bool], predicate: Callable[[WorldView], object], timeout: float | None
     ) -> bool:
+        self._driver.read_all()
+
         def is_met() -> bool:
             token = under_lock.set(True)  # it may call what takes the lock
             try:

@@ -4,7 +4,9 @@ The caller's duties, in this order:
 
 Everything is told by :meth:`Engine.take`, as an event of :mod:`.inputs`.
 
-1. Apply log records to the worlds. When the replica has caught up (C15), tell ``CaughtUp`` once.
+1. Apply log records to the worlds. When the replica has caught up (C15), tell ``CaughtUp``. A member of a coordinated
+   group needs its home alone, once it has joined: others may be taken out of the worlds, and come back caught up. Then
+   tell ``CaughtUp`` again.
 2. From then on, after *each* record applied, tell ``Applied`` with its outcome.
 3. Pass on acknowledgements, look-ups, metadata, returned callbacks and what readers tell as they come, in any order.
 4. After any of these, and not later than :meth:`deadline`, tell ``Step``, then carry out :meth:`take_effects` in order.
@@ -152,6 +154,7 @@ class Engine:
         How old the last beats of others really are shows with the next record of their CP: somebody's or our Tick (T3).
         """
         self.peers.caught_up(now)
+        self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self._worlds}
         ask_at = now + self._rng.random() * FIRST_TICK_SHARE * self.settings.heartbeat_interval_ms
         for cp, world in self._worlds.items():
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):

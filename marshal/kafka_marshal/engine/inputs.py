@@ -37,7 +37,7 @@ __all__ = [
 
 
 class CaughtUp(NamedTuple):
-    """The replica knows the world (C15)."""
+    """The replica knows the world (C15). Told again when it reads other CPs: a member's home, or all."""
 
 
 class Applied(NamedTuple):
@@ -201,7 +201,8 @@ class InputLog:
     ) -> Iterator[Sequence[Effect]]:
         """Feed the inputs to an engine that is as the recorded one was; its effects after each.
 
-        worlds: the engine's own, as they were; record: (CP, offset) → (timestamp in ms, value).
+        worlds: the engine's own, as they were, of the CPs that were read; record: (CP, offset) → (timestamp in ms,
+        value).
         """
         for now, entry in self.entries:
             if isinstance(entry, At):

@@ -98,6 +98,10 @@ class Ownership(Protocol):
     def heartbeat_interval_ms(self) -> int: ...
 
     @property
+    def most_intervals(self) -> int:
+        """How many intervals the log keeps beyond what is done without a gap (P5)."""
+
+    @property
     def held(self) -> bool:
         """Whether the log granted it, and nothing ended it since."""
 

@@ -25,6 +25,7 @@ from kafka_marshal.node.fork_guard import WATCHED, Life
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
 from kafka_marshal.node.replica import Begin, Listener, Replica
+from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.node.topic_rounds import TopicRounds
@@ -93,7 +94,9 @@ class Driver:
         self.effects = Effects(cluster, replica, lock, self.pacing, appends, events, told, lookups)
         lock.carry_out = self.effects.carry_out
         topics = TopicRounds(cluster, replica, lock, events, told, snapshots.find)
-        self.upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, lookups)
+        scope = Scope(cluster, replica, lock, told, snapshots, timeout_s)
+        self.upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, lookups)
+        self.listeners.append(self.upkeep.tally.applied)
         self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants
         servants.look = self.pulse.look
@@ -209,6 +212,10 @@ class Driver:
         """Have function called by a thread of ours, soon."""
         if not self.is_over and not self.life.forked:
             self.servants.post(function)
+
+    def read_all(self) -> None:
+        """Know the state of all CPs from now on (*blocking*); see ``Scope.read_all``. Without the lock."""
+        self.upkeep.scope.read_all()
 
     @property
     def is_over(self) -> bool:

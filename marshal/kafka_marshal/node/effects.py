@@ -101,7 +101,7 @@ class Effects:
             try:
                 marks = self._cluster.watermarks([key], LOOKUP_TIMEOUT_S)
                 if key in marks:
-                    log_time = max(world.log_time for world in self._replica.worlds.values())
+                    log_time = max(world.log_time for world in list(self._replica.worlds.values()))
                     first = first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with lock.locked():
                         lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())

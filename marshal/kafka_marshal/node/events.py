@@ -45,7 +45,7 @@ class Events:
         #: When they are said, unless more come; and at the latest.
         self._due = self._latest = inf
         #: Who has paused the group; "": nobody.
-        self._paused_by = ""
+        self.paused_by = ""
         #: When Kafka answered last (own clock, ms).
         self._heard_at = now
         #: Why it has not answered since, and since when that is known (own clock, ms).
@@ -95,7 +95,7 @@ class Events:
 
     def pause(self, by: str, until: int | None) -> None:
         """Who has paused the group now ("": nobody), until when (log time, ms)."""
-        before, self._paused_by = self._paused_by, by
+        before, self.paused_by = self.paused_by, by
         if by and not before:
             text = f"the group is paused by {by!r}: its partitions are released, and nothing is claimed"
             self._add_last(logging.INFO, Event.PAUSED, text, by=by, until=until)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from operator import itemgetter
 
 from kafka_marshal.errors import KafkaUnavailableError
@@ -42,7 +42,7 @@ _OFFSET = itemgetter(0)
 
 
 class Replica:
-    """Worlds of all CPs of one coordination topic. Not thread-safe: the caller locks around ``apply``."""
+    """Worlds of CPs of one coordination topic. Not thread-safe: the caller locks around all but ``read``."""
 
     def __init__(
         self,
@@ -51,10 +51,12 @@ class Replica:
         timeout_s: float,
         begin: Begin = Begin.HISTORY,
         due: Due | None = None,
+        only: Collection[int] | None = None,
     ) -> None:
         """Check the topic (L1), find where its log ends now, read snapshots, and start to read (*blocking*).
 
         due is called where a snapshot is due (S2); while the replica catches up, at the last few places only.
+        only: the CPs to read; None: all.
         Raises TopicMissingError, TopicUnsafeError, LogCutError (no snapshot reaches the log's start),
         AuthorizationError, KafkaUnavailableError, ConfigurationError (bootstrap addresses of two clusters).
         """
@@ -68,15 +70,16 @@ class Replica:
             reading = aside.submit(start.read)
             config, problems = check_topic(cluster, topic, timeout_s)
             self.info: TopicInfo = config.info
-            cps = range(config.info.partitions)
+            cps = [cp for cp in range(config.info.partitions) if only is None or cp in only]
             marks = start.marks(cps)
             reader = reading.result()
         for problem in problems:
             log(logging.WARNING, "topic_settings", "coordination topic %s: %s", topic, problem)
-        start.found(reader, len(cps))
-        start.look(marks)
+        start.found(reader, self.info.partitions)
+        start.look(marks, self.info.partitions)
         self._checks = TopicChecks(self.info)
         self.starts = start.cps
+        #: The CPs that are read; of others nothing is known here.
         self.worlds = {cp: start.world(cp) for cp in cps}
         self._check_markers_passed_over(timeout_s)
         #: CPs that have not reached the high watermark found at start, with it (C15).
@@ -140,6 +143,38 @@ class Replica:
         """How much of the log is applied, in offsets over all CPs, since where the replay began."""
         return sum(world.next_offset for world in self.worlds.values()) - self._begun_at
 
+    @property
+    def log_behind(self) -> int:
+        """How many offsets of the logs are not applied, as of a second ago (any thread, without the lock)."""
+        ends, worlds = self._tail.log_ends(), list(self.worlds.items())
+        return sum(max(0, ends.get(cp, self.behind.get(cp, 0)) - world.next_offset) for cp, world in worlds)
+
+    # What is read.
+
+    @property
+    def unread(self) -> list[int]:
+        """CPs that are not read."""
+        return [cp for cp in range(self.info.partitions) if cp not in self.worlds]
+
+    def leave(self, cps: Collection[int]) -> None:
+        """Read these no more (by the thread that reads). Their worlds are dropped: they would soon be wrong."""
+        for cp in cps:
+            del self.worlds[cp], self.starts[cp], self._stops[cp]
+        self._tail.leave(cps)
+
+    def take_over(self, other: Replica) -> None:
+        """Go on with CPs that another replica of this topic has read to their ends, and that are not read here.
+
+        Raises TopicChangedError where the topic is not the one that we read.
+        """
+        self.check(other.info)
+        self.worlds.update(other.worlds)
+        self.starts.update(other.starts)
+        self._stops.update({cp: self._next_stop(cp) for cp in other.worlds})
+        self._tail.follow({cp: world.next_offset for cp, world in other.worlds.items()})
+
+    # Reading.
+
     def read(self, timeout_s: float) -> TailBatch:
         """Wait for news; ``apply`` takes it in. Raises as the constructor does where a start has to go further back."""
         if self._refuted:
@@ -162,6 +197,8 @@ class Replica:
         for cp in batch.records:
             self._reached(cp, self.worlds[cp].next_offset)
         for fault in batch.faults:
+            if fault.partition is not None and fault.partition not in self.worlds:
+                continue  # of one that is read no more
             self._checks.fault(fault)
             if fault.kind is FaultKind.FATAL:
                 self._tail.close()
@@ -235,11 +272,13 @@ class Replica:
         timeout_s: float,
         progress: Callable[[int, int], None] | None = None,
         applied: Listener | None = None,
+        *,
+        tell: bool = True,
     ) -> None:
         """Read up to the high watermark found at start (*blocking*), for those who only look.
 
-        progress is called with (records applied, records there were), applied for each record. Raises
-        KafkaUnavailableError when nothing came for timeout_s.
+        progress is called with (records applied, records there were), applied for each record. tell: raise the alarm of
+        S3. Raises KafkaUnavailableError when nothing came for timeout_s.
         """
         deadline = self._cluster.runtime.monotonic() + timeout_s
         while not self.caught_up:
@@ -254,7 +293,7 @@ class Replica:
                 )
             if progress is not None:
                 progress(self.records_read, self.target_records)
-        if self.start.begin is Begin.SNAPSHOT:
+        if tell and self.start.begin is Begin.SNAPSHOT:
             self.tell_differences()
 
     def tell_differences(self) -> None:
@@ -264,7 +303,7 @@ class Replica:
 
     def stopped(self) -> Iterable[tuple[int, int]]:
         """CPs that stand before an Upgrade this release can't follow, with the level asked for (E4)."""
-        return [(cp, level) for cp, world in self.worlds.items() if (level := world.required_level) is not None]
+        return [(cp, level) for cp, world in list(self.worlds.items()) if (level := world.required_level) is not None]
 
     def close(self) -> None:
         """Stop reading."""

@@ -57,9 +57,9 @@ class Answer(Generic[T]):
 
     __slots__ = ("__weakref__", "_box", "_servants", "receipt")
 
-    def __init__(self, servants: Servants) -> None:
+    def __init__(self, servants: Servants, box: Box | None = None) -> None:
         self._servants = servants
-        self._box: Box = servants.runtime.box()
+        self._box: Box = servants.runtime.box() if box is None else box
         self.receipt = _Receipt()
 
     def wait(self, timeout: float | None = None) -> T:
@@ -191,9 +191,13 @@ class Servants:
         function: Callable[..., T],
         *args: object,
         undo: Callable[[T], object] | None = None,
+        box: Box | None = None,
     ) -> Answer[T]:
-        """Have ``function(is_gone, *args)`` carried out; undo takes its value back where that reaches nobody."""
-        answer: Answer[T] = Answer(self)
+        """Have ``function(is_gone, *args)`` carried out; undo takes its value back where that reaches nobody.
+
+        box: where (value, error) goes; None: to one whose waiter is a thread.
+        """
+        answer: Answer[T] = Answer(self, box)
         self._jobs.put(_Job(answer, function, args, undo))
         return answer
 

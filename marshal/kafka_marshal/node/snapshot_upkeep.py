@@ -78,7 +78,8 @@ class SnapshotUpkeep:
     def look(self) -> None:
         """Compare, and write what is due (*blocking*); nobody sees what this raises."""
         try:
-            found = self._keeper.work(self._cluster.runtime.now_ms()) if self._keeper is not None else []
+            now, read = self._cluster.runtime.now_ms(), frozenset(self._replica.worlds)
+            found = self._keeper.work(now, read) if self._keeper is not None else []
             with self._condition:
                 if found and not self._life.ended:
                     self.report(found)
@@ -110,6 +111,6 @@ class SnapshotUpkeep:
             except MarshalError as error:  # was said at start; work goes on without
                 log(logging.DEBUG, "snapshots_missing", "no snapshots: %s", error)
                 return
-            if reader is not None and len(reader.partitions) == len(self._replica.worlds):
+            if reader is not None and len(reader.partitions) == self._replica.info.partitions:
                 start.snapshots = reader
                 self._keeper = self._new_keeper(reader)

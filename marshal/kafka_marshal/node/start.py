@@ -65,9 +65,12 @@ class ReplayStart:
         else:
             self.snapshots = reader
 
-    def look(self, marks: Mapping[int, tuple[int, int]]) -> None:
-        """Know where each CP's log begins and ends, asked for after snapshots were read (*blocking*)."""
-        cps = range(len(marks))
+    def look(self, marks: Mapping[int, tuple[int, int]], partitions: int) -> None:
+        """Know where each CP's log begins and ends, asked for after snapshots were read (*blocking*).
+
+        partitions: of the topic, of which only those with marks may be of interest.
+        """
+        cps = sorted(marks)
         if any(place.next_offset > marks[cp][1] for cp in cps for place in self._places(cp)):
             # Written since we asked. One that lies beyond the log's end after it was read can't be true.
             marks = self.marks(cps)
@@ -75,7 +78,7 @@ class ReplayStart:
         begin = self.begin
         if self.snapshots is not None and (begin is Begin.CHECK or (begin is Begin.HISTORY and is_cut)):
             self.snapshots.read_all({cp: low for cp, (low, _) in marks.items()})
-        self.cps.update({cp: CpStart(cp, len(cps), *marks[cp]) for cp in cps})
+        self.cps.update({cp: CpStart(cp, partitions, *marks[cp]) for cp in cps})
 
     def marks(self, cps: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Log start and end of each CP (*blocking*)."""

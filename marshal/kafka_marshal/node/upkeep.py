@@ -10,7 +10,9 @@ from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.levels import Levels
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.tally import Tally
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
 
@@ -38,13 +40,17 @@ class Upkeep:
         events: Events,
         topics: TopicRounds,
         snapshots: SnapshotUpkeep,
+        scope: Scope,
         lookups: Executor,
     ) -> None:
         self.levels = Levels(replica, lock.tell)
         self.topics = topics
         self.snapshots = snapshots
+        #: A listener of the driver.
+        self.tally = Tally()
         #: Jobs of consumers; the lock is held by who adds one, or takes it off.
         self.jobs: list[Job] = []
+        self.scope = scope
         self._replica = replica
         self._lock = lock
         self._appends = appends
@@ -58,7 +64,8 @@ class Upkeep:
         self.levels.look()
         self._appends.replace_broken()
         if self._lock.started:
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots, *self.jobs)
+            self.scope.narrow()
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.look)

@@ -5,117 +5,80 @@ transaction takes the rows of its partitions for itself, refuses where one has s
 epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
 any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
 
-Epochs of leases and fencing tokens of coordinated groups are offsets of different partitions of the log, so they can't
-be compared. The kind is stored within the epoch: tokens have 2^62 added. A release that does not know of kinds takes
-them for newer epochs, and is refused.
+The transaction of one record shares its partition's row with those of other records, and stores its offset in a second
+table (``records``). Locks are always taken in this order: partitions, in order, then records, then the user's rows.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self
 
 from kafka_marshal import arguments
-from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.types import Key, SharedEpoch
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Attempt, GroupKind
+from kafka_marshal.errors import ConfigurationError, SinkError
+from kafka_marshal.sinks.claims import (
+    KINDS,
+    NOTHING_WRITTEN,
+    Claim,
+    Progress,
+    checked,
+    kind_of,
+    nobody_yet,
+    refuse_others,
+)
+from kafka_marshal.sinks.database import Connection, Database, RollBackError, no_records
+from kafka_marshal.sinks.records import (
+    MERGE_EVERY,
+    DoneRecords,
+    Written,
+    interval_merged,
+    refuse_out_of_order,
+    the_record,
+)
+from kafka_marshal.types import Key
 
-__all__ = ["TABLE", "FencedSink", "GroupKind", "Progress", "Stage", "Transaction", "ended_early", "wrong_shape"]
-
-#: The table that sinks keep beside the user's.
-TABLE = "kafka_marshal_progress"
-
-#: Its columns, in order; the first three are the primary key.
-COLUMNS = ("group_id", "topic", "partition", "last_offset", "epoch")
+__all__ = ["FencedSink", "Progress", "RecordTransaction", "Transaction"]
 
 _SET_LAST_OFFSET = (
     "UPDATE kafka_marshal_progress SET last_offset = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 )
+_ALL_DONE = (
+    "SELECT topic, partition, first_offset, last_offset FROM kafka_marshal_done WHERE group_id = ? "
+    "ORDER BY first_offset"
+)
+_PARTITIONS_DONE = "SELECT DISTINCT topic, partition FROM kafka_marshal_done WHERE group_id = ?"
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 
-#: Whose epochs they are: of leases, or of the pieces of a coordinated group.
-GroupKind = Literal["claimed", "coordinated"]
 
-#: Added to what is stored of a coordinated group.
-_COORDINATED: Final = 2**62
+class _Statements(Generic[Connection]):
+    """Inside a fenced transaction. Commit and rollback are the sink's: leave the block, or raise."""
 
-#: Stored where nobody has written: of a new row, and of one that was converted to claims.
-_NOBODY: Final = -1
-_NOBODY_CLAIMED: Final = -2
+    def __init__(self, connection: Connection) -> None:
+        #: The database driver's own connection, for what ``execute`` does not do (COPY, for example).
+        self.connection = connection
+        self._cursor: Any = connection.cursor()  # type: ignore[attr-defined]
 
-Connection = TypeVar("Connection")
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+        """Run one statement; the driver's cursor, to fetch from."""
+        return self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
 
-#: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".
-Stage = str
-
-_SO = {
-    "commit": (
-        "Whether this transaction was committed is not known, but it was as a whole or not at all: run it again, "
-        "last_offset() then tells"
-    ),
-}
-_NOTHING_WRITTEN = "Nothing of this transaction was written, and its offsets are not done"
-
-#: A connection is given back to be used again; more than this many idle ones are closed.
-_IDLE = 4
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
+        """Run one statement for each row of parameters."""
+        return self._cursor.executemany(sql, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a sink knows of one partition."""
-
-    #: The offset up to which its rows are in the sink; -1: none.
-    last_offset: int
-    #: The newest epoch that has written, or tried to; -1: none.
-    epoch: int
-    #: The epochs are fencing tokens of a coordinated group.
-    coordinated: bool = False
-
-    @classmethod
-    def of(cls, last_offset: int, stored: int) -> Self:
-        """As the table has it."""
-        kind = _kind_of(stored)
-        return cls(
-            last_offset, max(-1, stored - _COORDINATED if kind == "coordinated" else stored), kind == "coordinated"
-        )
-
-
-def _kind_of(stored: int) -> GroupKind | None:
-    """Whose epoch is stored; None: nobody's, so that either kind may begin."""
-    if stored == _NOBODY:
-        return None
-    return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    topic: str
-    partition: int
-    epoch: int
-    last_offset: int
-
-
-@dataclass(slots=True)
-class _Work(Generic[Connection]):
-    """A transaction under way."""
-
-    connection: Connection
-    stage: Stage = "begin"
-
-
-class Transaction(Generic[Connection]):
+class Transaction(_Statements[Connection]):
     """Inside a fenced transaction. Commit and rollback are the sink's: leave the block, or raise."""
 
     def __init__(self, connection: Connection, stored: Mapping[Key, Progress]) -> None:
-        #: The database driver's own connection, for what ``execute`` does not do (COPY, for example).
-        self.connection = connection
+        super().__init__(connection)
         self._stored = stored
-        self._cursor: Any = connection.cursor()  # type: ignore[attr-defined]
 
     def last_offset(self, topic: str, partition: int) -> int:
         """The offset up to which this partition's rows are in the sink already, -1: none. Skip what is not above it."""
@@ -127,93 +90,22 @@ class Transaction(Generic[Connection]):
                 f"Nothing of this transaction is written; name it where the transaction begins"
             ) from None
 
-    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
-        """Run one statement; the driver's cursor, to fetch from."""
-        return self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
-        """Run one statement for each row of parameters."""
-        return self._cursor.executemany(sql, rows)
+class RecordTransaction(_Statements[Connection]):
+    """Inside the fenced transaction of one record. Commit and rollback are the sink's: leave the block, or raise."""
 
-
-class _Pool(Generic[Connection]):
-    """A sink's idle connections. Any thread may use it; it does not refer to the sink: no circle keeps them open."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
-        self._prepared = False
-        self._closed = False
-
-    def take(self, sink: FencedSink[Connection]) -> Connection:
-        """An idle connection that works, or a new one. Raises ClosedError, and the driver's errors."""
-        self._check_process()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this sink is closed; nothing was written. Make a new one")
-            connection = self._idle.pop() if self._idle else None
-        # One that lay idle may have been cut meanwhile. Nothing was begun on it, so another does as well.
-        if connection is not None and not sink._is_alive(connection):
-            sink._disconnect(connection)
-            connection = None
-        if connection is None:
-            connection = sink._connect()
-            if not self._prepared:
-                try:
-                    sink._prepare(connection)
-                except BaseException:
-                    sink._disconnect(connection)
-                    raise
-                self._prepared = True
-        return connection
-
-    def give_back(self, sink: FencedSink[Connection], connection: Connection, well: bool) -> None:
-        """Keep a connection that is well, for the next one; close any other."""
-        with self._lock:
-            keep = well and not self._closed and len(self._idle) < _IDLE
-            if keep:
-                self._idle.append(connection)
-        if not keep:
-            sink._disconnect(connection)
-
-    def _check_process(self) -> None:
-        """In a forked child the parent's connections must be neither used nor closed: they are the parent's."""
-        if self._pid != os.getpid():
-            _PARENTS.append(self._idle)
-            self._reset()
-
-    def close(self, sink: FencedSink[Connection]) -> None:
-        """Close what is idle, and what is given back from now on."""
-        self._check_process()
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            sink._disconnect(connection)
+    def __init__(self, connection: Connection, is_done: bool) -> None:
+        super().__init__(connection)
+        #: Whether the sink has this record's rows already. If so, skip the work: what is written is rolled back.
+        self.is_done = is_done
 
 
-#: Connections that belong to a parent process: held, since the garbage collector would close them under the parent.
-_PARENTS: list[Any] = []
-
-
-class FencedSink(ABC, Generic[Connection]):
+class FencedSink(Database[Connection]):
     """A database that refuses a writer whose lease went to another (C9), and stores each batch once.
 
     Any thread may use it, several at once: each transaction has a connection of its own. It can be pickled (for a
     Spark executor) and used after a fork; connections do not go along.
     """
-
-    #: The base of the driver's errors.
-    _driver_error: type[Exception]
-    #: How the driver marks a parameter in a statement.
-    _mark: str
-
-    def __init__(self) -> None:
-        self._pool = _Pool[Connection]()
 
     # What users call.
 
@@ -229,28 +121,135 @@ class FencedSink(ABC, Generic[Connection]):
         ``kind``: "coordinated" where ``epoch`` is that of a piece, from a group consumer. (A partition that members
         share by key has several tokens; this table has room for one.)
 
+        Where records of a partition end in any order, use :meth:`record`. In a handler of ``consumer.run`` this form is
+        right with order="partition" only: retries come before the next record, and a dead letter counts as done.
+
+        Locks: its partitions, exclusively, until the end.
+
         Raises:
+            ConfigurationError: in a handler of ``run`` with another order; or single records up to ``last_offset``
+                were stored by :meth:`record`, which this form would write again. Nothing was written.
             StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
             WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
             SinkError: the database can't do it; ``retry`` says whether trying again makes sense.
         """
-        arguments.one_of("kind", kind, _KINDS)
-        wanted = _checked(group_id, claims, kind)
+        arguments.one_of("kind", kind, KINDS)
+        refuse_out_of_order()
+        wanted = checked(group_id, claims, kind)
         with self._work() as work:
             work.stage = "fence"
             stored = self._fence(work.connection, group_id, wanted)
+            self._refuse_records(work.connection, group_id, wanted, stored)
             work.stage = "write"
             yield Transaction(work.connection, stored)
             work.stage = "store"
             self._check_still_open(work.connection)
-            self._store(work.connection, group_id, wanted, stored)
+            for each in wanted:
+                # A batch that comes again, shorter than it was, takes nothing back.
+                if each.last_offset > stored[each.key].last_offset:
+                    self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, group_id, *each.key))
+
+    @contextmanager
+    def record(
+        self,
+        message: Message | None = None,
+        *,
+        group_id: str | None = None,
+        epoch: int | None = None,
+        kind: GroupKind | None = None,
+        stable: int | None = None,
+    ) -> Iterator[RecordTransaction[Connection]]:
+        """The transaction of one record, in a handler of ``consumer.run``; records may end in any order.
+
+        Ask ``tx.is_done`` first: the sink may have this record's rows already. If so, what the block writes is rolled
+        back. Leaving the block commits the rows and that the record is done; an exception writes nothing.
+
+        Message, group, epoch and kind are those of the handler's attempt. Callers with threads of their own (``poll``
+        and ``done``) give all four, and now and then ``stable``: everything up to here is done in this group
+        (``LeaseInfo.stable``), so that rows that other offsets keep apart are dropped.
+
+        Blocks must not be nested. In a coroutine, run the block as a whole by ``asyncio.to_thread``.
+
+        Locks: shares its partition with other records; waits for a transaction of the same offset. The first record of
+        a newer epoch waits until transactions of older ones have ended.
+
+        Raises:
+            ConfigurationError: there is no attempt here, or not all four are given. Nothing was written.
+            StaleEpochError, WrongEpochKindError, SinkError: as in :meth:`transaction`.
+        """
+        is_attempts = group_id is None
+        group_id, claim = the_record(message, group_id, epoch, kind)
+        if stable is None:
+            stable = Attempt.current().stable if is_attempts else -1
+        stable = arguments.a_whole("stable", stable, -1)
+        written = self._pool.written(group_id, claim.key)
+        with written.lock:
+            self._enter_epoch(group_id, claim, written, stable)
+        with suppress(RollBackError), self._work() as work:
+            work.stage = "fence"
+            stored = self._row(work.connection, group_id, claim.key, "shared")
+            if stored is not None:
+                refuse_others(group_id, claim, stored.epoch)
+            if stored is None or stored.epoch != claim.epoch:
+                written.epoch = None
+                raise SinkError(
+                    f"{self._name()}: somebody changed what is stored of {claim.topic} [{claim.partition}] (forget()? "
+                    f"convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
+                    retry=True,
+                )
+            tx = RecordTransaction(
+                work.connection, not self._done(work.connection, group_id, claim.key).add(claim.last_offset)
+            )
+            work.stage = "write"
+            yield tx
+            work.stage = "store"
+            self._check_still_open(work.connection)
+            if tx.is_done:
+                raise RollBackError
+        if not tx.is_done:
+            with written.lock:
+                written.offsets.append(claim.last_offset)
+
+    def _enter_epoch(self, group_id: str, claim: Claim, written: Written, stable: int) -> None:
+        """Store the epoch where it is new here, after transactions of older ones; merge where it is due."""
+        is_new = written.epoch != claim.epoch
+        # A stable offset is good for its epoch: before the next one the group may have been repositioned.
+        stable = stable if is_new else max(stable, written.stable)
+        if is_new:
+            with self._work() as work:
+                work.stage = "fence"
+                if not self._pool.has_records:
+                    raise no_records(self._name())
+                stored = self._fence(work.connection, group_id, [claim])[claim.key]
+                self._done(work.connection, group_id, claim.key).merge(stored.last_offset, stable)
+            written.epoch = claim.epoch
+            written.offsets.clear()
+        elif len(written.offsets) >= MERGE_EVERY:
+            with self._work() as work:
+                work.stage = "fence"
+                at = self._row(work.connection, group_id, claim.key, "merging")
+                if at is not None and at.epoch == claim.epoch:
+                    since = min(written.offsets)
+                    self._done(work.connection, group_id, claim.key).merge(at.last_offset, stable, since)
+            if at is not None:
+                written.offsets.clear()
+        written.stable = stable
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
         arguments.text("group_id", group_id)
         with self._work() as work:
+            done: dict[Key, list[tuple[int, int]]] = {}
+            # Before the last offsets: what is merged into them meanwhile is found twice, and not missed.
+            if self._pool.has_records:
+                for topic, partition, first, end in self._run(work.connection, _ALL_DONE, (group_id,)).fetchall():
+                    done.setdefault((topic, partition), []).append((first, end))
             stored = self._stored(work.connection, group_id)
-        return {key: Progress.of(each.last_offset, each.epoch) for key, each in stored.items()}
+        found = {}
+        for key, each in stored.items():
+            last_offset, ranges = interval_merged(each.last_offset, done.get(key, []))
+            found[key] = Progress.of(last_offset, each.epoch, tuple(ranges))
+        return found
 
     def _stored(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
         """The rows as they are."""
@@ -264,14 +263,16 @@ class FencedSink(ABC, Generic[Connection]):
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
         """After a reposition of the group (C11): take these as last offsets (-1: from the start), back or forward.
 
-        What lies above is written again when it comes again: remove its rows yourself where they would be double.
-        Epochs stay, so old writers stay fenced. Raises SinkError.
+        What lies above is written again when it comes again, single records too: remove its rows yourself where they
+        would be double. Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
         """
         arguments.text("group_id", group_id)
         arguments.offsets("positions", positions, -1)
         with self._work() as work:
-            for (topic, partition), last_offset in sorted(positions.items()):
-                self._run(work.connection, _SET_LAST_OFFSET, (last_offset, group_id, topic, partition))
+            for key in self._locked(work.connection, group_id, positions):
+                self._run(work.connection, _SET_LAST_OFFSET, (positions[key], group_id, *key))
+                if self._pool.has_records:
+                    self._done(work.connection, group_id, key).drop()
 
     def convert(self, group_id: str, kind: GroupKind) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
@@ -279,12 +280,11 @@ class FencedSink(ABC, Generic[Connection]):
         Writers of the other kind are refused from now on, whatever their epoch. Raises SinkError.
         """
         arguments.text("group_id", group_id)
-        arguments.one_of("kind", kind, _KINDS)
+        arguments.one_of("kind", kind, KINDS)
         with self._work() as work:
-            for (topic, partition), stored in self._stored(work.connection, group_id).items():
-                if _kind_of(stored.epoch) != kind:
-                    fresh = _COORDINATED - 1 if kind == "coordinated" else _NOBODY_CLAIMED
-                    self._run(work.connection, _SET_EPOCH, (fresh, group_id, topic, partition))
+            for key, stored in self._locked(work.connection, group_id).items():
+                if kind_of(stored.epoch) != kind:
+                    self._run(work.connection, _SET_EPOCH, (nobody_yet(kind), group_id, *key))
 
     def forget(self, group_id: str) -> None:
         """Drop what is stored for this group, epochs too: for a group that is gone, or a recreated coordination topic.
@@ -293,7 +293,10 @@ class FencedSink(ABC, Generic[Connection]):
         """
         arguments.text("group_id", group_id)
         with self._work() as work:
+            self._locked(work.connection, group_id)
             self._run(work.connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
+            if self._pool.has_records:
+                self._run(work.connection, "DELETE FROM kafka_marshal_done WHERE group_id = ?", (group_id,))
 
     def close(self) -> None:
         """Close idle connections; transactions that run end in peace. A second call does nothing."""
@@ -307,190 +310,49 @@ class FencedSink(ABC, Generic[Connection]):
 
     # Fencing.
 
-    def _fence(self, connection: Connection, group_id: str, wanted: Sequence[_Claim]) -> dict[Key, Progress]:
+    def _fence(self, connection: Connection, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
         """Take the rows for ourselves, refuse where one has seen a newer epoch, raise the others."""
-        stored = self._lock_rows(connection, group_id, [(each.topic, each.partition) for each in wanted])
+        stored = self._lock_rows(connection, group_id, [each.key for each in wanted])
         for each in wanted:
-            newest = stored[each.topic, each.partition].epoch
-            theirs = _kind_of(newest)
-            if theirs is not None and theirs != _kind_of(each.epoch):
-                raise _wrong_kind(group_id, each, theirs)
-            if newest > each.epoch:
-                newest, epoch = Progress.of(-1, newest).epoch, Progress.of(-1, each.epoch).epoch
-                raise StaleEpochError(
-                    f"{each.topic} [{each.partition}]: this sink has seen epoch {newest}, newer than ours "
-                    f"({epoch}): the lease went to another writer. {_NOTHING_WRITTEN} by us: the new holder goes "
-                    "on from what is stored. Stop working on this partition. (If the coordination topic was made anew, "
-                    "epochs began anew with it: sink.forget(group_id), once nobody writes.)",
-                    topic=each.topic,
-                    partition=each.partition,
-                    epoch=epoch,
-                    stored_epoch=newest,
-                )
+            refuse_others(group_id, each, stored[each.key].epoch)
         for each in wanted:
-            if stored[each.topic, each.partition].epoch != each.epoch:
-                self._run(
-                    connection,
-                    _SET_EPOCH,
-                    (each.epoch, group_id, each.topic, each.partition),
-                )
+            if stored[each.key].epoch != each.epoch:
+                self._run(connection, _SET_EPOCH, (each.epoch, group_id, *each.key))
         return stored
 
-    def _store(
-        self, connection: Connection, group_id: str, wanted: Sequence[_Claim], stored: Mapping[Key, Progress]
+    def _locked(
+        self, connection: Connection, group_id: str, wanted: Iterable[Key] | None = None
+    ) -> dict[Key, Progress]:
+        """Take these rows of the group for ourselves (None: all), as far as they are there."""
+        found = self._stored(connection, group_id)
+        locked = {}
+        for key in sorted(found if wanted is None else found.keys() & wanted):
+            row = self._row(connection, group_id, key, "exclusive")
+            if row is not None:
+                locked[key] = row
+        return locked
+
+    def _refuse_records(
+        self, connection: Connection, group_id: str, wanted: Sequence[Claim], stored: dict[Key, Progress]
     ) -> None:
+        """Where single records are done beyond the last offset, the last-offset form would write them again."""
+        if not self._pool.has_records:
+            return
+        found = {tuple(row) for row in self._run(connection, _PARTITIONS_DONE, (group_id,)).fetchall()}
         for each in wanted:
-            # A batch that comes again, shorter than it was, takes nothing back.
-            if each.last_offset > stored[each.topic, each.partition].last_offset:
-                self._run(
-                    connection,
-                    _SET_LAST_OFFSET,
-                    (each.last_offset, group_id, each.topic, each.partition),
+            if each.key not in found:
+                continue
+            last, kept = self._done(connection, group_id, each.key).merge(stored[each.key].last_offset, -1)
+            stored[each.key] = replace(stored[each.key], last_offset=last)
+            if kept and kept[0][0] <= each.last_offset:
+                first, end = kept[0]
+                raise ConfigurationError(
+                    f"{each.topic} [{each.partition}]: single records beyond the last offset {last} are in this sink, "
+                    f"{first} to {end} for example, stored by sink.record(…). sink.transaction(…) would write them "
+                    f"again. {NOTHING_WRITTEN}. Go on with sink.record(…); or, once nobody writes, "
+                    f"sink.rewind({group_id!r}, {{({each.topic!r}, {each.partition}): offset}}) with the offset up to "
+                    "which everything is done in the group"
                 )
 
-    def _run(self, connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
-        cursor: Any = connection.cursor()  # type: ignore[attr-defined]
-        return cursor.execute(sql.replace("?", self._mark), parameters)
-
-    # Work.
-
-    @contextmanager
-    def _work(self) -> Iterator[_Work[Connection]]:
-        """One transaction on a connection of its own. What the database says is explained by the stage it was at."""
-        try:
-            work = _Work(self._pool.take(self))
-        except self._driver_error as error:
-            raise self._explain(error, "open") from error
-        well = False
-        try:
-            with self._scope(work.connection):
-                work.stage = "write"
-                yield work
-                work.stage = "commit"
-            well = True
-        except self._driver_error as error:
-            raise self._explain(error, work.stage) from error
-        except (StaleEpochError, WrongEpochKindError, ConfigurationError):
-            well = True
-            raise
-        finally:
-            self._pool.give_back(self, work.connection, well)
-
-    # What each database does in its own way.
-
-    @abstractmethod
-    def _connect(self) -> Connection: ...
-
-    @abstractmethod
-    def _is_alive(self, connection: Connection) -> bool: ...
-
-    @abstractmethod
-    def _disconnect(self, connection: Connection) -> None: ...
-
-    @abstractmethod
-    def _prepare(self, connection: Connection) -> None:
-        """Make the table where it is absent; SinkError where it is of another shape."""
-
-    @abstractmethod
-    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
-        """A transaction: committed at the end of the block, rolled back on an exception."""
-
-    @abstractmethod
-    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
-        """Take these rows (made where absent) for ourselves until the end of the transaction; what they hold."""
-
-    @abstractmethod
-    def _check_still_open(self, connection: Connection) -> None:
-        """SinkError where the user's block has ended the transaction by itself."""
-
-    @abstractmethod
-    def _why(self, error: Exception) -> tuple[str, str, bool]:
-        """(what is wrong, what to do, whether trying again makes sense)."""
-
-    @abstractmethod
-    def _name(self) -> str:
-        """What this sink is called in messages; no password in it."""
-
-    # Errors.
-
-    def _explain(self, error: Exception, stage: Stage) -> SinkError:
-        why, remedy, retry = self._why(error)
-        text = " ".join(str(error).split()) or type(error).__name__
-        return SinkError(
-            f"{self._name()}: {why} ({text}). {_SO.get(stage, _NOTHING_WRITTEN)}. {remedy}.",
-            retry=retry or stage == "commit",
-        )
-
-
-def wrong_shape(name: str, found: Iterable[str]) -> SinkError:
-    """There is a table of that name with other columns. name: of the sink, for people."""
-    return SinkError(
-        f"{name}: there is a table {TABLE} of another shape here: {', '.join(found)}; expected "
-        f"{', '.join(COLUMNS)} with the primary key {', '.join(COLUMNS[:3])}. {_NOTHING_WRITTEN}. Rename that "
-        "table, or name another database."
-    )
-
-
-def ended_early(name: str) -> SinkError:
-    """The user's block has ended the transaction by itself. name: of the sink, for people."""
-    return SinkError(
-        f"{name}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
-        "until then may be in the database without its offsets, and will come again: look at the rows. Leave "
-        "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
-    )
-
-
-def _wrong_kind(group_id: str, claim: _Claim, theirs: GroupKind) -> WrongEpochKindError:
-    ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
-    return WrongEpochKindError(
-        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
-        f"ours is of a {ours} one: they can't be compared. {_NOTHING_WRITTEN}. If the group was converted "
-        f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
-        f"sink.convert({group_id!r}, {ours!r}). "
-        "Else stop this worker",
-        topic=claim.topic,
-        partition=claim.partition,
-        kind=ours,
-        stored_kind=theirs,
-    )
-
-
-_KINDS: Final = ("claimed", "coordinated")
-
-
-def _checked(group_id: object, claims: object, kind: GroupKind) -> list[_Claim]:
-    """With epochs as they are stored. Sorted, each partition once: all lock rows in the same order."""
-    merged: dict[Key, _Claim] = {}
-    wanted = "a list of (topic, partition, epoch, last_offset)"
-    for claim in arguments.several("claims", claims, wanted):
-        if not isinstance(claim, tuple | list) or len(claim) != 4 or not isinstance(claim[0], str):
-            raise arguments.wrong("claims", wanted, claims, "Nothing was written")
-        topic = claim[0]
-        if isinstance(claim[2], SharedEpoch):
-            raise ConfigurationError(
-                f"{topic} [{claim[1]}] is shared by key: a last offset of the whole partition would hide other "
-                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and "
-                "offsets by (topic, partition, lo, hi) in a table of your own"
-            )
-        partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
-        if epoch < 0 or last_offset < -1 or partition < 0:
-            raise ConfigurationError(
-                f"{topic} [{partition}]: epoch {epoch}, last offset {last_offset} are not of a lease. Nothing was "
-                "written"
-            )
-        before = merged.get((topic, partition))
-        if before is not None and before.epoch != epoch:
-            raise ConfigurationError(
-                f"{topic} [{partition}] stands in the transaction with epochs {before.epoch} and {epoch}: one of them "
-                "is over. Nothing was written; drop the ranges of the older epoch"
-            )
-        last = last_offset if before is None else max(last_offset, before.last_offset)
-        merged[topic, partition] = _Claim(topic, partition, epoch, last)
-    if kind == "coordinated":
-        merged = {key: replace(each, epoch=each.epoch + _COORDINATED) for key, each in merged.items()}
-    if not merged or not isinstance(group_id, str) or not group_id:
-        raise ConfigurationError(
-            "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "
-            "nothing would refuse an older writer. Nothing was written"
-        )
-    return [merged[key] for key in sorted(merged)]
+    def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
+        return DoneRecords(partial(self._run, connection), group_id, key)

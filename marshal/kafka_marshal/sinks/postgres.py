@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import COLUMNS, TABLE, FencedSink, Progress, ended_early, wrong_shape
+from kafka_marshal.sinks.base import FencedSink, Progress
+from kafka_marshal.sinks.database import DONE, PROGRESS, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -51,13 +53,20 @@ _WHY = {
     "58": ("PostgreSQL's own machine fails", "Look at its log", True),
 }
 
+_ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = %s AND topic = %s AND partition = %s"
+_CLAUSES: dict[Lock, str] = {"shared": "", "exclusive": " FOR UPDATE", "merging": " FOR UPDATE SKIP LOCKED"}
+
 
 class PostgresSink(FencedSink["Connection"]):
     """Fenced writes to PostgreSQL (10 or newer).
 
-    Transactions of other partitions run side by side; those of the same partition wait for each other, up to
-    ``lock_timeout_s``. A writer that stops in the middle (paused, swapped out) loses its transaction after
-    ``idle_timeout_s`` without a statement, so that the partition's new holder can go on; one that dies, at once.
+    Transactions of other partitions run side by side, and so do those of single records (``record``). Any other
+    transaction of a partition waits until those before it have ended, up to ``lock_timeout_s``. A writer that stops in
+    the middle (paused, swapped out) loses its transaction after ``idle_timeout_s`` without a statement, so that the
+    partition's new holder can go on; one that dies, at once.
+
+    Locks, in this order: an advisory lock for each partition, shared by single records; its row, but by single records
+    not; a single record's row, which only writers of the same offset wait for; the user's own rows.
     """
 
     _mark = "%s"
@@ -125,29 +134,32 @@ class PostgresSink(FencedSink["Connection"]):
     def _disconnect(self, connection: Connection) -> None:
         connection.close()
 
-    def _prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: Connection) -> bool:
         from psycopg import errors
 
-        # Who may write rows need not have the right to make tables.
-        if self._shape(connection) is None:
-            # Another may make it at the same moment, which IF NOT EXISTS does not see.
-            with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS kafka_marshal_progress (group_id text NOT NULL, topic text NOT NULL, "
-                    "partition integer NOT NULL, last_offset bigint NOT NULL, epoch bigint NOT NULL, "
-                    "PRIMARY KEY (group_id, topic, partition))"
-                )
-        found = self._shape(connection)
-        if found is None or found != (list(COLUMNS), list(COLUMNS[:3])):
-            raise wrong_shape(self._name(), found[0] if found is not None else [])
+        for table in (PROGRESS, DONE):
+            # Who may write rows need not have the right to make tables.
+            if self._shape(connection, table) is None:
+                # Another may make it at the same moment, which IF NOT EXISTS does not see.
+                with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+                    try:
+                        connection.execute(table.made_by)
+                    except errors.InsufficientPrivilege:
+                        if table is PROGRESS:
+                            raise
+                        return False
+            found = self._shape(connection, table)
+            if found != table.shape:
+                raise wrong_shape(self._name(), table, found[0] if found is not None else [])
+        return True
 
-    def _shape(self, connection: Connection) -> tuple[list[str], list[str]] | None:
+    def _shape(self, connection: Connection, table: Table) -> tuple[list[str], list[str]] | None:
         """(columns, primary key) of the table, None where it is not there."""
         columns = connection.execute(
             "SELECT attname, coalesce(array_position(indkey::int2[], attnum), -1) FROM pg_attribute "
             "LEFT JOIN pg_index ON indrelid = attrelid AND indisprimary "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-            (TABLE,),
+            (table.name,),
         ).fetchall()
         if not columns:
             return None
@@ -163,15 +175,29 @@ class PostgresSink(FencedSink["Connection"]):
         if absent := [key for key in keys if (group_id, key) not in self._known]:
             self._make_rows(group_id, absent)
             self._known.update((group_id, key) for key in absent)
+        for key in keys:
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))
         stored = self._select_for_update(connection, group_id, keys)
         if any(key not in stored for key in keys):
             self._known.clear()
             raise SinkError(
-                f"{self._name()}: somebody took rows out of {TABLE} (forget()?) at this moment. Nothing of this "
-                "transaction was written. Try again.",
+                f"{self._name()}: somebody took rows out of {PROGRESS.name} (forget()?) at this moment. Nothing of "
+                "this transaction was written. Try again.",
                 retry=True,
             )
         return stored
+
+    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+        # No row lock for records: a stream of writers that share it keeps all others from it without an end. Advisory
+        # locks are given in the order they were asked for. What their last holder did, the next statement sees.
+        if lock == "shared":
+            connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_gate(group_id, key),))
+        elif lock == "exclusive":
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))
+        found = connection.execute(_ROW + _CLAUSES[lock], (group_id, *key)).fetchone()
+        if found is None and lock == "shared":
+            self._known.discard((group_id, key))
+        return None if found is None else Progress(*found)
 
     def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
         rows = connection.execute(
@@ -215,6 +241,12 @@ class PostgresSink(FencedSink["Connection"]):
         if not state and isinstance(error, psycopg.ProgrammingError):
             return "the dsn or the statement is wrong", "Mend it", False
         return "PostgreSQL refused a statement", "See what it says, and mend the statement", False
+
+
+def _gate(group_id: str, key: Key) -> int:
+    """The advisory lock of a partition: shared by transactions of single records, else exclusive."""
+    name = "\0".join(("kafka_marshal", group_id, key[0], str(key[1])))
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _made_again(dsn: str, lock_timeout_s: float, idle_timeout_s: float) -> PostgresSink:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kafka_marshal import arguments
-from kafka_marshal.sinks.base import COLUMNS, FencedSink, Progress, ended_early, wrong_shape
+from kafka_marshal.sinks.base import FencedSink, Progress
+from kafka_marshal.sinks.database import DONE, PROGRESS, Lock, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 __all__ = ["SqliteSink"]
@@ -35,6 +36,8 @@ _WHY = {
         False,
     ),
 }
+
+_ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ? AND topic = ? AND partition = ?"
 
 
 class SqliteSink(FencedSink[sqlite3.Connection]):
@@ -73,21 +76,20 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> bool:
         [[empty]] = connection.execute("SELECT count(*) = 0 FROM sqlite_master")
         if empty:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS kafka_marshal_progress (group_id TEXT NOT NULL, topic TEXT NOT NULL, "
-            "partition INTEGER NOT NULL, last_offset INTEGER NOT NULL, epoch INTEGER NOT NULL, "
-            "PRIMARY KEY (group_id, topic, partition))"
-        )
+        for table in (PROGRESS, DONE):
+            connection.execute(table.made_by)
         connection.execute("COMMIT")
-        found = connection.execute("SELECT name, pk FROM pragma_table_info('kafka_marshal_progress')").fetchall()
-        primary = [name for name, place in sorted(found, key=lambda row: row[1]) if place]
-        if [name for name, _ in found] != list(COLUMNS) or primary != list(COLUMNS[:3]):
-            raise wrong_shape(self._name(), [name for name, _ in found])
+        for table in (PROGRESS, DONE):
+            found = connection.execute("SELECT name, pk FROM pragma_table_info(?)", (table.name,)).fetchall()
+            primary = [name for name, place in sorted(found, key=lambda row: row[1]) if place]
+            if ([name for name, _ in found], primary) != table.shape:
+                raise wrong_shape(self._name(), table, [name for name, _ in found])
+        return True
 
     @contextmanager
     def _scope(self, connection: sqlite3.Connection) -> Iterator[None]:
@@ -109,18 +111,19 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
         stored = {}
-        for topic, partition in keys:
+        for key in keys:
             connection.execute(
                 "INSERT INTO kafka_marshal_progress VALUES (?, ?, ?, -1, -1) ON CONFLICT DO NOTHING",
-                (group_id, topic, partition),
+                (group_id, *key),
             )
-            [(last_offset, epoch)] = connection.execute(
-                "SELECT last_offset, epoch FROM kafka_marshal_progress "
-                "WHERE group_id = ? AND topic = ? AND partition = ?",
-                (group_id, topic, partition),
-            )
-            stored[topic, partition] = Progress(last_offset, epoch)
+            [(last_offset, epoch)] = connection.execute(_ROW, (group_id, *key))
+            stored[key] = Progress(last_offset, epoch)
         return stored
+
+    def _row(self, connection: sqlite3.Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+        # The transaction has the whole database for itself.
+        found = connection.execute(_ROW, (group_id, *key)).fetchone()
+        return None if found is None else Progress(*found)
 
     def _check_still_open(self, connection: sqlite3.Connection) -> None:
         if not connection.in_transaction:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -116,13 +116,16 @@ class SnapshotKeeper:
             self._told.add(key)
             return True
 
-    def work(self, now: float) -> list[Difference]:
-        """Look at what others wrote, compare, and write what is due (*blocking*); all that differs, told or not."""
+    def work(self, now: float, read: Collection[int]) -> list[Difference]:
+        """Look at what others wrote, compare, and write what is due (*blocking*); all that differs, told or not.
+
+        read: the CPs that our replica reads. Those of others are left to their readers.
+        """
         try:
-            self._take(self._reader.read_news())
+            self._take(self._reader.read_news(read))
             self._reader.forget()
             found = self._compare()
-            self._write(now)
+            self._write(now, read)
         except ClosedError:  # so was the member, meanwhile
             return []
         except MarshalError as error:
@@ -175,8 +178,10 @@ class SnapshotKeeper:
 
     # Writing.
 
-    def _write(self, now: float) -> None:
+    def _write(self, now: float, read: Collection[int]) -> None:
         with self._lock:
+            for cp in [cp for cp in self._pending if cp not in read]:
+                del self._pending[cp]
             wanted = [(cp, one) for cp, waiting in self._pending.items() for one in waiting if one.at <= now]
         for cp, one in wanted:
             digest = digest_of(one.state)

@@ -5,7 +5,7 @@ What it finds is what somebody wrote: `StoredAt.holds` says that the digest is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kafka_marshal.node.log_reader import read_range
@@ -162,8 +162,11 @@ class SnapshotReader:
                         stored.keep_bytes_of_lowest(place, log_starts[cp])
             self._down_to[cp] = self.starts[cp]
 
-    def read_news(self) -> list[StoredAt]:
-        """What was completed since the last look, in any CP: for those who follow the log of snapshots."""
+    def read_news(self, cps: Collection[int]) -> list[StoredAt]:
+        """What was completed since the last look, in these CPs: for those who follow the log of snapshots.
+
+        Of others it is passed over: who reads them again later, has started from what was there.
+        """
         marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions], self._timeout_s)
         for (_, cp), (low, high) in marks.items():
             if high < self.ends[cp]:  # made anew meanwhile: all of it is news
@@ -171,7 +174,8 @@ class SnapshotReader:
         ranges = {cp: (max(low, self.ends[cp]), high) for (_, cp), (low, high) in marks.items() if high > self.ends[cp]}
         found = []
         if ranges:
-            for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
+            wanted = {cp: ranges[cp] for cp in ranges if cp in cps}
+            for cp, entries in read_range(self._cluster, self._topic, wanted, self._timeout_s):
                 for offset, _, value in entries:
                     place = self.partitions[cp].take(offset, value)
                     if place is not None:

@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--groups", action="store_true", help="stories of members of a coordinated group (marshal.group_consumer)"
     )
+    parser.add_argument(
+        "--lanes", action="store_true", help="stories of workers with many handlers (consumer.run), at least once"
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -73,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worker = load_worker(options.worker) if options.worker else None
             result = simulate_one(
                 Scenario.from_seed(
-                    options.first, worker is not None, delivery=options.delivery, coordinated=options.groups
+                    options.first,
+                    worker is not None,
+                    delivery=options.delivery,
+                    coordinated=options.groups,
+                    lanes=options.lanes,
                 ),
                 worker,
             )
@@ -89,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress=progress,
             delivery=options.delivery,
             groups=options.groups,
+            lanes=options.lanes,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

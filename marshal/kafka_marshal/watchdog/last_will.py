@@ -31,8 +31,9 @@ class LastWill:
     def __init__(self, ids: tuple[str, str, str]) -> None:
         """ids: instance, client, group of the member."""
         self._ids = ids
-        #: By CP: the member's own replica.
+        #: By CP: the member's own replica, as far as it reads; and how many CPs there are.
         self.worlds: Mapping[int, World] = {}
+        self.partitions = 0
         self._numbers: dict[Key, int] = {_MEMBER: process.LEAVE}
         #: What is to be said of each lease, or of each piece with progress that is not committed: CP and packed entry.
         self.leases: dict[Key, tuple[int, bytes]] = {}
@@ -70,7 +71,7 @@ class LastWill:
     def look_at_member(self, cp: int) -> bool:
         """A record of some group was accepted there: bring our membership up to date; whether it has changed."""
         instance_id, client_id, group_id = self._ids
-        home = route_group(group_id, len(self.worlds))
+        home = route_group(group_id, self.partitions)
         if cp != home:
             return False
         group = self.worlds[home].group(group_id)
@@ -93,7 +94,7 @@ class LastWill:
         """What the member has done and the log does not know: by partition, epoch and last offset (G14)."""
         if not self._member_id:
             return
-        home = route_group(self._ids[2], len(self.worlds))
+        home = route_group(self._ids[2], self.partitions)
         for key in [key for key in self.leases if key not in pieces and key != _MEMBER]:
             self._drop(key)
         for key, (epoch, last_offset) in pieces.items():

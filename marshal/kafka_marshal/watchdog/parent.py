@@ -138,6 +138,7 @@ class Watchdog:
         """Follow what this driver's replica applies from now on."""
         with driver.condition:
             self.last_will.worlds = driver.replica.worlds
+            self.last_will.partitions = driver.replica.info.partitions
             driver.listeners.append(self._applied)
             self._driver = driver
 

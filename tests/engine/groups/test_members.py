@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from kafka_marshal.engine import inputs
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
@@ -107,6 +108,36 @@ def test_g2_every_partition_of_the_log_is_marked_before_the_first_join() -> None
     assert kinds.count("ConfigureGroup") == 2
     assert kinds.count("JoinGroup") == 1
     assert state(member) is MemberState.PART_OF_GROUP
+
+
+def test_g2_before_the_first_join_all_partitions_of_the_log_are_read() -> None:
+    """Where some are not, nothing is marked, nobody joins, and nothing is due; after it they may be left."""
+    net = net_of()
+    home = route_group("g", net.cps)
+    member = net.member("a")
+
+    def read(cps: dict[int, World]) -> None:
+        member.worlds.clear()
+        member.worlds.update(cps)
+        member.engine.take(inputs.CaughtUp(), member.clock())
+        member.settle()
+
+    everything = dict(member.worlds)
+    read({home: everything[home]})
+    member.consumer("t", group=GroupOptions("sticky", SESSION))
+    net.run(SESSION)
+    assert not net.records(ConfigureGroup)
+    assert not net.records(JoinGroup)
+    assert state(member) is MemberState.STARTUP
+    read(everything)
+    net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
+    read({home: everything[home]})
+    net.write(ClaimingPartition("x-1", "x", "other", "t", 0, 600_000), 1 - home)
+    net.run(10 * SESSION)
+    assert works_on(member) == {0, 1, 2, 3}
+    second = join(net, "b")  # it reads all, and does not need to
+    net.run_until(lambda: all_at_work(member, second))
+    assert len(net.records(ConfigureGroup)) == net.cps
 
 
 def test_p9_the_first_owner_sets_the_start_of_every_partition_in_one_record() -> None:

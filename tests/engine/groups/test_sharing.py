@@ -9,7 +9,7 @@ import pytest
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.sinks.base import _checked
+from kafka_marshal.sinks.claims import checked
 from kafka_marshal.types import SharedEpoch
 from rationalizer import CommitOffsets, ConfigureGroup, key_hash, route_group
 from rationalizer.limits import MAX_KEY_HASH
@@ -140,4 +140,4 @@ def test_g5_a_share_has_a_token_of_its_own_which_a_sink_by_partition_refuses() -
     epochs = [member.consumers[0].assignments[T0].epoch for member in members]
     assert all(isinstance(epoch, SharedEpoch) for epoch in epochs)
     with pytest.raises(ConfigurationError, match="shared by key"):
-        _checked("g", [("t", 0, epochs[0], 5)], "coordinated")
+        checked("g", [("t", 0, epochs[0], 5)], "coordinated")

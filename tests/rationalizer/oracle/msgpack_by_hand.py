@@ -7,6 +7,7 @@ form of S1. `spellings_*` list every form that msgpack has for the same value (E
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 Tree: TypeAlias = "bool | int | str | list[Tree] | dict[str, Tree] | None"
@@ -166,6 +167,16 @@ def spellings_of_map_header(length: int) -> list[bytes]:
     return _headers(length, 0x80, 16, ((0xDE, 2), (0xDF, 4)))
 
 
+@lru_cache(maxsize=4096)
+def _shortest_int(number: int) -> bytes:
+    return spellings_of_int(number)[0]
+
+
+@lru_cache(maxsize=4096)
+def _shortest_text_header(length: int) -> bytes:
+    return spellings_of_text_header(length)[0]
+
+
 def shortest(tree: object) -> bytes:
     """The msgpack of `tree` in its shortest forms (S1, and what a tidy writer appends)."""
     if tree is None:
@@ -175,10 +186,10 @@ def shortest(tree: object) -> bytes:
     if tree is True:
         return b"\xc3"
     if isinstance(tree, int):
-        return spellings_of_int(tree)[0]
+        return _shortest_int(int(tree))
     if isinstance(tree, str):
         text = tree.encode("utf-8")
-        return spellings_of_text_header(len(text))[0] + text
+        return _shortest_text_header(len(text)) + text
     if isinstance(tree, (list, tuple)):
         return spellings_of_array_header(len(tree))[0] + b"".join(shortest(item) for item in tree)
     if isinstance(tree, dict):

@@ -189,6 +189,10 @@ class KafkaDataReader:
             self._reading.enqueue_command(partial(self._look_at_log_end, key))
         return self._log_ends.get(key)
 
+    def look_at_ends(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._reading.enqueue_command(self._look_at_log_ends)
+
     def _look_at_log_ends(self) -> None:
         self._look_owed = False
         self._next_look = time.monotonic() + LOOK_INTERVAL_S

@@ -63,9 +63,10 @@ class Sending:
 
         def make() -> Producer:
             try:
-                return producer(settings)
+                made = producer(settings)
             except (KafkaException, ValueError, TypeError) as error:
                 raise configuration_error(error) from error
+            return made
 
         self._make = make
         self._producer = make()

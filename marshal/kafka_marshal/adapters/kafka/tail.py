@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
 from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, MEET_TIMEOUT_S, Pace, Reading, partition_of
-from kafka_marshal.ports import LogEntry, TailBatch, TailFault
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
 
 __all__ = ["KafkaTail"]
 
@@ -20,12 +23,16 @@ __all__ = ["KafkaTail"]
 BATCH = 500
 
 
-#: Nobody steers a tail: only a close() or a fault may have to wait for so long. Records do not.
+#: Few steer a tail: a close(), a fault, or partitions to be read besides may have to wait for so long. Records do not.
 PACE = Pace(LONGEST_WAIT_S)
 
 
+#: Where the logs end is noted this often (s).
+ENDS_EVERY_S = 1.0
+
+
 class KafkaTail:
-    """A tail over a librdkafka consumer that is assigned once and never joins a group (L4)."""
+    """A tail over a librdkafka consumer that never joins a group (L4)."""
 
     def __init__(self, topic: str, settings: dict[str, object], troubles: Troubles) -> None:
         """Nothing is sent before ``warm_up`` or ``begin``."""
@@ -34,7 +41,12 @@ class KafkaTail:
         self._reading = Reading(f"tail of {topic!r}", settings, troubles, PACE)
         self._topic = topic
         self._positions: dict[int, int] = {}
+        #: Why other partitions could not be read from now on: told by the next read.
+        self._failures: list[TailFault] = []
         self._lock = threading.Lock()
+        #: Where the logs end. Replaced, never changed.
+        self._ends: Mapping[int, int] = {}
+        self._ends_due = 0.0
 
     def warm_up(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
@@ -64,17 +76,63 @@ class KafkaTail:
             elif not is_of_groups(error):
                 faults.append(TailFault(fault_kind(error), partition_of(message), error.str()))
         with self._lock:
+            for left in (records.keys() | ends.keys()) - self._positions.keys():
+                records.pop(left, None)
+                ends.pop(left, None)
             for cp, entries in records.items():
                 self._positions[cp] = entries[-1][0] + 1
             for cp, end in ends.items():
                 self._positions[cp] = max(end, self._positions[cp])
+            faults.extend(self._failures)
+            self._failures.clear()
         faults.extend(TailFault(kind, None, text) for kind, text in self._reading.troubles.take_faults())
+        if time.monotonic() >= self._ends_due:
+            self._ends_due = time.monotonic() + ENDS_EVERY_S
+            with contextlib.suppress(ClosedError):
+                self._reading.enqueue_command(self._look_at_ends)
         return TailBatch(records, ends, faults)
 
     def position(self, partition: int) -> int:
         self._reading.check_open()
         with self._lock:
             return self._positions[partition]
+
+    def _look_at_ends(self) -> None:
+        ends = {}
+        with self._lock:
+            positions = dict(self._positions)
+        for cp, position in positions.items():
+            with contextlib.suppress(KafkaException):  # it never asked a broker about this partition
+                _, high = self._reading.consumer.get_watermark_offsets(TopicPartition(self._topic, cp), cached=True)
+                ends[cp] = max(high, position)
+        self._ends = ends
+
+    def log_ends(self) -> Mapping[int, int]:
+        return self._ends
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        self._reading.enqueue_command(partial(self._follow, dict(positions)))
+
+    def _follow(self, positions: dict[int, int]) -> None:
+        with self._lock:
+            self._positions.update(positions)
+        places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]
+        self._steer(lambda: self._reading.consumer.incremental_assign(places))
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        left = list(partitions)
+        with self._lock:
+            for cp in left:
+                del self._positions[cp]
+        places = [TopicPartition(self._topic, cp) for cp in left]
+        self._reading.enqueue_command(lambda: self._steer(partial(self._reading.consumer.incremental_unassign, places)))
+
+    def _steer(self, steer: Callable[[], object]) -> None:
+        try:
+            steer()
+        except KafkaException as error:  # a partition that nobody reads would look silent
+            with self._lock:
+                self._failures.append(TailFault(FaultKind.FATAL, None, f"what is read could not be changed: {error}"))
 
     def close(self) -> None:
         self._reading.close()

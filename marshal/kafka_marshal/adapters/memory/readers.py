@@ -121,6 +121,10 @@ class MemoryTail(_Reader):
         with self._broker.changed:
             return self._wait_for(self._look, timeout_s) or TailBatch()
 
+    def log_ends(self) -> Mapping[int, int]:
+        logs = {cp: self._broker.log(self._topic, cp) for cp in list(self._positions)}
+        return {cp: log.end for cp, log in logs.items() if log is not None}
+
     def _look(self) -> TailBatch | None:
         unreachable = self._unreachable()
         if unreachable is not None:
@@ -161,6 +165,20 @@ class MemoryTail(_Reader):
         with self._broker.changed:
             self._check_open()
             return self._positions[partition]
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._positions.update(positions)
+            self._broker.changed.notify_all()
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            for partition in partitions:
+                del self._positions[partition]
+                self._resting.discard(partition)
+                self._ends.pop(partition, None)
 
 
 class MemoryDataReader(_Reader):
@@ -254,3 +272,10 @@ class MemoryDataReader(_Reader):
         with self._broker.changed:
             self._check_open()
             return self._marks.get((topic, partition))
+
+    def look_at_ends(self) -> None:
+        with self._broker.changed:
+            self._check_open()
+            if self._broker.reachable(self._client):
+                logs = {key: self._broker.log(*key) for key in self._positions}
+                self._marks.update({key: log.end for key, log in logs.items() if log is not None})

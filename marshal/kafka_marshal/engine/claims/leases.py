@@ -26,6 +26,7 @@ from kafka_marshal.engine.plane import Loss, Owner
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition
+from rationalizer.limits import MAX_INTERVALS
 
 __all__ = ["HeldLease", "LeaseBook", "LeaseState"]
 
@@ -87,6 +88,8 @@ class HeldLease:
 
     #: A lease is of a whole partition.
     keys: None = None
+    #: What the log keeps beyond a gap (P5).
+    most_intervals = MAX_INTERVALS
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key = key

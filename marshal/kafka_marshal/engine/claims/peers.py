@@ -17,7 +17,7 @@ from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, p
 from kafka_marshal.types import Key
 from rationalizer import Lease, World, route_lease
 
-__all__ = ["Peers"]
+__all__ = ["Peers", "holders", "vacant_since"]
 
 
 class Peers:
@@ -61,8 +61,13 @@ class Peers:
         return self._worlds[self.cp_of(key) if cp is None else cp].lease(self._settings.group_id, *key)
 
     def caught_up(self, now: float) -> None:
-        """The replica has caught up: start watching."""
+        """The replica has caught up: start watching what it reads, and no longer watch what it does not read."""
+        for cp in self._moved.keys() - self._worlds.keys():
+            del self._moved[cp]
+            self.forgotten(cp)
         for cp, world in self._worlds.items():
+            if cp in self._moved:
+                continue
             self._moved[cp] = now
             for lease in world.leases():
                 if lease.group_id != self._settings.group_id:
@@ -250,3 +255,13 @@ class Peers:
             return None
         ends = self._moved.get(cp, now) + (pause.expires - world.log_time)
         return ends if ends > now else None
+
+
+def vacant_since(peers: Peers, key: Key) -> float | None:
+    """When (own clock, ms) the last holder of a lease released it, or was last heard of; None: there was none."""
+    return peers._free_since.get(key, peers._heard.get(key)) if key in peers.claimed else None
+
+
+def holders(peers: Peers) -> int:
+    """How many members hold a lease. Any thread may ask, without the lock."""
+    return len(peers._holdings)

@@ -7,10 +7,11 @@ from random import Random
 from typing import Protocol
 
 from kafka_marshal.engine.claims.client import ClaimsClient
-from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.plane import HandIn, Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.errors import ClientReplacedError
@@ -67,6 +68,8 @@ class LeaseRecords:
         self.manual: dict[Key, ManualLease] = {}
         #: An operator has asked us to hand over (C19).
         self.draining = False
+        #: How long claims took, from sending to the log's answer; and how long leases had no live holder before them.
+        self.claim_times, self.gaps = Histogram(), Histogram()
         self._worlds = worlds
         #: CPs of which records were applied since clocks were compared.
         self._moved: set[int] = set()
@@ -134,7 +137,7 @@ class LeaseRecords:
     def compare_clocks(self, now: float) -> None:
         """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
         if self._moved:
-            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved}, now)
+            self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved if cp in self._worlds}, now)
             self._moved.clear()
 
     def _unblock(self, keys: Collection[Key]) -> None:
@@ -189,6 +192,7 @@ class LeaseRecords:
             return
         epoch = outcome.epoch if outcome.epoch is not None else offset
         if lease is not None and wanted and outcome.code == codes.OK:
+            self._measure(lease, now)
             self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
         elif lease is None or wanted or lease.epoch != epoch:
             # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
@@ -196,6 +200,13 @@ class LeaseRecords:
             if lease is not None and wanted:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
+
+    def _measure(self, lease: HeldLease, now: float) -> None:
+        """A claim of ours is granted: what it took, and for how long nobody was at work on the partition."""
+        if (sent_at := lease.pending.claim_sent_at) is not None:
+            self.claim_times.observe((now - sent_at) / 1000)
+        if (since := vacant_since(self.peers, lease.key)) is not None:
+            self.gaps.observe(max(0.0, now - since) / 1000)
 
     def _takeover_applied(
         self, cp: int, offset: int, record: Heartbeat, outcome: Outcome, own: bool, now: float
@@ -219,9 +230,12 @@ class LeaseRecords:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
+        wanted = lease is not None and lease.state is LeaseState.WANTED
+        if lease is not None and wanted:
+            self._measure(lease, now)
         self.peers.granted(record.client_id, record.instance_id, key, now)
         world = self.peers.lease(key)
-        if lease is not None and lease.state is LeaseState.WANTED and world is not None:
+        if lease is not None and wanted and world is not None:
             self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
         else:
             self.book.release_epoch(key, cp, offset, None)

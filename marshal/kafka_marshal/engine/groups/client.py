@@ -442,12 +442,12 @@ class GroupClient:
         lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
 
         def want(owner: Owner) -> Ownership:
-            session = self._options.session_timeout_ms
             keys = KeyShare(lo, hi, lambda: self._whole_progress(key))
             epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
             progress = self._whole_progress(key)
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
-            piece = HeldPiece(key, self.member.home, epoch, session, owner, keys if told_apart else None)
+            about = self._options.session_timeout_ms, owner, keys if told_apart else None, self.member.group
+            piece = HeldPiece(key, self.member.home, epoch, *about)
             piece.prove(self.member.proof.valid_until)
             self.pieces[key] = piece
             return piece

@@ -16,6 +16,7 @@ from random import Random
 
 from kafka_marshal.engine.effects import Outbox
 from kafka_marshal.engine.groups.proof import MemberProof
+from kafka_marshal.engine.groups.reach import is_blind
 from kafka_marshal.engine.groups.witness import Witness
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
@@ -153,7 +154,7 @@ class Membership:
 
     def join(self, now: float) -> None:
         """Mark every CP (G2), then join; again where the log does not answer."""
-        if now < self._again_at:
+        if now < self._again_at or is_blind(self.generation, self._worlds, self.settings):
             return
         is_first, self._again_at = self._again_at == -inf, now + self._interval_ms
         if unmarked := self.unmarked():
@@ -279,7 +280,8 @@ class Membership:
     def deadline(self, now: float, stays: bool) -> float:
         """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
         if self.leaving or not self.joined:
-            return self._again_at
+            waits = not self.leaving and is_blind(self.generation, self._worlds, self.settings)
+            return inf if waits else self._again_at
         due = min(self._next_beat, self.witness.due)
         if not stays:
             return due

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kafka_marshal.engine.plane import Owner
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
-from rationalizer import Progress, key_hash
-from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
+from rationalizer import Group, Progress, key_hash
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 
 __all__ = ["HeldPiece", "KeyShare", "LettingGo"]
 
@@ -68,6 +68,7 @@ class HeldPiece:
         "key",
         "keys",
         "letting_go",
+        "most_intervals",
         "owner",
         "proven_until",
         "stopped",
@@ -75,7 +76,14 @@ class HeldPiece:
     )
 
     def __init__(
-        self, key: Key, cp: int, epoch: int, session_timeout_ms: int, owner: Owner, keys: KeyShare | None = None
+        self,
+        key: Key,
+        cp: int,
+        epoch: int,
+        session_timeout_ms: int,
+        owner: Owner,
+        keys: KeyShare | None = None,
+        group: Group | None = None,
     ) -> None:
         self.key = key
         self.cp = cp
@@ -86,6 +94,8 @@ class HeldPiece:
         #: As a lease's: two of them, and it is over.
         self.heartbeat_interval_ms = session_timeout_ms // 2
         self.owner = owner
+        #: What the log keeps beyond a gap (P5), as the group's settings were when it was taken up.
+        self.most_intervals = MAX_INTERVALS if group is None else group.settings.max_individual_commits
         self.held = True
         self.stopped = False
         #: Our own clock's time until which the member is proven (T4); 0: it is not, or in doubt.

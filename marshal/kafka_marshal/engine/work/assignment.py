@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece
+from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
@@ -26,7 +27,7 @@ from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage"]
+__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "Tracker"]
 
 
 class Stage(StrEnum):
@@ -225,12 +226,13 @@ class Assignment:
         "watch",
     )
 
-    def __init__(self, key: Key, consumer: Mover) -> None:
+    def __init__(self, key: Key, consumer: Mover, moved: Moved | None = None) -> None:
+        """moved: of this partition, whoever held it for this consumer before."""
         self.key = key
         self.consumer = consumer
         self.stage = Stage.CLAIMING
         self.lease: Ownership = None  # type: ignore[assignment]  # set by the consumer engine right after
-        self.tracker: Tracker = tracker.Tracker(-1, ())
+        self.tracker: Tracker = tracker.Tracker(-1, (), moved)
         self.buffer = Buffer()
         self.told = Told()
         self.watch = Watch()
@@ -252,6 +254,8 @@ class Assignment:
         if stage not in MOVES[self.stage] and (stage is not Stage.LOST or self.over):
             raise AssertionError(f"{self.key}: an assignment does not go from {self.stage} to {stage}")
         self.stage = stage
+        if self.over:
+            self.tracker.detach()
 
     # What it is told by who holds it for us (plane.Owner) goes to the consumer engine.
 
@@ -292,7 +296,7 @@ class Assignment:
 
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start anew at offset, with what the log says is done."""
-        self.tracker = tracker.Tracker(stable, ranges)
+        self.tracker = tracker.Tracker(stable, ranges, self.tracker.moved)
         self.buffer.clear()
         self.buffer.go_on_at(offset)
 

@@ -17,7 +17,7 @@ __all__ = ["Buffer"]
 class Buffer:
     """Messages in offset order, between the reader and the user."""
 
-    __slots__ = ("_covered_to", "_parts", "fetch_next", "size")
+    __slots__ = ("_covered_to", "_parts", "fetch_next", "is_given_up", "size")
 
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
@@ -28,11 +28,20 @@ class Buffer:
         self._covered_to = 0
         #: The next offset to come from the reader.
         self.fetch_next = 0
+        #: What was fetched was given up, and nothing is read until there is room for it.
+        self.is_given_up = False
 
     @property
     def first(self) -> int | None:
         """The offset of the next message to be handed out; None: there is none."""
         return offset_of(self._parts[0][0][0]) if self._parts else None
+
+    def peek(self) -> Message | None:
+        """The next message to be handed out; None: there is none. Any thread may ask, without the lock."""
+        try:
+            return self._parts[0][0][0]
+        except IndexError:
+            return None
 
     def go_on_at(self, offset: int) -> None:
         """What is fetched next begins at offset; all between that and what is here is done or gone."""
@@ -43,11 +52,17 @@ class Buffer:
         self._parts.clear()
         self.size = 0
 
-    def give_up(self) -> None:
-        """Forget what was fetched and not handed out; it comes from the reader again."""
-        if self._parts:
-            self.go_on_at(self._parts[0][1])
-            self.clear()
+    def give_up(self, in_hand_to: int) -> None:
+        """Forget what was fetched and not handed out; it comes from the reader again.
+
+        in_hand_to: the last offset in hand. What stands before it, as it was taken back, is kept: read from there on,
+        what is in hand would come a second time.
+        """
+        self.is_given_up = True
+        while self._parts and self._parts[-1][1] > in_hand_to:
+            messages, covers_from = self._parts.pop()
+            self.size -= len(messages)
+            self.go_on_at(covers_from)
 
     def put(
         self, messages: list[Message], tracker: Tracker[Any], wants: Callable[[Message], bool] | None = None
@@ -56,6 +71,7 @@ class Buffer:
 
         wants: of a partition shared by key, which are ours; the others count as though Kafka had never delivered them.
         """
+        self.is_given_up = False
         first = offset_of(messages[0])
         if first < self.fetch_next:
             messages = [m for m in messages if offset_of(m) >= self.fetch_next]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from kafka_marshal.engine.effects import Call, Callback, Key, Outbox, Piece, StartFetch, Warn
+from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -104,7 +105,7 @@ class ConsumerEngine:
 
     def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
         """A partition is reached for; want: called once with its owner."""
-        assignment = Assignment(key, self)
+        assignment = Assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.first_claim = is_first
         assignment.lease = want(assignment)
         self.assignments[key] = assignment

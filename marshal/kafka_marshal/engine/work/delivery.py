@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
@@ -38,6 +39,8 @@ class Delivery:
         self._in_hand_at_most = 0
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
         self.ignored_done: Counter[Key] = Counter()
+        #: What has come and gone, of each partition that was ever reached for.
+        self.moved: dict[Key, Moved] = {}
         #: Whether the user has ever said of anything that it is done; and how many messages it has dropped until then.
         self.is_done_said = False
         self.dropped = 0
@@ -51,17 +54,18 @@ class Delivery:
         """Consecutive messages of one partition came from the reader."""
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
             assignment.put(messages)
             self._turns.setdefault(assignment)
 
     def ready(self, now: float) -> bool:
         """Is there anything to hand out without another fetch? A user's thread asks."""
-        self._heard(now)
+        self.heard(now)
         return self.grants.is_waiting or any(True for _ in self._open(now))
 
     def fullest(self, now: float) -> int:
         """Messages that can be handed out now from one partition, at most. A user's thread asks."""
-        self._heard(now)
+        self.heard(now)
         return max((x.buffer.size for x in self._open(now)), default=0)
 
     def _open(self, now: float) -> Iterator[Assignment]:
@@ -91,7 +95,7 @@ class Delivery:
         """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
         return any(x.buffer.size and not x.over and not x.user_paused for x in self._turns)
 
-    def _heard(self, now: float) -> None:
+    def heard(self, now: float) -> None:
         """A user's thread was here."""
         self._heard_at = now
         if self._overdue:
@@ -128,7 +132,7 @@ class Delivery:
 
     def next_open(self, now: float) -> Assignment | None:
         """Whose turn it is of those that something can be handed out of."""
-        self._heard(now)
+        self.heard(now)
         for empty in [x for x in self._turns if not x.buffer.size or x.over]:
             del self._turns[empty]
         assignment = next(self._open(now), None)
@@ -144,7 +148,8 @@ class Delivery:
         assignment = self.next_open(now)
         if assignment is None:
             return None
-        most = min(max_messages, self._room_in_hand(), MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
+        room = self.in_lanes.share(assignment, max_messages) if self.in_lanes.is_active else self._room_in_hand()
+        most = min(max_messages, room, MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
@@ -216,7 +221,7 @@ class Delivery:
 
     def done(self, messages: Iterable[Message], now: float) -> None:
         """Messages handed out by poll, consume, batches or to lanes are done. Many at once cost less each."""
-        self._heard(now)
+        self.heard(now)
         self.is_done_said = True
         by_key: dict[Key, list[Message]] = {}
         for message in messages:
@@ -235,7 +240,7 @@ class Delivery:
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
-        self._heard(now)
+        self.heard(now)
         self.is_done_said = True
         assignment = run.assignment
         if not assignment.tracker.mark_run(run) or assignment.over:
@@ -250,7 +255,7 @@ class Delivery:
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
         rest = assignment.tracker.close_run(run)
-        self._heard(now)
+        self.heard(now)
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
         elif assignment.stage is Stage.REVOKING:

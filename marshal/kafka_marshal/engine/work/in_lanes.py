@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
-from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes
+from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 
@@ -40,6 +40,11 @@ class InLanes:
         """Whether messages are spread over lanes at present."""
         return self.lanes is not None and not self.lanes.is_ended
 
+    @property
+    def owner(self) -> Owner | None:
+        """The run that is under way; None: none is."""
+        return None if self.lanes is None else self.lanes.owner
+
     def spread(self, lanes: Lanes, run: Run) -> list[Lane]:
         """A run that was handed out goes to lanes; those that have become ready."""
         return lanes.put(run.assignment, run.into_lanes())
@@ -47,7 +52,7 @@ class InLanes:
     def recall(self, assignment: Assignment, *, keep: bool) -> None:
         """What waits in lanes is not in hand any more. keep: it is handed out again."""
         tracker = assignment.tracker
-        waiting = [] if self.lanes is None else sorted(self.lanes.recall(assignment.key), key=offset_of)
+        waiting = [] if self.lanes is None else sorted(self.lanes.recall(assignment), key=offset_of)
         place = 0
         while place < len(waiting):
             run = tracker.run_at(offset_of(waiting[place]))
@@ -62,6 +67,10 @@ class InLanes:
         if self.lanes is None or not self.lanes.has_returned:
             return
         self.lanes.has_returned = False
+        while self.lanes.dropped:
+            assignment, message = self.lanes.dropped.popleft()
+            if (run := assignment.tracker.run_at(offset_of(message))) is not None:
+                assignment.tracker.split(run, [message])
         for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
             self.recall(assignment, keep=False)
             self._consumer.revocation.try_finish(assignment, now)
@@ -69,16 +78,24 @@ class InLanes:
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) somebody has had a message of this partition; None: nobody has."""
         if self.lanes is not None and self.is_active:
-            return self.lanes.oldest(assignment.key)
+            return self.lanes.oldest(assignment)
         return assignment.tracker.oldest_in_hand(now)
+
+    def share(self, assignment: Assignment, wanted: int) -> int:
+        """How many messages more a partition may have in hand: after that, no more than all others may; see below."""
+        in_hand = assignment.tracker.in_hand
+        share = (self._room() - in_hand) // 2
+        return share if share >= wanted else (self._room(exactly=True) - in_hand) // 2
 
     def holds_up(self, assignment: Assignment) -> bool:
         """Whether nothing more of a partition is handed out before some of it has ended.
 
-        It may have in hand as much as there is room for all others. So one that waits for a stuck message takes half
-        of the memory at most, two a third each (the dynamic threshold of Choudhury and Hahne, 1998): the others go on.
+        Each message in hand may be a gap, of which the log keeps so many (P5). And a partition may have in hand as
+        much as there is room for all others: so one that waits for a stuck message takes half of the memory at most,
+        two a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
         if not self.is_active or in_hand == 0:
             return False
-        return in_hand >= MAX_IN_HAND_MESSAGES or (in_hand >= self._room() and in_hand >= self._room(exactly=True))
+        most = min(MAX_IN_HAND_MESSAGES, assignment.lease.most_intervals - 1)
+        return in_hand >= most or (in_hand >= self._room() and in_hand >= self._room(exactly=True))

@@ -4,6 +4,9 @@ A lane has the messages of one key of one partition, in offset order; its first 
 The next one begins when that has ended, so order is kept across retries; and no lane waits for another one. What is
 handed in here is in hand (:mod:`.tracker`) until it is done or recalled.
 
+One run at a time owns the lanes. A handler that an earlier run has left behind may return during a later one: what
+follows in its lane is the later run's.
+
 A partition that ends gives back what waits. What a handler has still is kept here: should the partition come back to
 this member, messages of the same key wait for it.
 """
@@ -21,7 +24,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["HeldBack", "Lane", "Lanes", "Order"]
+__all__ = ["HeldBack", "Lane", "Lanes", "Order", "Owner"]
 
 #: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
 Order = Literal["key", "partition", "none"]
@@ -34,6 +37,14 @@ class Lock(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
     ) -> object: ...
+
+
+class Owner(Protocol):
+    """A run, as its lanes see it."""
+
+    #: It begins nothing more. It has ended.
+    is_ending: bool
+    is_over: bool
 
 
 class HeldBack(NamedTuple):
@@ -123,10 +134,25 @@ class Lanes:
         self.ready = 0
         #: Messages with a handler.
         self.running = 0
+        #: The run whose workers may begin something; None: none is under way.
+        self.owner: Owner | None = None
         #: Nothing more is begun.
         self.is_ended = False
         #: A try has failed: what is being let go need not wait for the next one.
         self.has_returned = False
+        #: What failed after its assignment had ended: nobody says of it that it is done.
+        self.dropped: deque[tuple[Assignment, Message]] = deque()
+
+    def open(self, owner: Owner) -> None:
+        """A run begins; what the one before had ready is ready no more."""
+        with self._lock:
+            self.owner, self.is_ended, self.ready = owner, False, 0
+
+    def close(self, owner: Owner) -> None:
+        """This run has ended."""
+        with self._lock:
+            if self.owner is owner:
+                self.owner, self.is_ended = None, True
 
     def put(self, assignment: Assignment, messages: Iterable[Message]) -> list[Lane]:
         """Messages came in hand; the lanes that have become ready."""
@@ -153,14 +179,16 @@ class Lanes:
             self.ready += len(ready)
         return ready
 
-    def begin(self, lane: Lane, now: float) -> Message | None:
+    def begin(self, lane: Lane, now: float, owner: Owner) -> Message | None:
         """A worker takes up a ready lane: its message; None: not now, or never."""
         with self._lock:
+            if self.owner is not owner:
+                return None  # what waited was recalled as that run ended
             self.ready -= 1
             message = lane.message
             if message is None:
                 return None
-            if self.is_ended or self._stop or now >= lane.assignment.lease.hand_out_until:
+            if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
                 lane.partition.parked.append(lane)
                 return None
             lane.running, lane.began = True, now
@@ -171,46 +199,61 @@ class Lanes:
             self.running += 1
             return message
 
-    def done(self, lane: Lane) -> bool:
-        """The message of a running lane is done (or came back to nobody): whether the lane is ready again."""
+    def done(self, lane: Lane, owner: Owner) -> bool:
+        """The message of a running lane is done: whether the lane is ready again, for workers of this run."""
         with self._lock:
             self._rest(lane)
-            partition = lane.partition
-            partition.started.discard(lane)
-            if lane.rest:
-                lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
-                lane.number, lane.since = 1, 0.0
-                self.ready += 1
-                return True
-            lane.message = None
-            del partition.lanes[lane.key]
-            return False
+            return self._go_on(lane, owner)
 
-    def failed(self, lane: Lane, due: float | None) -> bool:
+    def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
         """A try has failed; due: when the next one may begin (ms), None: never. Whether the lane is ready (for others).
 
-        Under an assignment that has ended nothing is tried again.
+        Under an assignment that has ended nothing is tried again. (Asked under the lock: once it has ended, ``recall``
+        takes what waits, and must find this lane waiting, or this must find the assignment over.)
         """
-        if lane.assignment.over:
-            return self.done(lane)
         with self._lock:
             self._rest(lane)
-            lane.number += 1
             self.has_returned = True
+            if lane.assignment.over:
+                if lane.message is not None:
+                    self.dropped.append((lane.assignment, lane.message))
+                return self._go_on(lane, owner)
+            if self.owner is not owner:
+                lane.number = 1
+                lane.partition.parked.append(lane)
+                return False
+            lane.number += 1
             if due is not None:
                 self._count += 1
                 heappush(self._retries, (due, self._count, lane))
             return False
+
+    def _go_on(self, lane: Lane, owner: Owner) -> bool:
+        partition = lane.partition
+        partition.started.discard(lane)
+        if not lane.rest:
+            lane.message = None
+            del partition.lanes[lane.key]
+            return False
+        lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
+        lane.number, lane.since = 1, 0.0
+        if self.owner is not owner or self.is_ended:
+            partition.parked.append(lane)
+            return False
+        self.ready += 1
+        return True
 
     def _rest(self, lane: Lane) -> None:
         lane.running = False
         lane.partition.running.discard(lane)
         self.running -= 1
 
-    def due(self, now: float) -> list[Lane]:
+    def due(self, now: float, owner: Owner) -> list[Lane]:
         """Lanes whose next try may begin."""
-        found = []
+        found: list[Lane] = []
         with self._lock:
+            if self.owner is not owner:
+                return found
             while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):
                 lane = heappop(self._retries)[2]
                 if lane.message is not None:
@@ -237,12 +280,12 @@ class Lanes:
             self.ready += len(found)
         return found
 
-    def recall(self, key: Key) -> list[Message]:
-        """What waits of a partition, and no handler has: it is not to be begun any more."""
+    def recall(self, assignment: Assignment) -> list[Message]:
+        """What waits under an assignment, and no handler has: it is not to be begun any more."""
         found: list[Message] = []
         with self._lock:
-            partition = self._partitions.get(key)
-            if partition is None:
+            partition = self._partitions.get(assignment.key)
+            if partition is None or partition.assignment is not assignment:
                 return found
             partition.parked.clear()
             for lane in list(partition.lanes.values()):
@@ -257,12 +300,13 @@ class Lanes:
                     del partition.lanes[lane.key]
         return found
 
-    def oldest(self, key: Key) -> float | None:
-        """Since when (ms, own clock) a handler has had a message of this partition; None: none has."""
+    def oldest(self, assignment: Assignment) -> float | None:
+        """Since when (ms, own clock) a handler has had a message of this assignment; None: none has."""
         with self._lock:
-            partition = self._partitions.get(key)
+            partition = self._partitions.get(assignment.key)
             running = () if partition is None else partition.running
-            return min((lane.began + self._grace_ms for lane in running), default=None)
+            times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)
+            return min(times, default=None)
 
     def hanging(self, before: float) -> list[Lane]:
         """Lanes that have been with a handler since before that time (ms, own clock)."""
@@ -276,8 +320,11 @@ class Lanes:
             for (topic, number), partition in self._partitions.items():
                 if partition.assignment.stage is not Stage.ACTIVE or not partition.started:
                     continue
-                offset, lane = min((offset_of(x.message), x) for x in partition.started if x.message is not None)
-                if now >= lane.since + longer_than and lane.message is not None:
+                started = [
+                    (offset_of(x.message), x.since, x.message) for x in partition.started if x.message is not None
+                ]
+                offset, since, message = min(started, key=lambda one: one[:2])
+                if now >= since + longer_than:
                     in_hand = partition.assignment.tracker.in_hand
-                    found.append(HeldBack(topic, number, offset, lane.message.key(), now - lane.since, in_hand))
+                    found.append(HeldBack(topic, number, offset, message.key(), now - since, in_hand))
         return tuple(sorted(found, key=lambda one: one[:2]))

@@ -84,7 +84,7 @@ class RangeDelivery(Delivery):
 
     def open(self, now: float) -> list[Key]:
         """Partitions of which something could be handed out now, if their logs hold it. A user's thread asks."""
-        self._heard(now)
+        self.heard(now)
         return [x.key for x in self._open_turns(now)]
 
     def _open_turns(self, now: float) -> list[Assignment]:
@@ -115,7 +115,7 @@ class RangeDelivery(Delivery):
 
     def _spans(self, marks: Mapping[Key, tuple[int, int]], now: float) -> list[Span]:
         """What may be handed out of each partition, in the order of their turns."""
-        self._heard(now)
+        self.heard(now)
         spans = []
         for assignment in self._open_turns(now):
             if assignment.key not in marks:
@@ -193,7 +193,7 @@ class RangeDelivery(Delivery):
 
     def done_range(self, given: OffsetRange, now: float) -> bool:
         """A range is done. False: its lease is over, or it was done before; that commits nothing and is counted."""
-        self._heard(now)
+        self.heard(now)
         self._granted.discard(given)
         run = self.find(given)
         if run is None:
@@ -204,7 +204,7 @@ class RangeDelivery(Delivery):
 
     def give_back_range(self, given: OffsetRange, now: float) -> None:
         """A range is in hand no longer, and not done: it comes again. (At most once it can't: it is reported.)"""
-        self._heard(now)
+        self.heard(now)
         run = self.find(given)
         if run is None:
             if given in self._granted:  # nobody gets it, though its lease is over

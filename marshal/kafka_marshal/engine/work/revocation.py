@@ -75,7 +75,8 @@ class Revocation:
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
         self._consumer.delivery.in_lanes.recall(assignment, keep=False)
-        if self._consumer.source.taken_away(assignment.key, reason, now):
+        is_left_behind = reason == Loss.HANDLER_TIMEOUT and self._consumer.delivery.in_lanes.is_active
+        if self._consumer.source.taken_away(assignment.key, reason, now) and not is_left_behind:
             self._consumer.delivery.taken_away(assignment, now)
         assignment.buffer.clear()
         self._consumer.remove(assignment)

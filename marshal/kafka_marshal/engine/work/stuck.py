@@ -173,6 +173,9 @@ class StuckPartitions:
             self._tell(key, Why.NO_LEADER, at, self._no_leader(key), now)
             return
         end = max(assignment.watch.log_end or 0, assignment.watch.asked_end)
+        if assignment.buffer.is_given_up:
+            assignment.watch.quiet = (at, now)
+            return
         if assignment.watch.quiet is None or assignment.watch.quiet[0] != at:
             assignment.watch.asked_at = now  # it has moved: what the reader knows of it is new
             assignment.watch.quiet = (at, now)

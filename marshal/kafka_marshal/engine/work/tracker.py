@@ -16,6 +16,7 @@ from itertools import groupby, islice
 from operator import length_hint
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from kafka_marshal.engine.figures import Moved
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.limits import MAX_OFFSET
@@ -333,7 +334,8 @@ class Run(Generic[A]):
 class Tracker(Generic[A]):
     """Follows the messages of one assignment from hand-out to done."""
 
-    def __init__(self, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, stable: int, ranges: Sequence[tuple[int, int]], moved: Moved | None = None) -> None:
+        """moved: counts what is done."""
         #: What is done, as far as we know: the log's progress at the start, and what was done here since.
         self.done = Progress()
         if stable >= 0:
@@ -342,7 +344,10 @@ class Tracker(Generic[A]):
             self.done.commit(list(ranges), MAX_OFFSET)
         #: In hand, by first offset, in the order in which they were handed out.
         self.runs: dict[int, Run[A]] = {}
-        self.in_hand = 0
+        #: What is done is counted there, and nowhere else: once for each message.
+        self.moved = moved or Moved()
+        #: What was handed out and has not come back, and what had been done before that.
+        self._out = self.moved.done
         #: The same first offsets, ascending: runs do not overlap.
         self._firsts: list[int] = []
         self._iterating = 0
@@ -350,6 +355,15 @@ class Tracker(Generic[A]):
         self._tail: tuple[int, int] | None = None
         #: When (ms, own clock) an iterating thread was last seen to go on.
         self.last_moved = 0.0
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages were handed out and are not done."""
+        return self._out - self.moved.done
+
+    def detach(self) -> None:
+        """The assignment is over: what is said to be done from now on counts for nothing."""
+        self.moved = Moved(done=self.moved.done)
 
     @property
     def has_news(self) -> bool:
@@ -365,7 +379,7 @@ class Tracker(Generic[A]):
         """A run goes to the user."""
         self._add(run)
         self._iterating += run.iterating
-        self.in_hand += run.size
+        self._out += run.size
 
     def _take_back(self, run: Run[A]) -> bool:
         """A run is not in hand any more. False: it was not."""
@@ -402,7 +416,7 @@ class Tracker(Generic[A]):
             indices.sort()
             done += [run.covered(first, last) for first, last in _consecutive(indices)]
             run.done_count += len(indices)
-            self.in_hand -= len(indices)
+            self.moved.done += len(indices)
             if run.done_count == len(run.messages):
                 self._take_back(run)
             elif run.in_lanes and run.done_count * 2 >= len(run.messages):
@@ -434,14 +448,14 @@ class Tracker(Generic[A]):
         """A whole run is done. False: it is not in hand here (any more)."""
         if not self._take_back(run):
             return False
-        self.in_hand -= run.size - run.done_count
+        self.moved.done += run.size - run.done_count
         self._commit_offsets(run.covers_from, run.last)
         return True
 
     def requeue(self, run: Run[A]) -> None:
         """A run that was never handed out is not in hand any more, nor done."""
         if self._take_back(run):
-            self.in_hand -= run.size
+            self._out -= run.size
 
     def pass_over(self, first: int, last: int) -> None:
         """The reader has passed these offsets, and will be given none of them (P6)."""
@@ -462,8 +476,9 @@ class Tracker(Generic[A]):
         cursor = run.cursor
         if cursor > run.done_count:
             self._commit(run, run.done_count, cursor - 1)
-            self.in_hand -= cursor - run.done_count
-            run.done_count = cursor
+            # In this order: who reads both meanwhile counts none of them twice.
+            count, run.done_count = cursor - run.done_count, cursor
+            self.moved.done += count
 
     def close_run(self, run: Run[A]) -> list[Message]:
         """An iterating thread leaves its run; what it has not got done comes back, to be handed out again."""
@@ -471,7 +486,7 @@ class Tracker(Generic[A]):
             return []
         self._follow(run)
         rest = run.messages[run.cursor :]
-        self.in_hand -= len(rest)
+        self._out -= len(rest)
         return rest
 
     def split(self, run: Run[A], back: Collection[Message]) -> list[tuple[list[Message], int]]:
@@ -487,7 +502,7 @@ class Tracker(Generic[A]):
             indices = list(group)
             piece = run.piece(indices[0], indices[-1])
             if is_back:
-                self.in_hand -= piece.size - piece.done_count
+                self._out -= piece.size - piece.done_count
                 returned.append((piece.messages, piece.covers_from))
             elif piece.done_count < piece.size:
                 self._add(piece)
@@ -512,6 +527,11 @@ class Tracker(Generic[A]):
             if place == 0 or (last := self.runs[self._firsts[place - 1]].last) < offset:
                 return offset
             offset = last + 1
+
+    @property
+    def in_hand_to(self) -> int:
+        """The last offset in hand; -1: none is."""
+        return self.runs[self._firsts[-1]].last if self._firsts else -1
 
     def next_in_hand(self, offset: int) -> int | None:
         """The first offset in hand above offset, None: nothing above it is."""

@@ -12,9 +12,11 @@ part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``
 ``interrupting``        exceptions out of nowhere, in workers' calls and in reads
 ``logs``                what must not be logged
 ``workers``             the built-in workers: every way in which messages can be had
+``in_lanes``            the one with many handlers (``consumer.run``)
 ``scenario``            who takes part and what goes wrong, from a seed or written down
 ``checks``              what must hold with every record and every message
 ``recorded``            the log as it truly is, and a judge's second opinion
+``ordering``            in which order messages were handled
 ``ledger``              what was done with messages, granted, and known by holders
 ``holdings``            what a process has by its own account, leases or pieces
 ``states``              what a world is like, to be compared

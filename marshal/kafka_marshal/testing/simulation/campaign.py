@@ -15,6 +15,7 @@ from itertools import islice
 from typing import get_args
 
 from kafka_marshal import arguments
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.process import Worker
@@ -122,6 +123,7 @@ def simulate(
     judge: Callable[[Scenario], Judge] | None = None,
     delivery: Delivery | None = None,
     groups: bool = False,
+    lanes: bool = False,
 ) -> Report:
     """Run seeds, and say what broke.
 
@@ -132,18 +134,21 @@ def simulate(
     ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's
     consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
     a quarter of the others of the second. ``groups``: everybody is a member of a coordinated group, as
-    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. Raises ConfigurationError for a worker
-    that is not found.
+    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. ``lanes``: the built-in workers call
+    ``consumer.run``, and messages have keys; the stories are others, all of them at least once. Raises
+    ConfigurationError for a worker that is not found.
     """
     if delivery:  # the command has "" for none
         arguments.one_of("delivery", delivery, get_args(Delivery))
+    if lanes and delivery == "at-most-once":
+        raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
     run = partial(
         _run_one,
-        partial(Scenario.from_seed, worker=function is not None, delivery=delivery, coordinated=groups),
+        partial(Scenario.from_seed, worker=function is not None, delivery=delivery, coordinated=groups, lanes=lanes),
         function,
         judge,
     )

@@ -14,6 +14,8 @@ little repeated        at least once: nothing is handed out that the log called 
                        before it was asked to end (where nothing else goes wrong)
 nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
 nothing ungranted      at most once: nor one that the log has not granted it (C12)
+order                  of a key or a partition, as ``consumer.run`` is told: nothing begins for the first time before
+                       the one before it was handled; and in one process never two of them at a time
 no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
 fenced sink            it has each message once, in order, whatever the clocks do (C9)
 members' manners       see :mod:`kafka_marshal.testing.simulation.member_invariants`
@@ -41,6 +43,7 @@ from kafka_marshal.testing.simulation.excused import LeftOut
 from kafka_marshal.testing.simulation.holdings import Held, holdings, member
 from kafka_marshal.testing.simulation.ledger import NOBODY, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
+from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded
 from kafka_marshal.testing.simulation.states import state_of
 from kafka_marshal.testing.simulation.terms import Terms
@@ -122,7 +125,7 @@ class Checks:
         self.end_of: Callable[[Key], int | None] = lambda _: 0
         self._watched: list[tuple[Living, Driver]] = []
         self._holders = Holders()
-        self.accounts = Accounts()
+        self.accounts = Accounts(Ordering(scenario, self.fail))
         self._granted = Granted()
         #: Members that an operator has removed, and where: until they read it they work on (G20).
         self._evicted: dict[str, tuple[int, int]] = {}
@@ -434,6 +437,7 @@ class Checks:
         assignment = in_hand_of(process, key, message)
         self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.manners.begins(process, key, offset)
+        self.accounts.ordering.begins(process, key, offset, self.accounts.ledger(key).ever)
         if assignment is not None:
             self.left_out.begins(key, assignment.epoch, offset)
             self._check_token(process, key, assignment.epoch)
@@ -516,12 +520,14 @@ class Checks:
         self.counts[what] += 1
         self.events.append((what, self._scheduler.now, process.name))
 
-    def handled(self, process: Living, message: Message) -> None:
-        """A worker has handled a message."""
+    def handled(self, process: Living, message: Message, *, in_vain: bool = False) -> None:
+        """A worker has handled a message; in_vain: it failed at it."""
         key, offset = place_of(message)
-        self.events.append(("handled", self._scheduler.now, process.name, *key, offset))
+        self.events.append(("failed" if in_vain else "handled", self._scheduler.now, process.name, *key, offset))
         self.manners.handled(process, key, offset)
-        self._is_handled(process, key, offset)
+        self.accounts.ordering.ended(process, key, offset)
+        if not in_vain:
+            self._is_handled(process, key, offset)
 
     def _is_handled(self, process: Living, key: Key, offset: int) -> None:
         ledger = self.accounts.ledger(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
@@ -17,6 +18,8 @@ __all__ = ["Data"]
 BURST = 12
 #: How many HI's messages are there at the start.
 AT_START = 7
+#: In stories with lanes, the messages' keys, and how often each comes, relative to the others.
+MESSAGE_KEYS: dict[bytes | None, float] = {None: 1.0, b"a": 4.0, b"b": 2.0, b"c": 1.3, b"d": 1.0, b"e": 0.8}
 
 
 class Data:
@@ -29,6 +32,10 @@ class Data:
         self._network = network
         #: Messages that come in all.
         self.published = 0
+        #: Told of each message: its partition, its offset, its key.
+        self.on_message: Callable[[Key, int, bytes | None], object] = lambda *_: None
+        #: What keys are drawn from.
+        self._rng = Random(f"{scenario.seed}/keys")
 
     def plan(self) -> None:
         """Make the topics, and have their messages come in time."""
@@ -51,12 +58,18 @@ class Data:
     def _publish(self, drawn: float, burst: int) -> None:
         keys = self.all_partitions()
         for _ in range(burst):
-            self._network.publish(*keys[int(drawn * len(keys))], b"")
+            self._add(keys[int(drawn * len(keys))])
+
+    def _add(self, key: Key) -> None:
+        """One more message of a partition."""
+        has_key = self._scenario.order is not None
+        drawn = self._rng.choices(list(MESSAGE_KEYS), list(MESSAGE_KEYS.values()))[0] if has_key else None
+        self.on_message(key, self._network.publish(*key, b"", drawn), drawn)
 
     def fill_up_to(self, key: Key, end: int) -> None:
         """Have messages come until a partition goes as far as this."""
         for _ in range(self.end(key), end):
-            self._network.publish(*key, b"")
+            self._add(key)
             self.published += 1
 
     def count(self, topic: str) -> int:

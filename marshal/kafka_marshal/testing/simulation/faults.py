@@ -177,7 +177,8 @@ class Faults:
         """An operator removes a member of a coordinated group, which may well be alive (G20)."""
         process = self._clients.new_process(self.admin_host)
         job = Job(process, self._scenario, self._clients.store)
-        self.administer("evict", process, lambda: job.admin().evict(job.group_id, fault.client, force=True), fault)
+        admin = partial(job.admin, client_id=process.name)  # one that is made is another one in each run
+        self.administer("evict", process, lambda: admin().evict(job.group_id, fault.client, force=True), fault)
 
     def _prune(self, fault: Fault) -> None:
         """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kafka_marshal.testing.simulation.living import Host, Living
+from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.types import Key
 
 __all__ = ["NOBODY", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
@@ -55,6 +56,8 @@ NOBODY: tuple[Living, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignm
 class Accounts:
     """What was done with all partitions' messages."""
 
+    #: In which order.
+    ordering: Ordering
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
     seen: dict[Key, Seen] = field(default_factory=dict)
     #: Where an admin has set the position.

@@ -42,6 +42,8 @@ class Host:
     is_admin: bool = False
     #: Its worker handles message after message, as `for message in consumer` does.
     is_iterating: bool = False
+    #: Its worker has many handlers (``consumer.run``).
+    in_lanes: bool = False
     #: Its worker sets messages aside, and says that others are done as soon as they are handled.
     defers: bool = False
     #: What a broker sends reaches it every so many ms; 0: at once.
@@ -49,6 +51,11 @@ class Host:
     #: Its worker's calls, or its reads, raise now and then, and it goes on: what it has handled may come again.
     is_interrupted: bool = False
     trouble: Trouble = field(default_factory=Trouble)
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether it handles each message as soon as it gets it: what is begun late was handed out late."""
+        return self.is_iterating or self.in_lanes
 
 
 @dataclass(slots=True)

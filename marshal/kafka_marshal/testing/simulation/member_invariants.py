@@ -187,7 +187,7 @@ class MemberInvariants:
         number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
         if number < newest and name in self._were_members:
             self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
-        self._newest[record.client_id] = max(number, newest)
+        self._newest[record.client_id] = number  # one that comes late, when its successor has left, is the newest
 
     def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
         """A member of the coordinated group has applied a record, and its engine was told."""
@@ -285,6 +285,11 @@ class MemberInvariants:
 
     def lost(self, process: Living, key: Key, reason: str) -> None:
         """A member was told that a lease is lost."""
+        again_ms = self._scheduler.now - self._lost.get((process.name, key), -inf)
+        is_late = process.host.in_lanes and reason == Loss.HANDLER_TIMEOUT
+        if is_late and again_ms < process.heartbeat_interval_ms:
+            what = f"{process.name} lost {_name(key)}, which it had lost {again_ms:.0f} ms ago"
+            self._fail("let go", f"{what}, to a handler that can't have had its time since")
         self._lost[process.name, key] = self._scheduler.now
         if reason == Loss.FENCED:
             self._fenced[process.name, key] = self._scheduler.now
@@ -335,9 +340,9 @@ class MemberInvariants:
         for driver in process.drivers:
             if (lease := holdings(driver).get(key)) is not None:
                 self._check_trust(process, driver.now_ms(), key, lease)
-                if process.host.is_iterating:
+                if process.host.begins_at_once:
                     self._check_late(process, key, f"offset {offset}", lease)
-        if not process.host.is_iterating or self._scenario.at_most_once:
+        if not process.host.begins_at_once or self._scenario.at_most_once:
             return  # others may have had it in hand for a while
         hi = self._scenario.longest_interval_ms
         for driver in process.drivers:

@@ -427,6 +427,28 @@ class SimulatedTail:
         self._check_open()
         return self._positions[partition]
 
+    def log_ends(self) -> Mapping[int, int]:
+        return dict(self._here)
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        self._check_open()
+        self._positions.update(positions)
+        self._here.update(positions)
+        self._is_unsure = True
+        made = self._network.broker.existing.get(self._topic)
+        for cp in positions:
+            self._coming[cp] = deque()
+            if made is not None:
+                self.written(self._topic, cp, made.partitions[cp].end)
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        self._check_open()
+        for cp in partitions:
+            del self._positions[cp], self._here[cp]
+            self._coming.pop(cp, None)
+            self._told_ends.pop(cp, None)
+            self._last.pop(cp, None)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

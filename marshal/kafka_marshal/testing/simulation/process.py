@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kafka_marshal.admin import Admin
+from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
@@ -199,7 +200,7 @@ class Job:
         #: Chance, the same on every run of a seed.
         self.random = Random(f"{scenario.seed}/{process.name}/job")
         self._process = process
-        self._mean_ms = scenario.handling_ms
+        self._scenario = scenario
         #: How much slower the work is than usual.
         self.slowness = 1.0
 
@@ -228,16 +229,33 @@ class Job:
         """Say, at once, what ``consume`` or a batch has brought: that its leases hold is looked at now (T4)."""
         self._process.checks.received(self._process, messages)
 
-    def handle(self, message: Message) -> None:
-        """Do what a message asks for, which takes a while and can't be undone."""
-        checks, process = self._process.checks, self._process
-        checks.begins(process, message)
-        self.sleep(self.random.expovariate(1000 / (self._mean_ms * self.slowness)))
-        checks.handled(process, message)
+    def handle(self, message: Message, seconds: float = 0.0) -> None:
+        """Do what a message asks for, which takes a while (by so many seconds longer) and can't be undone."""
+        self._try(message, seconds)
+        self._process.checks.handled(self._process, message)
+
+    def fail(self, message: Message, seconds: float = 0.0) -> None:
+        """Try that in vain: it is as good as not begun. The handler is to raise then."""
+        self._try(message, seconds)
+        self._process.checks.handled(self._process, message, in_vain=True)
+
+    def _try(self, message: Message, seconds: float) -> None:
+        self._process.checks.begins(self._process, message)
+        self.sleep(seconds + self.random.expovariate(1000 / (self._scenario.handling_ms * self.slowness)))
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
         self._process.sleep(seconds)
+
+    @property
+    def order(self) -> Order:
+        """For ``consumer.run``."""
+        return self._scenario.order or "key"
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the time of faults is over: nothing should end any more."""
+        return self._process.scheduler.now >= self._scenario.intervals * self._scenario.heartbeat_interval_ms
 
     @property
     def is_interrupted(self) -> bool:

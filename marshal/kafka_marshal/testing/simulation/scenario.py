@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
@@ -60,13 +61,19 @@ TOLD_SHARE = 0.125
 
 #: The share of stories in which exceptions come out of nowhere, and the workers that go on then.
 INTERRUPTED_SHARE = 0.2
-INTERRUPTED = frozenset({"iterate", "terminates", "explicit", "poll", "consume", "batches", "fenced"})
+INTERRUPTED = frozenset({"iterate", "terminates", "explicit", "poll", "consume", "batches", "fenced", "lanes"})
 
 #: What workers there are, by delivery; see workers.py.
 WORKERS = {
     "at-least-once": ("iterate", "defer", "explicit", "poll", "consume", "batches"),
     "at-most-once": ("iterate", "iterate", "poll", "consume", "batches"),
 }
+#: Of stories with lanes (``consumer.run``): their order, the share of clients without lanes, and what those run. Like
+#: lanes, they handle each partition's messages in order.
+ORDERS: tuple[Order, ...] = ("key", "key", "key", "partition", "none")
+PLAIN_SHARE = 0.15
+PLAIN_WORKERS = ("iterate", "poll")
+
 POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind")
 
 #: T4's margin is a tenth of HI within 2 · HI: rates may differ by a twentieth, and a little is kept for the latency.
@@ -155,6 +162,8 @@ class Scenario:
     other_partitions: int = 0
     #: The strategy of a coordinated group (section 5), whose sessions are two HI; None: the group is a claimed one.
     strategy: Strategy | None = None
+    #: The order that the workers "lanes" keep; messages have keys then. None: there are no such workers.
+    order: Order | None = None
 
     #: Fixed names.
     group_id = "group"
@@ -206,15 +215,16 @@ class Scenario:
         intervals: int = 88,
         delivery: Delivery | None = None,
         coordinated: bool = False,
+        lanes: bool = False,
     ) -> Scenario:
-        """The story that a seed stands for, another one for a coordinated group.
+        """The story that a seed stands for, another one for a coordinated group, and for workers with lanes.
 
-        worker: every second client runs the one under test; delivery: that one.
+        worker: every second client runs the one under test; delivery: that one. Lanes are for at least once.
         """
-        named = f"groups/{seed}" if coordinated else str(seed)
+        named = f"{'groups/' if coordinated else ''}{'lanes/' if lanes else ''}{seed}"
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        delivery = delivery or drawn
+        delivery = "at-least-once" if lanes else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # everybody writes to the fenced sink
@@ -236,8 +246,11 @@ class Scenario:
         clients = _with_topics(named, clients) if other else clients
         if coordinated:
             clients = _members(named, clients, fenced)
+        if lanes:
+            clients = _with_lanes(named, clients)
         if not worker:
-            clients = _with_callbacks(named, _with_paces(named, clients))
+            clients = _with_paces(named, clients)
+            clients = clients if lanes else _with_callbacks(named, clients)
             faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
@@ -254,6 +267,7 @@ class Scenario:
             snapshots=snapshots,
             other_partitions=other,
             strategy=Random(f"kafka-marshal/{named}/strategy").choice(STRATEGIES) if coordinated else None,
+            order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes else None,
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -323,6 +337,16 @@ def _members(seed: str, clients: Sequence[Client], fenced: bool) -> tuple[Client
             x if x.worker == "yours" or as_is else replace(x, worker=kind)
             for x, as_is in zip(found, stays, strict=True)
         ]
+    return tuple(found)
+
+
+def _with_lanes(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """Nearly all work in lanes; who claims by hand, or is under test, goes on as it is."""
+    rng = Random(f"kafka-marshal/{seed}/workers")
+    found = []
+    for client in clients:
+        plain = rng.choice(PLAIN_WORKERS) if rng.random() < PLAIN_SHARE else "lanes"
+        found.append(client if client.worker in ("by-hand", "yours") else replace(client, worker=plain))
     return tuple(found)
 
 

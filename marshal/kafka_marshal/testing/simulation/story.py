@@ -155,6 +155,7 @@ class _Story:
         )
         self.data = Data(scenario, self.scheduler, self.broker, self.network)
         self.checks.end_of = self.data.end_if_any
+        self.data.on_message = self.checks.accounts.ordering.published
         self.clients = Clients(scenario, self.network, self.checks, worker)
         self.faults = Faults(scenario, self.network, self.checks, self.clients, self.data)
 

@@ -13,10 +13,12 @@ from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT
 from kafka_marshal.client.ranges import RangeConsumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
+from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
 from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
@@ -33,6 +35,10 @@ HAND_PARTITIONS = 2
 HANDLER_INTERVALS = 2.0
 HANGS = 2
 
+#: The share of workers with lanes that have little memory, and that end without a release; how little it is.
+SMALL_SHARE, TERMINATES_SHARE = 0.3, 0.2
+SMALL_BYTES = 20_000
+
 #: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
 ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
@@ -43,7 +49,8 @@ def host_of(client: Client, hi_ms: float) -> Host:
         client.name,
         client.rate,
         is_iterating=client.worker in ONE_BY_ONE,
-        defers=client.worker == "defer",
+        in_lanes=client.worker == "lanes",
+        defers=client.worker in ("defer", "lanes"),
         fetch_ms=client.fetches_every * hi_ms,
     )
 
@@ -67,8 +74,12 @@ def _consumer(
     lost: set[tuple[str, int]] | None = None,
     auto_done: bool = True,
     begin: Callable[[Consumer, TopicPartition], object] | None = None,
+    **more: object,
 ) -> Consumer:
-    """A consumer as the client is to have it; lost: kept up to date by its callbacks; begin: with each assignment."""
+    """A consumer as the client is to have it; lost: kept up to date by its callbacks; begin: with each assignment.
+
+    more: its other options.
+    """
     gone = set() if lost is None else lost
 
     def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -85,11 +96,11 @@ def _consumer(
         job.topics if job.random.random() < 0.8 else [f"^({'|'.join(job.topics)})$"],
         delivery=job.delivery,
         batch_size=job.random.choice([10, 20, 50, 50]),
-        handler_timeout=job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]),
         auto_done=auto_done,
         start="latest" if client.worker == "latest" else "earliest",
         on_assign=on_assign,
         on_lost=on_lost,
+        **{"handler_timeout": job.random.choice([None, None, 8 * job.heartbeat_interval_ms / 1000]), **more},
     )
     return _made(job, make)
 
@@ -446,6 +457,17 @@ def _told(job: Job, client: Client) -> None:
         told.end()
 
 
+def _lanes(job: Job, client: Client) -> None:
+    """Many handlers at a time, each key, or partition, in order."""
+    most = SMALL_BYTES if job.random.random() < SMALL_SHARE else DEFAULT_BYTES_IN_FLIGHT
+    timeout = job.random.choice([None, HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000])
+    make = partial(_consumer, handler_timeout=timeout, max_bytes_in_flight=most)
+    with job.marshal() as marshal, make(job, client, marshal) as consumer:
+        if job.random.random() < TERMINATES_SHARE:
+            signal.signal(signal.SIGTERM, lambda *_: marshal.terminate())
+        work_in_lanes(job, marshal, consumer, timeout)
+
+
 def _by_hand(job: Job, client: Client) -> None:
     with job.marshal() as marshal:
         while not marshal.stopping:
@@ -515,6 +537,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "ahead": _ahead,
     "holds-back": _holds_back,
     "told": _told,
+    "lanes": _lanes,
     "by-hand": _by_hand,
     "ranges": _ranges,
 }

@@ -1,0 +1,5 @@
+"""kafka-marshal for asyncio: the same names, to be awaited (docs/asyncio.md)."""
+
+from kafka_marshal.client.aio import Consumer, GroupConsumer, Marshal
+
+__all__ = ["Consumer", "GroupConsumer", "Marshal"]

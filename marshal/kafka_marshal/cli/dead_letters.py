@@ -1,0 +1,363 @@
+"""`dead-letters`: what is in a dead-letter topic, by reason, by key, or letter by letter."""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.failures import DONE
+from kafka_marshal.cli.meter import local_ms
+from kafka_marshal.cli.names import complete_any_topic, complete_group, near
+from kafka_marshal.cli.options import Options, time_option
+from kafka_marshal.cli.output import (
+    Cell,
+    Column,
+    is_terminal,
+    print_json,
+    print_json_line,
+    print_table,
+    progress,
+    say,
+    say_warning,
+)
+from kafka_marshal.cli.text import clock_text, count, number, time_text
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin.dead_letters import DeadLetters
+    from kafka_marshal.client.dead_letters import DeadLetter
+
+__all__ = ["dead_letters"]
+
+#: Reasons or keys that get a row of their own; letters with others are counted in one row, so that memory is bounded.
+MOST_ROWS = 10_000
+
+#: Of a reason, and of a key, a terminal shows this many characters.
+REASON_SHOWN = 120
+KEY_SHOWN = 40
+
+#: Letters under one line of titles on a terminal: a table needs all its rows before it is drawn.
+BLOCK = 200
+
+By = Literal["reason", "key", "time"]
+
+_WHEN = (Column("first"), Column("last"))
+_BY_REASON = (
+    Column("letters", right=True),
+    *_WHEN,
+    Column("reason", fold=True, least=14),
+    Column("example", fold=True, least=12),
+)
+_BY_KEY = (
+    Column("letters", right=True),
+    *_WHEN,
+    Column("key", fold=True, least=10),
+    Column("last reason", fold=True, least=14),
+)
+_BY_TIME = (
+    Column("time"),
+    Column("message", fold=True, least=10),
+    Column("group", fold=True, least=8),
+    Column("tries", right=True),
+    Column("key", fold=True, least=6),
+    Column("reason", fold=True, least=14),
+    Column("repeat", pipes_only=True),
+    Column("epoch", pipes_only=True),
+    Column("letter", pipes_only=True),
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """The letters with one reason, or one key."""
+
+    error: str | None
+    reason: str
+    key: bytes | None
+    letters: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    example: str = ""
+
+    def add(self, letter: DeadLetter) -> None:
+        """One more."""
+        self.first_ms = letter.time_ms if not self.letters else min(self.first_ms, letter.time_ms)
+        self.last_ms = max(self.last_ms, letter.time_ms)
+        self.letters += 1
+        if not self.example:
+            self.example = _place(letter)
+
+
+@dataclass(slots=True)
+class Summary:
+    """What is counted of all letters. Copies are counted apart."""
+
+    by: By
+    rows: dict[object, Row] = field(default_factory=dict)
+    #: Of letters beyond the rows that there is room for.
+    rest: Row = field(default_factory=lambda: Row(None, "", None))
+    letters: int = 0
+    repeats: int = 0
+
+    def take(self, letters: Iterable[DeadLetter]) -> Iterator[DeadLetter]:
+        """Count these as they go by."""
+        for letter in letters:
+            if letter.repeated:
+                self.repeats += 1
+            else:
+                self.letters += 1
+                self._count(letter)
+            yield letter
+
+    def _count(self, letter: DeadLetter) -> None:
+        if self.by == "time":
+            return
+        which: object = (letter.error, letter.reason) if self.by == "reason" else letter.key
+        row = self.rows.get(which)
+        if row is None and len(self.rows) < MOST_ROWS:
+            row = self.rows[which] = Row(letter.error, letter.reason, letter.key)
+        if row is None:
+            row = self.rest
+        if self.by == "key":
+            row.error, row.reason = letter.error, letter.reason
+        row.add(letter)
+
+    @property
+    def sorted(self) -> list[Row]:
+        """The most frequent first, then the one that came last."""
+        return sorted(self.rows.values(), key=lambda row: (-row.letters, -row.last_ms))
+
+
+@command("dead-letters")
+@click.argument("dead_letter_topic", metavar="TOPIC", shell_complete=complete_any_topic)
+@click.option(
+    "--by",
+    type=click.Choice(["reason", "key", "time"]),
+    default="reason",
+    help="Count by reason (as a rule) or by key, or list each letter by time.",
+)
+@click.option("--group", help="Only letters of this group.", shell_complete=complete_group)
+@click.option(
+    "--since",
+    callback=time_option,
+    metavar="TIME",
+    help="Written from then on: 03:14, yesterday 03:14, 2026-11-21T04:50Z, or 10m (ago).",
+)
+@click.option("-n", "last", type=click.IntRange(min=1), metavar="N", help="With --by time: the last N letters.")
+@click.pass_obj
+def dead_letters(
+    options: Options, dead_letter_topic: str, by: By, group: str | None, since: int | None, last: int | None
+) -> int:
+    r"""Messages that failed for good, as they are in the dead-letter topic TOPIC, up to its present end.
+
+    A message may be there twice, where a worker died before it could say that it was done with it: the copies are
+    marked, and not counted. Letters of Kafka's share groups are read, too. Nothing is changed or committed.
+
+    \b
+    Exit status: 0; 1 there is no such topic, or it can't be read; 3 no Kafka.
+    """
+    if last is not None and by != "time":
+        raise click.UsageError("-n is for --by time.")
+    from kafka_marshal.admin.dead_letters import DeadLetters
+    from kafka_marshal.cli.reading import connected
+    from kafka_marshal.client.options import is_topic_name
+
+    if not is_topic_name(dead_letter_topic):
+        raise click.BadParameter(f"no topic can be called {dead_letter_topic!r}. Nothing was read", param_hint="TOPIC")
+    summary, groups = Summary(by), set[str]()
+    with (
+        connected(options) as cluster,
+        DeadLetters(cluster, dead_letter_topic, since, options.timeout, close=False) as found,
+    ):
+        if by == "time":
+            _print_letters(options, summary.take(_of_group(found, group, groups)), last)
+        else:
+            with progress("reading dead letters") as show:
+                deque(summary.take(_of_group(_shown(found, show), group, groups)), maxlen=0)
+            _print_rows(options, found, summary)
+    if by == "time" or not is_terminal() or options.json:
+        _say_others(found)
+    if group is not None and not summary.letters and groups:
+        say_warning(f"no dead letter of group {group!r} in {dead_letter_topic}{near(group, groups) or '.'}")
+    return DONE
+
+
+def _shown(found: DeadLetters, show: Callable[[int, int], None]) -> Iterator[DeadLetter]:
+    for letter in found:
+        show(found.done, found.total)
+        yield letter
+
+
+def _of_group(letters: Iterable[DeadLetter], group: str | None, groups: set[str]) -> Iterator[DeadLetter]:
+    for letter in letters:
+        if group is None or letter.group == group:
+            yield letter
+        elif len(groups) < MOST_ROWS:
+            groups.add(letter.group)
+
+
+def _say_others(found: DeadLetters) -> None:
+    if found.others:
+        which = "is no dead letter: its" if found.others == 1 else "are no dead letters: their"
+        say_warning(
+            f"{count(found.others, 'record')} of {found.topic} {which} headers do not name a message. Left out."
+        )
+
+
+# -- summaries -----------------------------------------------------------------------------------------------
+
+
+def _print_rows(options: Options, found: DeadLetters, summary: Summary) -> None:
+    rows = summary.sorted
+    if options.json:
+        print_json(
+            {
+                "topic": found.topic,
+                "by": summary.by,
+                "letters": summary.letters,
+                "repeats": summary.repeats,
+                "others": found.others,
+                "rows": [_row_json(row, summary.by) for row in rows],
+                "not_in_rows": summary.rest.letters,
+            }
+        )
+        return
+    if is_terminal():
+        say(_headline(found, summary))
+        if not summary.letters:
+            return
+    now_ms = int(local_ms())
+    if summary.by == "reason":
+        cells = [[*_counted(row, now_ms), _reason(row.error, row.reason), row.example] for row in rows]
+    else:
+        cells = [[*_counted(row, now_ms), _key(row.key), _reason(row.error, row.reason)] for row in rows]
+    if summary.rest.letters:
+        what = "(other reasons)" if summary.by == "reason" else "(other keys)"
+        cells.append([*_counted(summary.rest, now_ms), what, ""])
+    print_table(_BY_REASON if summary.by == "reason" else _BY_KEY, cells)
+
+
+def _headline(found: DeadLetters, summary: Summary) -> str:
+    lines = [f"{found.topic}: {count(summary.letters, 'dead letter')}"]
+    if summary.repeats:
+        lines.append(f"{count(summary.repeats, 'repeat')} of these, not counted")
+    if found.others:
+        lines.append(f"{count(found.others, 'other record')}, no dead letters")
+    return "\n".join(lines)
+
+
+def _counted(row: Row, now_ms: int) -> list[str | Cell]:
+    return [str(row.letters), _when(row.first_ms, now_ms), _when(row.last_ms, now_ms)]
+
+
+def _when(time_ms: int, now_ms: int) -> str | Cell:
+    return "-" if time_ms < 0 else Cell(time_text(time_ms), short=clock_text(time_ms, now_ms))
+
+
+def _reason(error: str | None, reason: str) -> Cell:
+    """The class by its own name, and what it says."""
+    name = (error or "").rpartition(".")[2]
+    text = ": ".join(part for part in (name, reason) if part) or "-"
+    short = text if len(text) <= REASON_SHOWN else f"{text[: REASON_SHOWN - 1]}…"
+    return Cell(text, short=short)
+
+
+def _key(key: bytes | None) -> Cell:
+    """As text where it is text; else its bytes. No key is "-"."""
+    if key is None:
+        return Cell("-", "dim")
+    text = _utf8(key)
+    shown = f"0x{key.hex()}" if text is None else text or '""'
+    return Cell(shown, short=shown if len(shown) <= KEY_SHOWN else f"{shown[: KEY_SHOWN - 1]}…")
+
+
+def _place(letter: DeadLetter) -> str:
+    return f"{letter.topic}:{letter.partition}:{letter.offset}"
+
+
+def _row_json(row: Row, by: By) -> dict[str, object]:
+    keyed = {} if by == "reason" else _bytes_json("key", row.key)
+    return {
+        **keyed,
+        "error": row.error,
+        "reason": row.reason,
+        "letters": row.letters,
+        "first": row.first_ms,
+        "last": row.last_ms,
+        "example": row.example,
+    }
+
+
+# -- letters -------------------------------------------------------------------------------------------------
+
+
+def _print_letters(options: Options, letters: Iterable[DeadLetter], last: int | None) -> None:
+    if last is not None:
+        letters = deque(letters, maxlen=last)
+    if options.json:
+        for letter in letters:
+            print_json_line(_letter_json(letter))
+        return
+    rest = iter(letters)
+    if not is_terminal():
+        print_table(_BY_TIME, map(_cells, rest))
+        return
+    while block := list(islice(rest, BLOCK)):
+        print_table(_BY_TIME, map(_cells, block))
+
+
+def _cells(letter: DeadLetter) -> list[str | Cell]:
+    reason = _reason(letter.error, letter.reason)
+    if letter.repeated:
+        reason = Cell(reason.text, "dim", f"repeat: {reason.short}")
+    return [
+        _when(letter.time_ms, int(local_ms())),
+        _place(letter),
+        letter.group,
+        number(letter.delivery_count),
+        _key(letter.key),
+        reason,
+        "yes" if letter.repeated else "no",
+        number(letter.epoch),
+        ":".join(map(str, letter.place)),
+    ]
+
+
+def _letter_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "time": letter.time_ms,
+        "topic": letter.topic,
+        "topic_partition": letter.partition,
+        "offset": letter.offset,
+        "group": letter.group,
+        "delivery_count": letter.delivery_count,
+        "error": letter.error,
+        "reason": letter.reason,
+        "epoch": letter.epoch,
+        "repeated": letter.repeated,
+        **_bytes_json("key", letter.key),
+        **_bytes_json("value", letter.value),
+        "headers": [{"name": name, **_bytes_json("value", value)} for name, value in letter.headers],
+        "letter_topic": letter.place[0],
+        "letter_partition": letter.place[1],
+        "letter_offset": letter.place[2],
+    }
+
+
+def _bytes_json(name: str, value: bytes | None) -> dict[str, object]:
+    """As text, null where it is none or no UTF-8, and as it is."""
+    coded = None if value is None else base64.b64encode(value).decode("ascii")
+    return {name: None if value is None else _utf8(value), f"{name}_base64": coded}
+
+
+def _utf8(value: bytes) -> str | None:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

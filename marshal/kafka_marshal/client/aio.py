@@ -1,0 +1,372 @@
+"""The same for asyncio: what blocks is awaited, and a run of messages comes to the loop in one step.
+
+A Marshal of :mod:`.marshal` does the work, on its own threads. Nothing here waits in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from kafka_marshal import ports
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client import consumer as plain
+from kafka_marshal.client import group as plain_group
+from kafka_marshal.client import marshal as plain_marshal
+from kafka_marshal.client.attempt import Order
+from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
+from kafka_marshal.client.group import Piece
+from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
+from kafka_marshal.client.health import Health
+from kafka_marshal.client.loop_answer import awaited
+from kafka_marshal.client.parallel import Call, carry_out
+from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.node.serving import EndedError
+from kafka_marshal.runtime import THREADS, is_ours
+from kafka_marshal.types import TopicPartition
+
+__all__ = ["Consumer", "GroupConsumer", "Marshal"]
+
+T = TypeVar("T")
+C = TypeVar("C", bound=plain.Consumer)
+
+#: Calls that wait at a time, each in a thread: polls without an end, mostly.
+MOST_CALLS = 256
+
+#: An iteration that finds a message ready each time lets other tasks go first after so many.
+IN_A_ROW = 500
+
+
+class _Calls:
+    """Threads for calls that block."""
+
+    def __init__(self) -> None:
+        self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
+
+    async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Its value. Cancelled, nobody waits for it any more, and it goes on."""
+        return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
+
+    def end(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+def _as_a_user(function: Callable[[], T]) -> T:
+    """Call it as a thread of the user's does, which waits for ours."""
+    is_ours.set(False)
+    return function()
+
+
+class Marshal:
+    """:class:`kafka_marshal.Marshal` for an event loop; the arguments are the same. Use it in ``async with``.
+
+    It connects, and reads the log to its end, when the block is entered.
+    """
+
+    def __init__(self, bootstrap_servers: str, *, group_id: str, **options: Any) -> None:
+        self._make: Callable[[], plain_marshal.Marshal] = partial(
+            plain_marshal.Marshal, bootstrap_servers, group_id=group_id, **options
+        )
+        self._calls = _Calls()
+        self._marshal: plain_marshal.Marshal | None = None
+        self._is_stopped = False
+
+    @classmethod
+    def on_cluster(cls, cluster: ports.Cluster, *, group_id: str, **options: Any) -> Self:
+        """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
+        made = cls("", group_id=group_id)
+        made._make = partial(plain_marshal.Marshal.on_cluster, cluster, group_id=group_id, **options)
+        return made
+
+    async def __aenter__(self) -> Self:
+        if self._marshal is not None:
+            raise ConfigurationError("this Marshal was entered before; make another one")
+        entering = asyncio.ensure_future(self._calls(self._make))
+        try:
+            self._marshal = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(self._undo)  # it is closed as soon as it is there
+            raise
+        if self._is_stopped:
+            self._marshal.stop()
+        return self
+
+    def _undo(self, entering: asyncio.Future[plain_marshal.Marshal]) -> None:
+        if not entering.cancelled() and entering.exception() is None:
+            THREADS.start(entering.result().close, "kafka-marshal-close")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def sync(self) -> plain_marshal.Marshal:
+        """The Marshal that does the work: what has no form here is there. (Most of its calls block.)"""
+        if self._marshal is None:
+            raise ConfigurationError("this Marshal is not open: use it in `async with Marshal(…) as marshal:`")
+        return self._marshal
+
+    def consumer(self, topics: Sequence[str], **options: Any) -> Consumer[plain.Consumer]:
+        """As :meth:`kafka_marshal.Marshal.consumer`, to be used in ``async with``.
+
+        Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
+        """
+        return Consumer(self, self._calls, partial(self.sync.consumer, topics), options)
+
+    def group_consumer(self, topics: Sequence[str], **options: Any) -> GroupConsumer:
+        """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is."""
+        return GroupConsumer(self, self._calls, partial(self.sync.group_consumer, topics), options)
+
+    def stop(self) -> None:
+        """Ask all loops to end. Safe in a signal handler; returns at once."""
+        self._is_stopped = True
+        if self._marshal is not None:
+            self._marshal.stop()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether stop() was called."""
+        return self._is_stopped or (self._marshal is not None and self._marshal.stopping)
+
+    def health(self) -> Health:
+        """How this member is at this moment; it waits for nothing."""
+        return self.sync.health()
+
+    async def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Release everything with its offsets, and end. A second call does nothing."""
+        if self._marshal is not None:
+            await _to_its_end(self._calls(self._marshal.close, timeout))
+            self._calls.end()
+
+    def __repr__(self) -> str:
+        return f"aio.{self._marshal!r}" if self._marshal is not None else "aio.Marshal(not open)"
+
+
+class Consumer(Generic[C]):
+    """:class:`kafka_marshal.Consumer` for an event loop. Made by :meth:`Marshal.consumer`."""
+
+    def __init__(self, marshal: Marshal, calls: _Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
+        self._marshal = marshal
+        self._calls = calls
+        self._make = make
+        self._options = options
+        self._consumer: C | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._consumer is not None:
+            raise ConfigurationError("this consumer was entered before; make another one")
+        loop = asyncio.get_running_loop()
+        options = {
+            name: self._callback(loop, value) if name in ("on_assign", "on_revoke", "on_lost") and value else value
+            for name, value in self._options.items()
+        }
+        entering = asyncio.ensure_future(self._calls(self._make, **options))
+        try:
+            self._consumer = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(self._undo)
+            raise
+        return self
+
+    def _undo(self, entering: asyncio.Future[C]) -> None:
+        if not entering.cancelled() and entering.exception() is None:
+            THREADS.start(entering.result().close, "kafka-marshal-close")
+
+    def _callback(self, loop: asyncio.AbstractEventLoop, function: Any) -> Callable[[object, list[Any]], object]:
+        """A callback runs on a thread of the library; a coroutine function's runs in the loop meanwhile."""
+        if not asyncio.iscoroutinefunction(function):
+            return lambda _, found: function(self, found)
+
+        def call(_: object, found: list[Any]) -> object:
+            return asyncio.run_coroutine_threadsafe(function(self, found), loop).result()
+
+        return call
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def sync(self) -> C:
+        """The consumer that does the work: what has no form here is there. (Most of its calls block.)"""
+        if self._consumer is None:
+            raise ConfigurationError(
+                "this consumer is not open: use it in `async with marshal.consumer(…) as consumer:`"
+            )
+        return self._consumer
+
+    # Getting messages.
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages, one by one; as iterating over :class:`kafka_marshal.Consumer`."""
+        consumer = self.sync
+        if consumer._options.at_most_once or not consumer._options.auto_done:
+            return self._poll_on()
+        return self._iterate(consumer)
+
+    async def _iterate(self, consumer: C) -> AsyncIterator[Message]:
+        """Run after run, as ``Consumer._iterate``: before each message a look at the clock (T4)."""
+        runtime, stop = consumer._driver.cluster.runtime, consumer._marshal.stop_signal
+        clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
+        while True:
+            consumer._driver.refuse_fork()
+            try:
+                run, answer = await awaited(consumer._driver.servants, consumer._serve_run, undo=consumer._undo)
+            except EndedError:
+                return
+            if run is None:
+                return
+            try:
+                lease, walk = run.assignment.lease, cast("Iterator[Message]", run.walk)
+                message: Message | None = None
+                is_open = True
+                while is_open and run.has_left:
+                    for message in islice(walk, IN_A_ROW):
+                        if clock(*clock_id) >= lease.hand_out_until_s or stop:
+                            is_open = False
+                            break
+                        yield message
+                    else:
+                        await asyncio.sleep(0)
+                if is_open:
+                    run.walked(message)
+            finally:
+                answer.receipt.left = True
+                consumer._nudge()
+
+    async def _poll_on(self) -> AsyncIterator[Message]:
+        while not self._marshal.stopping:
+            try:
+                message = await self.poll(None)
+            except ClosedError:
+                return
+            if message is None:
+                return
+            yield message
+
+    async def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message, or None after timeout seconds. Cancelled, the one that comes then comes again later."""
+        return await self._calls(self.sync.poll, timeout)
+
+    async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+        """Up to num_messages, as many as came within timeout seconds; as ``poll`` where it is cancelled."""
+        return await self._calls(self.sync.consume, num_messages, timeout)
+
+    async def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Batch]:
+        """Batches of one partition each, not done before ``batch.done()``."""
+        batches = self.sync.batches(max_messages, timeout)
+        while (batch := await self._calls(next, batches, None)) is not None:
+            yield batch
+            del batch
+
+    async def run(
+        self,
+        handle: Handler,
+        *,
+        concurrency: int = 16,
+        order: Order = "key",
+        retry: Retry | None = plain.DEFAULT_RETRY,
+        dead_letters: str | None = None,
+        drain_timeout: float = plain.DRAIN_TIMEOUT_S,
+        hooks: Sequence[Hooks] = (),
+        deserialize: Callable[[Message], Any] | None = None,
+    ) -> None:
+        """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
+
+        Cancelled, it begins nothing more, and ends when what is in hand has ended, or after ``drain_timeout``.
+        """
+        consumer = self.sync
+        options = RunOptions.checked(
+            consumer._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
+        )
+        consumer._begin(None)
+        call, loop = Call(), asyncio.get_running_loop()
+        running = asyncio.ensure_future(awaited(consumer._driver.servants, carry_out, consumer, options, call, loop))
+        try:
+            await asyncio.shield(running)
+        except EndedError:
+            return
+        except asyncio.CancelledError:
+            call.stop()
+            with suppress(Exception):
+                await asyncio.shield(running)
+            raise
+        finally:
+            call.stop(abandon=True)
+
+    # Saying what is done; looking, and steering.
+
+    def done(self, message: Message) -> None:
+        """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; it waits for nothing."""
+        self.sync.done(message)
+
+    async def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer works on, sorted."""
+        return await self._calls(self.sync.assignment)
+
+    async def position(self) -> list[TopicPartition]:
+        """The next offset to be handed out, of each assigned partition."""
+        return await self._calls(self.sync.position)
+
+    async def pause(self, partitions: Sequence[Any] | None = None) -> None:
+        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``."""
+        await self._calls(self.sync.pause, partitions)
+
+    async def resume(self, partitions: Sequence[Any] | None = None) -> None:
+        """Hand out messages of these partitions (None: of all) again."""
+        await self._calls(self.sync.resume, partitions)
+
+    async def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
+        """Go forward to offset; as :meth:`kafka_marshal.Consumer.seek`."""
+        await self._calls(self.sync.seek, topic, partition, offset, force=force)
+
+    async def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Release all partitions with their offsets. Twice does nothing."""
+        if self._consumer is not None:
+            await _to_its_end(self._calls(self._consumer.close, timeout))
+
+
+class GroupConsumer(Consumer[plain_group.GroupConsumer]):
+    """:class:`kafka_marshal.GroupConsumer` for an event loop. Made by :meth:`Marshal.group_consumer`."""
+
+    async def generation(self) -> int:
+        """The group's generation; 0 before the first."""
+        return await self._calls(lambda: self.sync.generation)
+
+    async def member_id(self) -> str:
+        """The id that the group gave this member; "": it is none at present."""
+        return await self._calls(lambda: self.sync.member_id)
+
+    async def state(self) -> str:
+        """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` or ``"DOWN"``."""
+        return await self._calls(lambda: self.sync.state)
+
+    async def pieces(self) -> list[Piece]:
+        """What this member works on, sorted."""
+        return await self._calls(self.sync.pieces)
+
+    async def committed(self, partitions: Sequence[Any]) -> list[TopicPartition]:
+        """Of each, what the group reads next, and under which epoch this member has it."""
+        return await self._calls(self.sync.committed, partitions)
+
+    async def commit(self, timeout: float = plain_group.COMMIT_TIMEOUT_S) -> None:
+        """What is done of the pieces that this member has is in the log when this returns."""
+        await self._calls(self.sync.commit, timeout)
+
+
+async def _to_its_end(call: Awaitable[T]) -> T:
+    """Await it even where this task is cancelled meanwhile: what it ends must not be left half ended."""
+    ending = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        await asyncio.wait((ending,))
+        raise

@@ -1,0 +1,67 @@
+"""What becomes of the tries of ``consumer.run``, counted for metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kafka_marshal.engine.figures import Distribution, Histogram
+from kafka_marshal.runtime import Lock
+
+__all__ = ["Handled", "ProcessTimes", "error_type"]
+
+
+def error_type(error: BaseException) -> str:
+    """An exception's class, as OpenTelemetry names it: with its module, unless it is built in."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Handled:
+    """Of one consumer, over all its runs. Any thread may call; what has gone well is not counted here."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._retries: Counter[str] = Counter()
+        self._dead_letters: Counter[str] = Counter()
+
+    def failed(self, topic: str, error: BaseException) -> None:
+        """A try has failed."""
+        with self._lock:
+            self._failures[topic, error_type(error)] += 1
+
+    def retried(self, topic: str) -> None:
+        """A message is tried again."""
+        with self._lock:
+            self._retries[topic] += 1
+
+    def put_aside(self, topic: str) -> None:
+        """A message has become a dead letter."""
+        with self._lock:
+            self._dead_letters[topic] += 1
+
+    def read(self) -> tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]:
+        """Failures by topic and error, retries by topic, dead letters by topic."""
+        with self._lock:
+            return self._failures.copy(), self._retries.copy(), self._dead_letters.copy()
+
+
+class ProcessTimes:
+    """How long handlers take, by topic and error ("": none). Any thread may call."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._found: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, topic: str, error: str, seconds: float) -> None:
+        """A handler has ended."""
+        with self._lock:
+            found = self._found.get((topic, error))
+            if found is None:
+                found = self._found[topic, error] = Histogram()
+            found.observe(seconds)
+
+    def read(self) -> list[tuple[tuple[str, str], Distribution]]:
+        """((topic, error), durations), sorted."""
+        with self._lock:
+            return [(what, found.read()) for what, found in sorted(self._found.items())]

@@ -1,0 +1,67 @@
+"""What can be seen of a Marshal from outside its loops: health, metrics, probes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka_marshal.client.ending import Ending
+from kafka_marshal.client.handling import Hooks
+from kafka_marshal.client.health import Health
+from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
+from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.rows import Metrics
+
+if TYPE_CHECKING:
+    from kafka_marshal.metrics.server import MetricsServer
+
+__all__ = ["Watched"]
+
+
+class Watched:
+    """The part of a Marshal that only looks: at once, from any thread, without a lock."""
+
+    _meter: Meter
+    _closed: bool
+    _ending: Ending
+
+    def health(self) -> Health:
+        """How this member is at this moment: for probes, and for people (``str()`` of it).
+
+        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
+        probe wants ``health().ready``, a liveness probe ``not health().needs_restart``.
+        """
+        return self._meter.health(closed=self._closed)
+
+    def metrics(self) -> Metrics:
+        """What can be measured now: lag, leases, messages, the log, handlers (docs/metrics.md).
+
+        Returns at once, from any thread. What is not read costs nothing.
+        """
+        return self._meter.read(closed=self._closed)
+
+    def timing(self) -> Hooks:
+        """Hooks for ``run(…, hooks=[marshal.timing()])``: ``metrics().processing`` has how long handlers take."""
+        return self._meter.timing()
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Answer over HTTP: ``/metrics`` (for Prometheus), ``/livez``, ``/readyz``, and ``/lag`` (JSON, of the group).
+
+        On threads of our own, which no handler and no outage of Kafka holds up, until this Marshal ends, or
+        ``close()`` of what is returned. ``port`` 0: a free one, in ``.port``; ``.url`` has it, too. ``host``: loopback
+        unless told otherwise; anybody who reaches another address can read what is served. ``/metrics`` needs the extra
+        ``[prometheus]``. Raises ConfigurationError where the address can't be listened on, ClosedError.
+        """
+        from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for those who serve nothing
+
+        port, host = checked_address(port, host)
+        self._meter.driver.refuse_fork()
+        if self._closed or self._meter.driver.is_over:
+            raise ClosedError("this Marshal is closed; make a new one")
+        server = MetricsServer(self._meter, port, host, lambda: self._closed)
+        self._ending.servers.append(server)
+        return server
+
+    @property
+    def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
+        """Snapshots that contradict this member's replica, each reported once (S2). Also logged as errors."""
+        return tuple(self._meter.driver.upkeep.snapshots.alarms)

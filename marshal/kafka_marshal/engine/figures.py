@@ -1,0 +1,59 @@
+"""What is counted while it happens, for metrics. One thread adds at a time; any other may read, without a lock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["BUCKETS_S", "Distribution", "Histogram", "Moved"]
+
+#: Upper ends of buckets (s), as OpenTelemetry's messaging conventions have them.
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+
+class Moved:
+    """How many messages of one partition have come and gone, over all assignments of one consumer. Never less."""
+
+    __slots__ = ("done", "fetched")
+
+    def __init__(self, fetched: int = 0, done: int = 0) -> None:
+        self.fetched = fetched
+        self.done = done
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram at one moment."""
+
+    #: Upper ends of the buckets (s), ascending; there is one more bucket, without an end.
+    bounds: tuple[float, ...]
+    #: How many values lie in each bucket: above the end before it, and not above its own.
+    counts: tuple[int, ...]
+    #: The sum of all values (s).
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Durations in buckets."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float] = BUCKETS_S) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add a value."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._total += seconds
+
+    def read(self) -> Distribution:
+        """The values so far."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)

@@ -1,0 +1,57 @@
+"""Metrics of a Marshal: what they are, and how Prometheus and OpenTelemetry get them.
+
+``rows``         what :meth:`Marshal.metrics` returns
+``catalogue``    the names under which it is exported
+``prometheus``   a collector for prometheus-client (extra ``[prometheus]``)
+``otel``         instruments and traces of OpenTelemetry (extra ``[opentelemetry]``)
+``server``       ``/metrics``, probes and ``/lag`` over HTTP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kafka_marshal.metrics.rows import (
+    Failures,
+    MessageCounts,
+    Metrics,
+    PartitionMetrics,
+    Processing,
+    RecordCount,
+    TopicCount,
+)
+
+if TYPE_CHECKING:
+    from kafka_marshal.metrics.otel import instrument, trace_hooks
+    from kafka_marshal.metrics.prometheus import MarshalCollector
+    from kafka_marshal.metrics.server import MetricsServer
+
+__all__ = [
+    "Failures",
+    "MarshalCollector",
+    "MessageCounts",
+    "Metrics",
+    "MetricsServer",
+    "PartitionMetrics",
+    "Processing",
+    "RecordCount",
+    "TopicCount",
+    "instrument",
+    "trace_hooks",
+]
+
+
+#: What needs an extra, or is of use to few, is imported when it is asked for.
+_LATER = {
+    "MarshalCollector": "prometheus",
+    "MetricsServer": "server",
+    "instrument": "otel",
+    "trace_hooks": "otel",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -1,0 +1,335 @@
+"""The names under which metrics are exported, once for all exporters.
+
+Names and attributes follow OpenTelemetry's conventions for messaging, and its Kafka receiver's for lag; ours begin with
+``kafka_marshal.``. Prometheus gets them as OpenTelemetry's specification translates names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kafka_marshal.metrics.rows import Distribution, Metrics, PartitionMetrics
+
+__all__ = ["CATALOGUE", "Labels", "Metric", "Value", "prometheus_label"]
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+#: Values of a metric's labels, in the order of ``Metric.labels``.
+Labels = tuple[str, ...]
+
+Value = float | Distribution
+
+Read = Callable[[Metrics], Iterable[tuple[Labels, Value]]]
+
+#: What units become at the end of a name.
+_SUFFIXES = {"s": "_seconds"}
+
+_MEMBER = ("group", "client_id")
+_TOPIC = (*_MEMBER, "topic")
+_PARTITION = (*_TOPIC, "partition")
+_MESSAGING = (
+    "messaging.system",
+    "messaging.operation.name",
+    "messaging.consumer.group.name",
+    "messaging.client.id",
+    "messaging.destination.name",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name, and how to read it."""
+
+    #: As OpenTelemetry names it.
+    name: str
+    kind: Kind
+    #: "s", or what is counted, as "{message}".
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    #: Labels and value of each series.
+    read: Read
+
+    @property
+    def prometheus(self) -> str:
+        """Its name for Prometheus."""
+        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
+        return f"{name}_total" if self.kind == "counter" and not name.endswith("_total") else name
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series in Prometheus."""
+        if self.kind != "histogram":
+            return (self.prometheus,)
+        return tuple(f"{self.prometheus}_{part}" for part in ("bucket", "sum", "count"))
+
+
+def prometheus_label(name: str) -> str:
+    """A label's name for Prometheus."""
+    return name.replace(".", "_")
+
+
+def _member(value: Callable[[Metrics], Value | None]) -> Read:
+    """One series: of this member, unless there is nothing to say."""
+
+    def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
+        found = value(metrics)
+        return [] if found is None else [((metrics.group_id, metrics.client_id), found)]
+
+    return read
+
+
+def _each(rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> Read:
+    """A series for each row whose value is known: of this member, and what the row says."""
+
+    def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
+        member = metrics.group_id, metrics.client_id
+        return [((*member, *labels), value) for labels, value in rows(metrics) if value is not None]
+
+    return read
+
+
+def _partition(value: Callable[[PartitionMetrics], Value | None]) -> Read:
+    """A series for each partition held."""
+    return _each(lambda metrics: [((one.topic, str(one.partition)), value(one)) for one in metrics.partitions])
+
+
+def _messaging(operation: str, rows: Callable[[Metrics], Iterable[tuple[Labels, Value]]]) -> Read:
+    """With the attributes of OpenTelemetry's conventions."""
+
+    def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
+        common = "kafka", operation, metrics.group_id, metrics.client_id
+        return [((*common, *labels), value) for labels, value in rows(metrics)]
+
+    return read
+
+
+def _when(is_so: bool) -> int:
+    return 1 if is_so else 0
+
+
+CATALOGUE: tuple[Metric, ...] = (
+    # Messages.
+    Metric(
+        "messaging.client.consumed.messages",
+        "counter",
+        "{message}",
+        "Messages fetched from Kafka.",
+        (*_MESSAGING, "messaging.destination.partition.id"),
+        _messaging("poll", lambda x: [((m.topic, str(m.partition)), m.consumed) for m in x.messages]),
+    ),
+    Metric(
+        "kafka_marshal.processed_messages",
+        "counter",
+        "{message}",
+        "Messages done; at most once: handed out.",
+        _PARTITION,
+        _each(lambda x: [((m.topic, str(m.partition)), m.processed) for m in x.messages]),
+    ),
+    Metric(
+        "messaging.process.duration",
+        "histogram",
+        "s",
+        "How long handlers of run() take, where it was given marshal.timing().",
+        (*_MESSAGING, "error.type"),
+        _messaging("process", lambda x: [((p.topic, p.error), p.seconds) for p in x.processing]),
+    ),
+    Metric(
+        "kafka_marshal.in_hand_messages",
+        "gauge",
+        "{message}",
+        "Messages handed out and not done.",
+        _PARTITION,
+        _partition(lambda one: one.in_hand),
+    ),
+    Metric(
+        "kafka_marshal.buffered_messages",
+        "gauge",
+        "{message}",
+        "Messages fetched and not handed out.",
+        _PARTITION,
+        _partition(lambda one: one.buffered),
+    ),
+    Metric(
+        "kafka_marshal.done_too_late",
+        "counter",
+        "{message}",
+        "Messages said to be done after their lease had ended; they come again elsewhere.",
+        _MEMBER,
+        _member(lambda x: x.done_too_late),
+    ),
+    # Lag.
+    Metric(
+        "kafka.consumer_group.lag",
+        "gauge",
+        "{message}",
+        "Offsets that are not done, of partitions that this member holds.",
+        _PARTITION,
+        _partition(lambda one: one.lag),
+    ),
+    Metric(
+        "kafka.consumer_group.offset",
+        "gauge",
+        "{offset}",
+        "Everything below this offset is done, of partitions that this member holds.",
+        _PARTITION,
+        _partition(lambda one: one.offset if one.offset >= 0 else None),
+    ),
+    Metric(
+        "kafka.consumer_group.members",
+        "gauge",
+        "{member}",
+        "Members of the group, as this member sees it: of a claimed group those that hold something.",
+        _MEMBER,
+        _member(lambda x: x.members),
+    ),
+    Metric(
+        "kafka_marshal.time_lag",
+        "gauge",
+        "s",
+        "The age of the next message that is not done, of partitions that this member holds; 0: there is none.",
+        _PARTITION,
+        _partition(lambda one: one.lag_seconds),
+    ),
+    Metric(
+        "kafka_marshal.held_back_partitions",
+        "gauge",
+        "{partition}",
+        "Partitions whose progress waits for one message.",
+        _MEMBER,
+        _member(lambda x: x.held_back),
+    ),
+    Metric(
+        "kafka_marshal.parked_messages",
+        "gauge",
+        "{message}",
+        "Messages in hand of partitions whose progress waits for one message.",
+        _MEMBER,
+        _member(lambda x: x.parked_messages),
+    ),
+    # Holding.
+    Metric(
+        "kafka_marshal.leases",
+        "gauge",
+        "{lease}",
+        "Leases held, or pieces of a coordinated group.",
+        _MEMBER,
+        _member(lambda x: x.leases),
+    ),
+    Metric(
+        "kafka_marshal.lease_remaining",
+        "gauge",
+        "s",
+        "How long the lease that ends first is proven still; absent: none is held.",
+        _MEMBER,
+        _member(lambda x: x.lease_remaining_seconds),
+    ),
+    Metric(
+        "kafka_marshal.claim_duration",
+        "histogram",
+        "s",
+        "From the sending of a claim until the log granted it.",
+        _MEMBER,
+        _member(lambda x: x.claim_seconds),
+    ),
+    Metric(
+        "kafka_marshal.handover_gap",
+        "histogram",
+        "s",
+        "From the release, or the last heartbeat, of a lease's last holder until this member's claim was granted.",
+        _MEMBER,
+        _member(lambda x: x.handover_gap_seconds),
+    ),
+    Metric(
+        "kafka_marshal.paused",
+        "gauge",
+        "{group}",
+        "1: the group is paused.",
+        _MEMBER,
+        _member(lambda x: _when(x.paused)),
+    ),
+    # This member, and the log.
+    Metric(
+        "kafka_marshal.ready",
+        "gauge",
+        "{member}",
+        "1: the log is read to its end, and heartbeats go out.",
+        _MEMBER,
+        _member(lambda x: _when(x.ready)),
+    ),
+    Metric(
+        "kafka_marshal.needs_restart",
+        "gauge",
+        "{member}",
+        "1: only a new process helps.",
+        _MEMBER,
+        _member(lambda x: _when(x.needs_restart)),
+    ),
+    Metric(
+        "kafka_marshal.turned_ago",
+        "gauge",
+        "s",
+        "Since the last turn of the background thread, which turns once a second at least.",
+        _MEMBER,
+        _member(lambda x: x.turned_ago_seconds),
+    ),
+    Metric(
+        "kafka_marshal.records",
+        "counter",
+        "{record}",
+        "Records of the coordination log that this member has applied, by type and by what became of them.",
+        (*_MEMBER, "type", "outcome"),
+        _each(lambda x: [((r.type, r.outcome), r.count) for r in x.records]),
+    ),
+    Metric(
+        "kafka_marshal.log_behind_records",
+        "gauge",
+        "{record}",
+        "Records of the coordination log that this member has not applied yet.",
+        _MEMBER,
+        _member(lambda x: x.log_behind_records),
+    ),
+    Metric(
+        "kafka_marshal.replica_alarms",
+        "counter",
+        "{alarm}",
+        "Snapshots of the coordination log that contradict this member's state.",
+        _MEMBER,
+        _member(lambda x: x.replica_alarms),
+    ),
+    # run().
+    Metric(
+        "kafka_marshal.handlers_running",
+        "gauge",
+        "{handler}",
+        "Handlers of run() that have a message.",
+        _MEMBER,
+        _member(lambda x: x.handlers_running),
+    ),
+    Metric(
+        "kafka_marshal.handler_failures",
+        "counter",
+        "{try}",
+        "Tries of run() that raised, by exception.",
+        (*_TOPIC, "error.type"),
+        _each(lambda x: [((f.topic, f.error), f.count) for f in x.failures]),
+    ),
+    Metric(
+        "kafka_marshal.retries",
+        "counter",
+        "{message}",
+        "Failed tries of run() that are followed by another.",
+        _TOPIC,
+        _each(lambda x: [((r.topic,), r.count) for r in x.retries]),
+    ),
+    Metric(
+        "kafka_marshal.dead_letters",
+        "counter",
+        "{message}",
+        "Messages of run() that have become dead letters.",
+        _TOPIC,
+        _each(lambda x: [((d.topic,), d.count) for d in x.dead_letters]),
+    ),
+)

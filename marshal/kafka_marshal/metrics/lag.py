@@ -1,0 +1,111 @@
+"""The lag of a whole group, as any of its members can tell it: for autoscalers (KEDA's ``metrics-api``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, TypedDict
+
+from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.rows import PartitionMetrics
+from kafka_marshal.types import Key, Start
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.work.consumer import ConsumerEngine
+
+__all__ = ["GroupLag"]
+
+#: Log ends that were asked for within this time (s) are good for the next request.
+SAME_ENDS_S = 5.0
+
+#: How long the brokers have to answer (s), and how long another request waits for them.
+ASK_TIMEOUT_S = 3.0
+
+
+class PartitionLag(TypedDict):
+    """One partition."""
+
+    topic: str
+    partition: int
+    #: What is not done; None: the partition has no leader.
+    lag: int | None
+    #: Of partitions that this member holds, and where it is known: the age of the next message that is not done.
+    lag_seconds: float | None
+
+
+class Lag(TypedDict):
+    """All partitions of the topics that this member's consumers read, whoever holds them."""
+
+    group: str
+    lag: int
+    #: The largest of this member's partitions.
+    lag_seconds: float
+    partitions: list[PartitionLag]
+
+
+class GroupLag:
+    """Asks the brokers where logs end, at most every five seconds, and the replica what is done."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._asking = Lock()
+        self._known: tuple[float, dict[Key, tuple[int, int]]] | None = None
+
+    def read(self, *, closed: bool) -> Lag:
+        """The lag now (*blocking*, for ASK_TIMEOUT_S twice at most). Raises MarshalError where nobody answers."""
+        driver = self._meter.driver
+        metrics = self._meter.read(closed=closed)
+        own = {(one.topic, one.partition): one for one in metrics.partitions}
+        wanted = {key: each for each in list(driver.engine.consumers.values()) for key in each.subscription.partitions}
+        ends = self._ends(wanted)
+        found = list(_lags(wanted, own, ends))
+        return Lag(
+            group=metrics.group_id,
+            lag=sum(one["lag"] or 0 for one in found),
+            lag_seconds=round(metrics.lag_seconds, 3),
+            partitions=found,
+        )
+
+    def _ends(self, wanted: dict[Key, ConsumerEngine]) -> dict[Key, tuple[int, int]]:
+        if not wanted:
+            return {}
+        if not self._asking.acquire(timeout=ASK_TIMEOUT_S):
+            raise KafkaUnavailableError("the brokers have not said in time where the partitions' logs end")
+        try:
+            known, now = self._known, monotonic()
+            if known is not None and now - known[0] < SAME_ENDS_S and known[1].keys() >= wanted.keys():
+                return known[1]
+            ends = self._meter.driver.cluster.watermarks(wanted, ASK_TIMEOUT_S)
+            if not ends:
+                raise MarshalError("no partition has a leader that says where its log ends")
+            self._known = now, ends
+            return ends
+        finally:
+            self._asking.release()
+
+
+def _lags(
+    wanted: dict[Key, ConsumerEngine], own: dict[Key, PartitionMetrics], ends: dict[Key, tuple[int, int]]
+) -> Iterator[PartitionLag]:
+    for key, consumer in sorted(wanted.items(), key=lambda item: item[0]):
+        topic, partition = key
+        one = own.get(key)
+        known = None if one is None or one.lag is None else one.lag
+        marks = ends.get(key)
+        lag = known if known is not None or marks is None else _from_log(consumer, key, *marks)
+        seconds = None if one is None or one.lag_seconds is None else round(one.lag_seconds, 3)
+        yield PartitionLag(topic=topic, partition=partition, lag=lag, lag_seconds=seconds)
+
+
+def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
+    """What the log says to be done of a partition that somebody else holds, or nobody, and what is not."""
+    progress = consumer.source.progress(key)
+    if progress is None or progress.stable < 0:
+        start: Start = consumer.settings.start
+        return end - low if start == "earliest" else 0
+    first = max(low, progress.stable + 1)
+    firsts, lasts = list(progress.intervals.firsts), list(progress.intervals.lasts)
+    done = sum(y - x + 1 for x, y in zip(firsts, lasts, strict=False) if first <= x <= y < end)
+    return max(0, end - first - done)

@@ -1,0 +1,262 @@
+"""Reads the state of a Marshal for metrics: from any thread, without a lock, at the cost of the moment of reading.
+
+Whole loads only, of what others may change meanwhile. Counters are read so that nothing counts twice and none goes
+down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.client.handled import Handled, ProcessTimes, error_type
+from kafka_marshal.client.handling import Hooks
+from kafka_marshal.client.health import Health, examine
+from kafka_marshal.engine.claims.peers import holders
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
+from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.metrics.rows import (
+    Failures,
+    MessageCounts,
+    Metrics,
+    PartitionMetrics,
+    Processing,
+    RecordCount,
+    TopicCount,
+)
+from kafka_marshal.types import Key
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.base import Membership
+    from kafka_marshal.node.driver import Driver
+    from kafka_marshal.ports import Message
+
+__all__ = ["Meter"]
+
+#: From here on it is known what is done.
+_BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
+
+
+class Meter:
+    """Measures one Marshal."""
+
+    def __init__(self, driver: Driver, consumers: Sequence[Membership[Any]]) -> None:
+        """consumers: all that there ever were; it grows."""
+        self.driver = driver
+        self._consumers = consumers
+        self._times = ProcessTimes(driver.cluster.runtime.lock())
+        #: What was said before of messages done: a reading that comes too early to see all never takes that back.
+        self._processed: dict[Key, int] = {}
+        #: By partition: what was not done yet, and since when it is there (s, wall clock). Replaced, never changed.
+        self._oldest: dict[Key, tuple[int, float]] = {}
+
+    def timing(self) -> Hooks:
+        """Hooks for ``run`` that note how long handlers take."""
+        observe = self._times.observe
+        return Hooks(
+            after=lambda attempt, seconds: observe(attempt.message.topic(), "", seconds),
+            failed=lambda attempt, seconds, error: observe(attempt.message.topic(), error_type(error), seconds),
+        )
+
+    def health(self, *, closed: bool) -> Health:
+        """How the Marshal is; closed: it was closed, or closes."""
+        return examine(self.driver, closed=closed or self.driver.is_over)
+
+    def read(self, *, closed: bool) -> Metrics:
+        """Measure (any thread; it waits for nobody)."""
+        driver = self.driver
+        engine, now = driver.engine, driver.now_ms()
+        health = self.health(closed=closed)
+        open_now = [each for each in list(self._consumers) if not each._closed]
+        failures, retries, dead_letters = self._handled()
+        lanes = [lanes for each in open_now if (lanes := each._engine.delivery.in_lanes.lanes) is not None]
+        return Metrics(
+            group_id=engine.settings.group_id,
+            client_id=engine.settings.client_id,
+            ready=health.ready,
+            needs_restart=health.needs_restart,
+            turned_ago_seconds=health.turned_ago_ms / 1000,
+            leases=health.leases,
+            lease_remaining_seconds=min((max(0.0, until - now) / 1000 for until in _proven(driver)), default=None),
+            members=_members(driver),
+            paused=bool(driver.effects.events.paused_by),
+            claim_seconds=engine.leases.claim_times.read(),
+            handover_gap_seconds=engine.leases.gaps.read(),
+            records=tuple(RecordCount(*what, count) for what, count in driver.upkeep.tally.read()),
+            log_behind_records=driver.replica.log_behind,
+            replica_alarms=len(driver.upkeep.snapshots.alarms),
+            partitions=self._partitions(open_now, now),
+            messages=self._messages(),
+            done_too_late=sum(sum(list(each._engine.delivery.ignored_done.values())) for each in list(self._consumers)),
+            held_back=len(health.held_back),
+            parked_messages=sum(one.in_hand for one in health.held_back),
+            handlers_running=sum(each.running for each in lanes),
+            failures=tuple(Failures(*what, count) for what, count in sorted(failures.items())),
+            retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),
+            dead_letters=tuple(TopicCount(topic, count) for topic, count in sorted(dead_letters.items())),
+            processing=tuple(Processing(*what, seconds) for what, seconds in self._times.read()),
+        )
+
+    def _handled(self) -> tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]:
+        failures: Counter[tuple[str, str]] = Counter()
+        retries: Counter[str] = Counter()
+        dead_letters: Counter[str] = Counter()
+        for consumer in list(self._consumers):
+            handled: Handled | None = getattr(consumer, "_handled", None)
+            if handled is not None:
+                found = handled.read()
+                failures += found[0]
+                retries += found[1]
+                dead_letters += found[2]
+        return failures, retries, dead_letters
+
+    def _messages(self) -> tuple[MessageCounts, ...]:
+        consumed: Counter[Key] = Counter()
+        processed: Counter[Key] = Counter()
+        for consumer in list(self._consumers):
+            engine = consumer._engine
+            if engine.ranges is not None:
+                continue  # it never sees a message
+            for key, moved in list(engine.delivery.moved.items()):
+                consumed[key] += moved.fetched
+                processed[key] += moved.done  # first: what a loop reports meanwhile is missed, and not counted twice
+            for key, assignment in list(engine.assignments.items()):
+                if not assignment.over:
+                    processed[key] += sum(_unreported(assignment.tracker))
+        for key, count in processed.items():
+            self._processed[key] = max(count, self._processed.get(key, 0))
+        return tuple(MessageCounts(*key, consumed[key], self._processed[key]) for key in sorted(consumed))
+
+    def _partitions(self, consumers: Iterable[Membership[Any]], now: float) -> tuple[PartitionMetrics, ...]:
+        wall, oldest = time.time(), {}
+        found = []
+        for consumer in consumers:
+            engine = consumer._engine
+            held_back = {one[:2] for one in engine.delivery.in_lanes.held_back}
+            if isinstance(consumer, FetchingConsumer):
+                with suppress(MarshalError):  # it closes
+                    consumer._look_at_ends()
+            for key, assignment in list(engine.assignments.items()):
+                lease = assignment.lease
+                if not lease.held:
+                    continue
+                offset, end, lag = _lag(assignment, _log_end(consumer, key))
+                since = None if lag is None else self._since(key, assignment, offset, lag, wall)
+                if since is not None and lag:
+                    oldest[key] = (offset, since)
+                in_hand, ahead = _in_hand(assignment.tracker)
+                found.append(
+                    PartitionMetrics(
+                        *key,
+                        offset=offset,
+                        log_end=end,
+                        lag=lag,
+                        lag_seconds=0.0 if lag == 0 else None if since is None else max(0.0, wall - since),
+                        in_hand=in_hand,
+                        buffered=assignment.buffer.size + ahead,
+                        lease_remaining_seconds=max(0.0, lease.proven_until - now) / 1000,
+                        held_back=key in held_back,
+                    )
+                )
+        self._oldest = oldest
+        return tuple(sorted(found))
+
+    def _since(self, key: Key, assignment: Assignment, offset: int, lag: int, wall: float) -> float | None:
+        """Since when (s, wall clock) there has been something to do: the timestamp of the next message not done.
+
+        Where that was not fetched yet: as before, or since it was first seen that there is one.
+        """
+        if lag == 0:
+            return None
+        message = next_undone(assignment.tracker, assignment.buffer, at_most_once=assignment.at_most_once)
+        if message is not None:
+            return stamp_of(message)
+        known = self._oldest.get(key)
+        return known[1] if known is not None and known[0] == offset else wall
+
+
+def _proven(driver: Driver) -> Iterator[float]:
+    """Until when (ms, own clock) all that is held is proven."""
+    for lease in list(driver.engine.book.leases.values()):
+        if lease.held:
+            yield lease.proven_until
+    for member in list(driver.engine.groups.values()):
+        for piece in list(member.pieces.values()):
+            if piece.held:
+                yield piece.proven_until
+
+
+def _members(driver: Driver) -> int:
+    for member in list(driver.engine.groups.values()):
+        group = member.member.group
+        return 0 if group is None else len(group.members)
+    return holders(driver.engine.peers)
+
+
+def _unreported(tracker: Tracker) -> Iterator[int]:
+    """What loops have got done, and the engine has not been told yet, run by run."""
+    for run in list(tracker.runs.values()):
+        if run.iterating:
+            done = run.done_count
+            yield max(0, run.cursor - done)
+
+
+def _in_hand(tracker: Tracker) -> tuple[int, int]:
+    """Messages that have left for the user and are not done, and those of the same runs that have not."""
+    ahead = sum(len(run.messages) - run.handed_out for run in list(tracker.runs.values()))
+    return max(0, tracker.in_hand - ahead - sum(_unreported(tracker))), max(0, ahead)
+
+
+def _log_end(consumer: Membership[Any], key: Key) -> int | None:
+    with suppress(MarshalError):  # it closes
+        return consumer._log_end(key)
+    return None
+
+
+def _lag(assignment: Assignment, told: int | None) -> tuple[int, int | None, int | None]:
+    """What is done, where the log ends, and how many offsets lie in between and are not done."""
+    tracker = assignment.tracker
+    end = told if told is not None else assignment.watch.log_end
+    if assignment.stage not in _BEGUN:
+        return -1, end, None
+    offset = tracker.done.stable + 1
+    if end is None:
+        return offset, None, None
+    end = max(end, assignment.watch.asked_end, assignment.buffer.fetch_next, offset)
+    return offset, end, max(0, end - offset - _islands(tracker, offset, end) - sum(_unreported(tracker)))
+
+
+def _islands(tracker: Tracker, offset: int, end: int) -> int:
+    """How many offsets beyond a gap are done."""
+    intervals = tracker.done.intervals
+    firsts, lasts = list(intervals.firsts), list(intervals.lasts)  # one may have changed, and the other not yet
+    return sum(last - first + 1 for first, last in zip(firsts, lasts, strict=False) if offset <= first <= last < end)
+
+
+def next_undone(tracker: Tracker, buffer: Buffer, *, at_most_once: bool) -> Message | None:
+    """The first message that is fetched and not done; None: none is here."""
+    found = [message for run in list(tracker.runs.values()) if (message := _first(run, at_most_once)) is not None]
+    if found:
+        return min(found, key=lambda message: message.offset() or 0)
+    return buffer.peek()
+
+
+def _first(run: Run, at_most_once: bool) -> Message | None:
+    if run.iterating:
+        place = run.cursor
+    elif at_most_once:
+        place = max(0, run.handed_out - 1)
+    else:
+        place = run.marks.find(0)
+    return run.messages[place] if 0 <= place < len(run.messages) else None
+
+
+def stamp_of(message: Message) -> float | None:
+    """A message's timestamp (s, wall clock); None: it has none."""
+    kind, stamp_ms = message.timestamp() if hasattr(message, "timestamp") else (0, -1)
+    return stamp_ms / 1000 if kind and stamp_ms >= 0 else None

@@ -1,0 +1,289 @@
+"""``/metrics``, ``/livez``, ``/readyz`` and ``/lag`` over HTTP (:meth:`Marshal.serve`).
+
+Threads of their own answer, without the engine's lock: neither a handler that hangs nor a lock that is kept holds up a
+probe. They only read, and what goes wrong in one is logged, and not shown to its client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import BoundedSemaphore
+from typing import Any, NamedTuple
+
+from kafka_marshal import arguments
+from kafka_marshal.errors import ConfigurationError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.metrics.lag import GroupLag
+from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.rows import Metrics
+
+__all__ = ["MetricsServer", "checked_address"]
+
+#: A client that sends nothing, or takes nothing, for so long (s) is left.
+CLIENT_TIMEOUT_S = 5.0
+
+#: Requests that are answered at a time: further connections are closed at once.
+MOST_AT_ONCE = 32
+
+#: How long ``close`` waits for the thread that accepts connections (s).
+END_S = 1.0
+
+_TEXT = "text/plain; charset=utf-8"
+
+NO_EXPORTER = (
+    "There are no metrics here: the package prometheus-client is not installed. Install it with: "
+    "pip install 'kafka-marshal[prometheus]'\n"
+)
+
+
+class Answer(NamedTuple):
+    """What a client gets."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+
+
+class MetricsServer:
+    """Answers over HTTP for one Marshal, until ``close()`` or the Marshal's own.
+
+    Attributes:
+        port: the one that it listens on.
+        url: ``http://HOST:PORT``.
+    """
+
+    def __init__(self, meter: Meter, port: int, host: str, is_closed: Callable[[], bool]) -> None:
+        """is_closed: whether the Marshal was closed, or closes. Raises ConfigurationError for an address in use."""
+        self._meter = meter
+        self._lag = GroupLag(meter)
+        self._is_closed = is_closed
+        self._is_over = False
+        self._http = _listening(host, port, self._answer)
+        self.port: int = self._http.server_address[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        _SERVERS.add(self)
+        if not _is_loopback(host):
+            log(
+                logging.WARNING,
+                "serving_openly",
+                "metrics and probes of %s are served on %s: anybody who reaches this address can read the names of "
+                "topics, groups and members, and their lag. Nothing can be changed there. Keep it inside your network",
+                meter.driver.engine.settings.client_id,
+                self.url,
+            )
+        self._thread = meter.driver.cluster.runtime.start(self._serve, "kafka-marshal-http")
+
+    def __repr__(self) -> str:
+        return f"MetricsServer({self.url!r}, {'closed' if self._is_over else 'open'})"
+
+    def _serve(self) -> None:
+        """Accept connections until the end (a thread of ours)."""
+        while not self._is_over:
+            self._http.handle_request()
+
+    def close(self) -> None:
+        """Answer nothing more. Twice does nothing."""
+        if self._is_over:
+            return
+        self._is_over = True
+        with contextlib.suppress(OSError), socket.create_connection(_reachable(self._http), END_S):
+            pass  # the thread waits for a connection, and sees now that it is over
+        if not self._meter.driver.cluster.runtime.is_current(self._thread):
+            self._thread.join(END_S)
+        self._http.server_close()
+
+    def abandon(self) -> None:
+        """In a forked child: the port is the parent's."""
+        self._is_over = True
+        self._http.socket.close()
+
+    # Answers: threads of their own.
+
+    def _answer(self, path: str, accept: str) -> Answer | None:
+        """None: there is no such page."""
+        if path == "/livez":
+            return self._live()
+        if path == "/readyz":
+            return self._ready()
+        if path == "/metrics":
+            return self._metrics(accept)
+        if path == "/lag":
+            return self._group_lag()
+        return None
+
+    def metrics(self) -> Metrics:
+        """The Marshal's metrics."""
+        return self._meter.read(closed=self._is_closed())
+
+    def _live(self) -> Answer:
+        health = self._meter.health(closed=self._is_closed())
+        status = HTTPStatus.SERVICE_UNAVAILABLE if health.needs_restart else HTTPStatus.OK
+        return Answer(status, f"{health}\n".encode())
+
+    def _ready(self) -> Answer:
+        health = self._meter.health(closed=self._is_closed())
+        status = HTTPStatus.OK if health.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Answer(status, f"{'ready' if health.ready else 'not ready'}; {health}\n".encode())
+
+    def _metrics(self, accept: str) -> Answer:
+        try:
+            from kafka_marshal.metrics.prometheus import exposition
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "prometheus_client":
+                raise
+            return Answer(HTTPStatus.NOT_IMPLEMENTED, NO_EXPORTER.encode())
+        return Answer(HTTPStatus.OK, *exposition(self, accept))
+
+    def _group_lag(self) -> Answer:
+        try:
+            found = self._lag.read(closed=self._is_closed())
+        except MarshalError as error:
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the lag is not known: {error}\n".encode())
+        return Answer(HTTPStatus.OK, f"{json.dumps(found)}\n".encode(), "application/json")
+
+
+class _Http(ThreadingHTTPServer):
+    """A bounded number of threads, which end with the process, and no words on stderr."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(
+        self, address: tuple[str, int], family: socket.AddressFamily, answer: Callable[[str, str], Answer | None]
+    ) -> None:
+        self.address_family = family
+        self.answer = answer
+        self._free = BoundedSemaphore(MOST_AT_ONCE)
+        super().__init__(address, _Request)
+
+    def server_bind(self) -> None:
+        """As the base class does, without a look-up of this machine's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The connection broke: nobody is there to be told."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: _Http
+    timeout = CLIENT_TIMEOUT_S
+
+    def version_string(self) -> str:
+        """Nobody needs to know which Python this is."""
+        return "kafka-marshal"
+
+    def _get(self) -> None:
+        path = self.path.partition("?")[0]
+        try:
+            answer = self.server.answer(path, self.headers.get("Accept", ""))
+        except Exception as error:  # noqa: BLE001 - the next request is to be answered, too
+            log(logging.ERROR, "http_failed", "the request for %s was not answered", path, error=error)
+            answer = Answer(
+                HTTPStatus.INTERNAL_SERVER_ERROR, b"this could not be answered; the worker's log says why\n"
+            )
+        if answer is None:
+            text = "there are: /metrics, /livez, /readyz, /lag\n"
+            answer = Answer(HTTPStatus.NOT_FOUND, text.encode())
+        self._send(answer)
+
+    def _refuse(self) -> None:
+        self._send(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"), ("Allow", "GET, HEAD"))
+
+    def _send(self, answer: Answer, *headers: tuple[str, str]) -> None:
+        self.send_response(answer.status)
+        for name, value in (
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            *headers,
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """A probe each few seconds is nothing to log."""
+
+
+for _method in ("GET", "HEAD"):
+    setattr(_Request, f"do_{_method}", _Request._get)
+for _method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"):
+    setattr(_Request, f"do_{_method}", _Request._refuse)
+
+
+def checked_address(port: object, host: object) -> tuple[int, str]:
+    """Raises ConfigurationError or TypeError for what can't be listened on."""
+    return arguments.a_whole("port", port, 0, 65_535), arguments.text("host", host)
+
+
+def _listening(host: str, port: int, answer: Callable[[str, str], Answer | None]) -> _Http:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return _Http((str(address[0]), int(address[1])), family, answer)
+    except OSError as error:
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
+        raise ConfigurationError(
+            f"serve(port={port}, host={host!r}): can't listen there: {why}. The Marshal works on, without probes and "
+            "metrics. Choose another port, or port=0 for a free one"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reachable(http: _Http) -> tuple[str, int]:
+    """Where this process reaches its own server."""
+    host, port = http.server_address[:2]
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not what is listened on
+    return anywhere.get(str(host), str(host)), int(port)
+
+
+_SERVERS: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for server in list(_SERVERS):
+        server.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,154 @@
+"""Which CPs a driver reads: all, or the home of the one coordinated group of which it has a member (G2).
+
+A CP that is read no more leaves nothing behind. When it is wanted again, its state is determined as at a start: from
+snapshots, by a replica beside the one that works, which takes the result over. So it does not matter what happened to
+the log meanwhile, and no heartbeat waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import CaughtUp
+from kafka_marshal.errors import AuthenticationError, ClosedError, KafkaUnavailableError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.ports import Cluster
+from kafka_marshal.repeats import Told
+
+__all__ = ["Scope"]
+
+#: A look into all CPs that failed is tried again after this.
+AGAIN_MS = 1_000.0
+
+
+class Scope:
+    """What of the coordination topic one driver reads."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        replica: Replica,
+        lock: EngineLock,
+        told: Told,
+        snapshots: SnapshotUpkeep,
+        timeout_s: float,
+    ) -> None:
+        """timeout_s: how long a read of more CPs waits for Kafka; progress restarts the wait."""
+        self._cluster = cluster
+        self._replica = replica
+        self._lock = lock
+        self._told = told
+        self._snapshots = snapshots
+        self._timeout_s = timeout_s
+        self._now_ms = cluster.runtime.now_ms
+        #: Something else than a member of a coordinated group was used: all CPs are read for good.
+        self._is_wanted = False
+        #: Only the home is read, or is about to be.
+        self._is_narrow = False
+        self._is_running = False
+        self._again_at = 0.0
+
+    def narrow(self) -> None:
+        """Read the group's home only, where nothing else is wanted (background thread; the lock is held)."""
+        replica, engine = self._replica, self._lock.engine
+        home = None if self._was_used() or self._is_narrow else _home_of(engine)
+        if home is None or len(replica.worlds) == 1:
+            return
+        # Said before it is looked whether all are wanted: read_all does it the other way round, without the lock.
+        self._is_narrow = True
+        if self._was_used():
+            self._is_narrow = False
+            return
+        replica.leave([cp for cp in replica.worlds if cp != home])
+        engine.take(CaughtUp(), self._now_ms())
+
+    def _was_used(self) -> bool:
+        return self._is_wanted
+
+    def read_all(self) -> None:
+        """Have all CPs read from now on, and wait until their state is determined (*blocking*, C15).
+
+        Raises as a start does, ClosedError, and what has ended the engine.
+        """
+        self._is_wanted = True
+        if not self._is_narrow:
+            return
+        condition = self._lock.condition
+        with condition:
+            while self._is_running and not self._is_over:
+                condition.wait()
+            if not self._replica.unread:
+                return
+            self._lock.check()
+            self._is_running = True
+        self._widen()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._lock.life.ended or self._lock.engine.failure is not None
+
+    # A job of upkeep: for a member that looks into all CPs before it joins (G2).
+
+    def is_due(self, now: float) -> bool:
+        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        if self._is_running or not self._is_narrow or now < self._again_at or not _wants_all(self._lock.engine):
+            return False
+        self._is_running = True
+        return True
+
+    def look(self) -> None:
+        """Read all CPs (*blocking*); nobody sees what this raises."""
+        try:
+            self._widen()
+        except ClosedError:
+            pass
+        except (KafkaUnavailableError, AuthenticationError) as error:
+            self._again_at = self._now_ms() + AGAIN_MS
+            self._told.warn("not_looked_into", "scope", f"the group is not joined yet: {error}")
+        except MarshalError as error:
+            self._lock.fail(error)
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            self._again_at = self._now_ms() + AGAIN_MS
+            text = "the group is not joined yet: reading all of the coordination topic failed; it is tried again"
+            log(logging.ERROR, "not_looked_into", text, error=error)
+
+    # Both.
+
+    def _widen(self) -> None:
+        """Determine the state of the CPs that are not read, and read them from there on."""
+        lock, replica = self._lock, self._replica
+        try:
+            unread = replica.unread  # nobody else changes it while this runs
+            aside = Replica(self._cluster, replica.topic, self._timeout_s, Begin.SNAPSHOT, only=unread)
+            try:
+                aside.catch_up(self._timeout_s, lambda read, there: lock.check(), tell=False)
+                with lock.condition:
+                    lock.check()
+                    replica.take_over(aside)
+                    self._is_narrow = False
+                    self._snapshots.report(aside.differences)
+                    lock.engine.take(CaughtUp(), self._now_ms())
+                    lock.settle()
+            finally:
+                aside.close()
+        finally:
+            with lock.condition:
+                self._is_running = False
+                lock.condition.notify_all()
+
+
+def _home_of(engine: Engine) -> int | None:
+    """The one CP that all of this engine's work needs (G2); None: there is no such one."""
+    if not engine.groups or len(engine.groups) < len(engine.consumers) or engine.book.leases or engine.leases.manual:
+        return None
+    (client, *_) = engine.groups.values()  # all are of the Marshal's group
+    return client.member.home if client.member.generation > 0 else None
+
+
+def _wants_all(engine: Engine) -> bool:
+    """Whether a member has to look into all CPs before it joins: nobody else has."""
+    return any(client.failure is None and client.member.generation == 0 for client in engine.groups.values())

@@ -1,0 +1,152 @@
+"""By which epoch a writer writes: epochs as the table has them, and the errors of writers that are refused.
+
+Epochs of leases and fencing tokens of coordinated groups are offsets of different partitions of the log, so they can't
+be compared. The kind is stored within the epoch: tokens have 2^62 added. A release that does not know of kinds takes
+them for newer epochs, and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from kafka_marshal import arguments
+from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.errors import ConfigurationError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.types import Key, SharedEpoch
+
+__all__ = ["Claim", "Progress", "checked"]
+
+KINDS: Final = ("claimed", "coordinated")
+
+NOTHING_WRITTEN: Final = "Nothing of this transaction was written, and its offsets are not done"
+
+#: Added to what is stored of a coordinated group.
+_COORDINATED: Final = 2**62
+
+#: Stored where nobody has written: of a new row, and of one that was converted to claims.
+_NOBODY: Final = -1
+_NOBODY_CLAIMED: Final = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a sink knows of one partition."""
+
+    #: The offset up to which its rows are in the sink; -1: none.
+    last_offset: int
+    #: The newest epoch that has written, or tried to; -1: none.
+    epoch: int
+    #: The epochs are fencing tokens of a coordinated group.
+    coordinated: bool = False
+    #: Records beyond last_offset that are in the sink, as inclusive intervals (``sink.record``).
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, last_offset: int, stored: int, ranges: tuple[tuple[int, int], ...] = ()) -> Self:
+        """As the table has it."""
+        is_coordinated = kind_of(stored) == "coordinated"
+        return cls(last_offset, max(-1, stored - _COORDINATED if is_coordinated else stored), is_coordinated, ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one writer says of one partition; the epoch as it is stored."""
+
+    topic: str
+    partition: int
+    epoch: int
+    last_offset: int
+
+    @property
+    def key(self) -> Key:
+        """Of the partition."""
+        return self.topic, self.partition
+
+
+def kind_of(stored: int) -> GroupKind | None:
+    """Whose epoch is stored; None: nobody's, so that either kind may begin."""
+    if stored == _NOBODY:
+        return None
+    return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
+
+
+def stored_as(epoch: int, kind: GroupKind) -> int:
+    """An epoch as the table has it."""
+    return epoch + _COORDINATED if kind == "coordinated" else epoch
+
+
+def nobody_yet(kind: GroupKind) -> int:
+    """What is stored where only writers of this kind may begin."""
+    return _COORDINATED - 1 if kind == "coordinated" else _NOBODY_CLAIMED
+
+
+def refuse_others(group_id: str, claim: Claim, newest: int) -> None:
+    """Raise WrongEpochKindError or StaleEpochError where what is stored does not let this writer write."""
+    theirs = kind_of(newest)
+    if theirs is not None and theirs != kind_of(claim.epoch):
+        raise _wrong_kind(group_id, claim, theirs)
+    if newest > claim.epoch:
+        newest, epoch = Progress.of(-1, newest).epoch, Progress.of(-1, claim.epoch).epoch
+        raise StaleEpochError(
+            f"{claim.topic} [{claim.partition}]: this sink has seen epoch {newest}, newer than ours "
+            f"({epoch}): the lease went to another writer. {NOTHING_WRITTEN} by us: the new holder goes "
+            "on from what is stored. Stop working on this partition. (If the coordination topic was made anew, "
+            "epochs began anew with it: sink.forget(group_id), once nobody writes.)",
+            topic=claim.topic,
+            partition=claim.partition,
+            epoch=epoch,
+            stored_epoch=newest,
+        )
+
+
+def _wrong_kind(group_id: str, claim: Claim, theirs: GroupKind) -> WrongEpochKindError:
+    ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
+    return WrongEpochKindError(
+        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
+        f"ours is of a {ours} one: they can't be compared. {NOTHING_WRITTEN}. If the group was converted "
+        f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
+        f"sink.convert({group_id!r}, {ours!r}). "
+        "Else stop this worker",
+        topic=claim.topic,
+        partition=claim.partition,
+        kind=ours,
+        stored_kind=theirs,
+    )
+
+
+def checked(group_id: object, claims: object, kind: GroupKind) -> list[Claim]:
+    """With epochs as they are stored. Sorted, each partition once: all lock rows in the same order."""
+    merged: dict[Key, Claim] = {}
+    wanted = "a list of (topic, partition, epoch, last_offset)"
+    for claim in arguments.several("claims", claims, wanted):
+        if not isinstance(claim, tuple | list) or len(claim) != 4 or not isinstance(claim[0], str):
+            raise arguments.wrong("claims", wanted, claims, "Nothing was written")
+        topic = claim[0]
+        if isinstance(claim[2], SharedEpoch):
+            raise ConfigurationError(
+                f"{topic} [{claim[1]}] is shared by key: a last offset of the whole partition would hide other "
+                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and "
+                "offsets by (topic, partition, lo, hi) in a table of your own"
+            )
+        partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
+        if epoch < 0 or last_offset < -1 or partition < 0:
+            raise ConfigurationError(
+                f"{topic} [{partition}]: epoch {epoch}, last offset {last_offset} are not of a lease. Nothing was "
+                "written"
+            )
+        before = merged.get((topic, partition))
+        if before is not None and before.epoch != epoch:
+            raise ConfigurationError(
+                f"{topic} [{partition}] stands in the transaction with epochs {before.epoch} and {epoch}: one of them "
+                "is over. Nothing was written; drop the ranges of the older epoch"
+            )
+        last = last_offset if before is None else max(last_offset, before.last_offset)
+        merged[topic, partition] = Claim(topic, partition, epoch, last)
+    merged = {key: replace(each, epoch=stored_as(each.epoch, kind)) for key, each in merged.items()}
+    if not merged or not isinstance(group_id, str) or not group_id:
+        raise ConfigurationError(
+            "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "
+            "nothing would refuse an older writer. Nothing was written"
+        )
+    return [merged[key] for key in sorted(merged)]

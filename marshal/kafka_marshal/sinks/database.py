@@ -1,0 +1,273 @@
+"""One database of a sink: its tables, connections and transactions, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
+from kafka_marshal.sinks.records import Written
+from kafka_marshal.types import Key
+
+__all__ = ["DONE", "PROGRESS", "Connection", "Database", "Lock", "Table", "ended_early", "no_records", "wrong_shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that sinks keep beside the user's."""
+
+    name: str
+    #: (name, type), in order.
+    columns: tuple[tuple[str, str], ...]
+    #: So many of them are the primary key.
+    keys: int
+
+    @property
+    def shape(self) -> tuple[list[str], list[str]]:
+        """(columns, primary key)."""
+        names = [name for name, _ in self.columns]
+        return names, names[: self.keys]
+
+    @property
+    def made_by(self) -> str:
+        """The statement."""
+        columns = "".join(f"{name} {kind} NOT NULL, " for name, kind in self.columns)
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}PRIMARY KEY ({', '.join(self.shape[1])}))"
+
+
+_PARTITION = (("group_id", "text"), ("topic", "text"), ("partition", "integer"))
+PROGRESS = Table("kafka_marshal_progress", (*_PARTITION, ("last_offset", "bigint"), ("epoch", "bigint")), 3)
+DONE = Table("kafka_marshal_done", (*_PARTITION, ("first_offset", "bigint"), ("last_offset", "bigint")), 4)
+
+#: How a partition is held until the transaction ends: shared with transactions of single records; for ourselves; or for
+#: a short change that transactions of single records need not wait for, left out while another makes one.
+Lock = Literal["shared", "exclusive", "merging"]
+
+Connection = TypeVar("Connection")
+
+#: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".
+Stage = str
+
+_SO = {
+    "commit": (
+        "Whether this transaction was committed is not known, but it was as a whole or not at all: run it again, "
+        "is_done or last_offset() then tells"
+    ),
+}
+
+#: A connection is given back to be used again; more than this many idle ones are closed. (As many as ``run`` has
+#: handlers, unless it is told otherwise.)
+_IDLE = 16
+
+
+class RollBackError(Exception):
+    """Raised inside a transaction that is to leave no trace; its connection is well."""
+
+
+@dataclass(slots=True)
+class _Work(Generic[Connection]):
+    """A transaction under way."""
+
+    connection: Connection
+    stage: Stage = "begin"
+
+
+class _Pool(Generic[Connection]):
+    """A sink's idle connections. Any thread may use it; it does not refer to the sink: no circle keeps them open."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._prepared = False
+        self._closed = False
+        self._written: dict[tuple[str, Key], Written] = {}
+
+    def written(self, group_id: str, key: Key) -> Written:
+        """What this process has written of a partition, record by record."""
+        self._check_process()
+        with self._lock:
+            return self._written.setdefault((group_id, key), Written())
+
+    def take(self, sink: Database[Connection]) -> Connection:
+        """An idle connection that works, or a new one. Raises ClosedError, and the driver's errors."""
+        self._check_process()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this sink is closed; nothing was written. Make a new one")
+            connection = self._idle.pop() if self._idle else None
+        # One that lay idle may have been cut meanwhile. Nothing was begun on it, so another does as well.
+        if connection is not None and not sink._is_alive(connection):
+            sink._disconnect(connection)
+            connection = None
+        if connection is None:
+            connection = sink._connect()
+        if not self._prepared:
+            try:
+                self._prepared = sink._prepare(connection)
+            except BaseException:
+                sink._disconnect(connection)
+                raise
+        return connection
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the table of records is there: a user without the right to make it may have an older database."""
+        return self._prepared
+
+    def give_back(self, sink: Database[Connection], connection: Connection, well: bool) -> None:
+        """Keep a connection that is well, for the next one; close any other."""
+        with self._lock:
+            keep = well and not self._closed and len(self._idle) < _IDLE
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            sink._disconnect(connection)
+
+    def _check_process(self) -> None:
+        """In a forked child the parent's connections must be neither used nor closed: they are the parent's."""
+        if self._pid != os.getpid():
+            _PARENTS.append(self._idle)
+            self._reset()
+
+    def close(self, sink: Database[Connection]) -> None:
+        """Close what is idle, and what is given back from now on."""
+        self._check_process()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            sink._disconnect(connection)
+
+
+#: Connections that belong to a parent process: held, since the garbage collector would close them under the parent.
+_PARENTS: list[Any] = []
+
+
+class Database(ABC, Generic[Connection]):
+    """What the sink of one kind of database has to know of it."""
+
+    #: The base of the driver's errors.
+    _driver_error: type[Exception]
+    #: How the driver marks a parameter in a statement.
+    _mark: str
+
+    def __init__(self) -> None:
+        self._pool = _Pool[Connection]()
+
+    def _run(self, connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        cursor: Any = connection.cursor()  # type: ignore[attr-defined]
+        return cursor.execute(sql.replace("?", self._mark), parameters)
+
+    # Work.
+
+    @contextmanager
+    def _work(self) -> Iterator[_Work[Connection]]:
+        """One transaction on a connection of its own. What the database says is explained by the stage it was at."""
+        try:
+            work = _Work(self._pool.take(self))
+        except self._driver_error as error:
+            raise self._explain(error, "open") from error
+        well = False
+        try:
+            with self._scope(work.connection):
+                work.stage = "write"
+                yield work
+                work.stage = "commit"
+            well = True
+        except self._driver_error as error:
+            raise self._explain(error, work.stage) from error
+        except (StaleEpochError, WrongEpochKindError, ConfigurationError, RollBackError):
+            well = True
+            raise
+        finally:
+            self._pool.give_back(self, work.connection, well)
+
+    # What each database does in its own way.
+
+    @abstractmethod
+    def _connect(self) -> Connection: ...
+
+    @abstractmethod
+    def _is_alive(self, connection: Connection) -> bool: ...
+
+    @abstractmethod
+    def _disconnect(self, connection: Connection) -> None: ...
+
+    @abstractmethod
+    def _prepare(self, connection: Connection) -> bool:
+        """Make the tables where they are absent; SinkError where one is of another shape.
+
+        False: there is an older database without the second one, and this user may not make it.
+        """
+
+    @abstractmethod
+    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
+        """A transaction: committed at the end of the block, rolled back on an exception."""
+
+    @abstractmethod
+    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        """Take these rows (made where absent) for ourselves until the end of the transaction; what they hold."""
+
+    @abstractmethod
+    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+        """What one row holds, locked like that; None: it is absent, or (merging) locked by another."""
+
+    @abstractmethod
+    def _check_still_open(self, connection: Connection) -> None:
+        """SinkError where the user's block has ended the transaction by itself."""
+
+    @abstractmethod
+    def _why(self, error: Exception) -> tuple[str, str, bool]:
+        """(what is wrong, what to do, whether trying again makes sense)."""
+
+    @abstractmethod
+    def _name(self) -> str:
+        """What this sink is called in messages; no password in it."""
+
+    # Errors.
+
+    def _explain(self, error: Exception, stage: Stage) -> SinkError:
+        why, remedy, retry = self._why(error)
+        text = " ".join(str(error).split()) or type(error).__name__
+        return SinkError(
+            f"{self._name()}: {why} ({text}). {_SO.get(stage, NOTHING_WRITTEN)}. {remedy}.",
+            retry=retry or stage == "commit",
+        )
+
+
+def no_records(name: str) -> SinkError:
+    """There is an older database, and nobody has made the table of records. name: of the sink, for people."""
+    return SinkError(
+        f"{name}: there is no table {DONE.name}, which single records need, and this user may not make it. "
+        f"{NOTHING_WRITTEN}. Grant it the right, or make the table yourself: {DONE.made_by}"
+    )
+
+
+def wrong_shape(name: str, table: Table, found: Iterable[str]) -> SinkError:
+    """There is a table of that name with other columns. name: of the sink, for people."""
+    columns, keys = table.shape
+    return SinkError(
+        f"{name}: there is a table {table.name} of another shape here: {', '.join(found)}; expected "
+        f"{', '.join(columns)} with the primary key {', '.join(keys)}. {NOTHING_WRITTEN}. Rename that "
+        "table, or name another database."
+    )
+
+
+def ended_early(name: str) -> SinkError:
+    """The user's block has ended the transaction by itself. name: of the sink, for people."""
+    return SinkError(
+        f"{name}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
+        "until then may be in the database without its offsets, and will come again (of a single record: with its "
+        "offset, and what was to follow is missing): look at the rows. Leave "
+        "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
+    )

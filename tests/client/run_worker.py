@@ -1,0 +1,59 @@
+"""A worker whose handlers run many at a time: python run_worker.py '{"bootstrap": …}'. It notes each begin and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from kafka_marshal import Consumer, Marshal, Retry
+
+arguments = json.loads(sys.argv[1])
+out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+pid = os.getpid()
+rng = random.Random(pid)
+never = threading.Event()
+
+
+def say(what: str, message: Any = None) -> None:
+    """One line, written at once: a killed process keeps what it wrote."""
+    place = f"{message.partition()} {message.offset()} {message.key().decode()}" if message is not None else "-1 -1 -"
+    os.write(out, f"{what} {pid} {place} {time.monotonic_ns()}\n".encode())
+
+
+def handle(message: Any) -> None:
+    say("begin", message)
+    never.wait(rng.uniform(0.0005, arguments["longest_s"]))
+    if rng.random() < arguments["failing"]:
+        say("failed", message)
+        raise ValueError("now and then")
+    say("end", message)
+
+
+with Marshal(
+    arguments["bootstrap"],
+    group_id=arguments["group"],
+    client_id=arguments["client_id"],
+    topic=arguments["coordination"],
+    heartbeat_interval_ms=arguments["hi"],
+) as marshal:
+    signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+
+    def on_lost(_consumer: Consumer, _partitions: list[Any]) -> None:
+        say("lost")
+
+    topics = [arguments["topic"]]
+    consumer: Consumer = (
+        marshal.group_consumer(topics, session_timeout_ms=arguments["session"], on_lost=on_lost)
+        if arguments.get("session")
+        else marshal.consumer(topics, on_lost=on_lost)
+    )
+    say("started")
+    with consumer:
+        consumer.run(handle, concurrency=8, order="key", retry=Retry(100, (0.002, 0.02)))
+say("closed")

@@ -1,0 +1,480 @@
+"""``consumer.run`` on a real broker: many handlers, each key in order, and handlers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from itertools import islice
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry
+from tests.client.conftest import take, wait_until
+from tests.client.running import (
+    HOW,
+    KINDS,
+    QUICK,
+    Crew,
+    Event,
+    Handlers,
+    Running,
+    consumer_again,
+    crew,
+    done_of,
+    places,
+    publish,
+)
+
+__all__ = ["crew"]
+
+
+# Order, and all of it.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_all_is_handled_once_each_key_in_order_and_retries_keep_it(crew: Crew, how: str, kind: str) -> None:
+    crew.kind = kind
+    topic, rng = crew.topic(3), random.Random(1)
+    for partition in range(3):
+        publish(crew, topic, [f"k{rng.randrange(20)}" for _ in range(300)], partition)
+
+    def act(_message: Any) -> None:
+        if rng.random() < 0.1:
+            raise ValueError("now and then")
+
+    handlers = Handlers(how, act)
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, retry=Retry(20, (0.001, 0.005)))
+    everything = places(300) | places(300, 1) | places(300, 2)
+    handlers.await_ended(everything)
+    a.stop()
+    assert running.ended() is None
+    handlers.check_order()
+    assert set(handlers.ended.values()) == {1}
+    assert handlers.of("failed")
+    consumer.close()
+    assert next(consumer_again(crew, topic), None) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_a_stuck_key_stalls_nobody_and_a_restart_repeats_only_what_was_not_done(
+    crew: Crew, how: str, kind: str
+) -> None:
+    crew.kind = kind
+    topic = crew.topic(2)
+    publish(crew, topic, ["a", "b", "stuck", "a", "stuck", *(f"k{x % 50}" for x in range(3_000))])
+    publish(crew, topic, ["stuck too", "a"], 1)
+    handlers = Handlers(how)
+    gate = handlers.gate("stuck")
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=4, drain_timeout=0.1)
+    left = {(0, 2), (0, 4)}
+    handlers.await_ended((places(3_005) | places(2, 1)) - left)
+    (held,) = wait_until(lambda: a.health().held_back)
+    assert (held.topic, held.partition, held.offset, held.key, held.in_hand) == (topic, 0, 2, b"stuck", 2)
+    assert "held back at offset 2" in str(a.health())
+    tracker = consumer._engine.assignments[topic, 0].tracker
+    assert sum(len(run.messages) for run in tracker.runs.values()) <= 4, "what is done is kept in memory"
+    if kind == "claims":
+        wait_until(lambda: done_of(a, topic) == (1, ((3, 3), (5, 3_004))))
+    a.stop()
+    assert running.ended() is None
+    assert a.health().held_back == ()
+    consumer.close()
+    again = [(message.partition(), message.offset()) for message in islice(consumer_again(crew, topic), 3)]
+    assert again == sorted(left)
+    gate.set()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_one_without_a_key_waits_for_none(crew: Crew, how: str) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, [None] * 50)
+    first = threading.Event()
+    handlers = Handlers("threads", lambda message: message.offset() != 0 or first.wait(20))
+    if how == "coroutines":
+        handlers = Handlers(how)
+
+        async def handle(message: Any) -> None:
+            while message.offset() == 0 and not first.is_set():
+                await asyncio.sleep(0.005)
+            handlers.note("end", message)
+
+        handlers.handle = handle
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=2)
+    handlers.await_ended(places(50) - {(0, 0)})
+    first.set()
+    handlers.await_ended(places(50))
+    a.stop()
+    assert running.ended() is None
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_of_one_partition_each_in_order_and_all_partitions_go_on(crew: Crew, how: str, concurrency: int) -> None:
+    """More partitions than handlers."""
+    topic = crew.topic(12)
+    for partition in range(12):
+        publish(crew, topic, ["a", "b", None] * 20, partition)
+    handlers = Handlers(how)
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=concurrency, order="partition")
+    handlers.await_ended({(partition, offset) for partition in range(12) for offset in range(60)})
+    a.stop()
+    assert running.ended() is None
+    handlers.check_order(lambda each: each.partition)
+    assert set(handlers.ended.values()) == {1}
+
+
+def test_a_stuck_partition_stalls_no_other_one(crew: Crew) -> None:
+    topic = crew.topic(8)
+    for partition in range(8):
+        publish(crew, topic, ["stuck" if partition == 3 else "k"] * 50, partition)
+    handlers = Handlers()
+    gate = handlers.gate("stuck")
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=2, order="partition")
+    handlers.await_ended({(partition, offset) for partition in range(8) if partition != 3 for offset in range(50)})
+    assert handlers.of("begin", "stuck") == [(3, 0)]
+    gate.set()
+    handlers.await_ended(places(50, 3))
+    a.stop()
+    assert running.ended() is None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_without_order_messages_of_one_key_do_not_wait(crew: Crew, how: str) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["k"] * 4)
+    handlers = Handlers(how)
+    gate = handlers.gate("k")
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=4, order="none")
+    handlers.await_begun("k", 4)
+    gate.set()
+    handlers.await_ended(places(4))
+    a.stop()
+    assert running.ended() is None
+
+
+def test_an_empty_topic_ends_with_stop(crew: Crew) -> None:
+    a, consumer = crew.consumer("a", crew.topic(2))
+    running = Running(consumer, Handlers())
+    wait_until(lambda: consumer.assignment())
+    a.stop()
+    assert running.ended() is None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_offsets_that_are_never_delivered_hold_nothing_back(crew: Crew, how: str) -> None:
+    """Those of transactions: of their ends, and of what was aborted."""
+    topic = crew.topic(1)
+    producer = Producer({"bootstrap.servers": crew.bootstrap, "transactional.id": f"t-{topic}", "linger.ms": 0})
+    producer.init_transactions(20)
+    for number in range(6):
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.produce(topic, b"x", f"k{number}", partition=0)
+        producer.flush(20)
+        (producer.abort_transaction if number % 2 else producer.commit_transaction)(20)
+    handlers = Handlers(how)
+    gate = handlers.gate("k0")
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers)
+    wanted = {(0, first + x) for first in (0, 8, 16) for x in range(3)}
+    handlers.await_ended({place for place in wanted if place[1] >= 8})
+    gate.set()
+    handlers.await_ended(wanted)
+    wait_until(lambda: (done_of(a, topic)[0] or 0) >= 18)
+    a.stop()
+    assert running.ended() is None
+    assert set(handlers.ended) == wanted
+
+
+# Back-pressure.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_back_pressure_is_of_the_stuck_partition_alone_and_warned_of_once(
+    crew: Crew, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.kind = kind
+    topic = crew.topic(3)
+    publish(crew, topic, ["stuck"] * 3_000)
+    for partition in (1, 2):
+        publish(crew, topic, [f"k{x % 30}" for x in range(2_000)], partition)
+    handlers = Handlers()
+    gate = handlers.gate("stuck")
+    a, consumer = crew.consumer("a", topic, max_bytes_in_flight=400_000)
+    running = Running(consumer, handlers, concurrency=4)
+    handlers.await_ended(places(2_000, 1) | places(2_000, 2))
+    held = wait_until(lambda: [one for one in a.health().held_back if one.in_hand > 100])
+    assert [(one.partition, one.offset, one.key) for one in held] == [(0, 0, b"stuck")]
+    assert held[0].in_hand < 1_000
+    publish(crew, topic, ["late"], 1)
+    handlers.await_ended([(1, 2_000)])
+    wait_until(lambda: "nothing more of this partition is handed out" in caplog.text)
+    gate.set()
+    handlers.await_ended(places(3_000))
+    a.stop()
+    assert running.ended() is None
+    handlers.check_order()
+    assert set(handlers.ended.values()) == {1}
+    assert caplog.text.count("nothing more of this partition is handed out") == 1
+
+
+def test_what_was_paused_while_a_key_was_stuck_comes_once(crew: Crew) -> None:
+    topic = crew.topic(2)
+    publish(crew, topic, ["stuck", *(f"k{x % 5}" for x in range(500))])
+    publish(crew, topic, ["stuck"] * 500, 1)
+    handlers = Handlers()
+    gate = handlers.gate("stuck")
+    a, consumer = crew.consumer("a", topic, max_bytes_in_flight=100_000)
+    running = Running(consumer, handlers, concurrency=4)
+    handlers.await_begun("stuck", 2)
+    for _ in range(20):
+        consumer.pause()
+        consumer.resume()
+    gate.set()
+    handlers.await_ended(places(501) | places(500, 1))
+    a.stop()
+    assert running.ended() is None
+    handlers.check_order()
+    assert set(handlers.ended.values()) == {1}
+
+
+def test_others_are_read_at_once_while_a_partition_is_paused(crew: Crew) -> None:
+    topic = crew.topic(2)
+    publish(crew, topic, ["k"] * 100)
+    handlers = Handlers()
+    gate = handlers.gate("k")
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers)
+    handlers.await_begun("k")
+    consumer.pause([(topic, 0)])
+    gate.set()
+    publish(crew, topic, ["other"], 1)
+    handlers.await_ended([(0, 0), (1, 0)])
+    assert len(handlers.ended) == 2
+    consumer.resume()
+    handlers.await_ended(places(100))
+    a.stop()
+    assert running.ended() is None
+    assert set(handlers.ended.values()) == {1}
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_failing_message_is_tried_again_in_its_place(crew: Crew, how: str) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["bad", "bad", *["good"] * 20])
+    attempts: list[tuple[int, int, int, bool]] = []
+
+    def act(message: Any) -> None:
+        attempt = Attempt.current()
+        assert attempt.message is message
+        if message.key() == b"bad":
+            attempts.append((message.offset(), attempt.number, attempt.attempts, attempt.is_last))
+            if message.offset() == 0 and attempt.number < 4:
+                raise ValueError("again")
+
+    handlers = Handlers(how, act)
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=2, retry=Retry(4, (0.1, 0.2)))
+    handlers.await_ended(places(22))
+    a.stop()
+    assert running.ended() is None
+    assert attempts == [(0, 1, 4, False), (0, 2, 4, False), (0, 3, 4, False), (0, 4, 4, True), (1, 1, 4, False)]
+    handlers.check_order()
+    began = [each.at for each in handlers.events if each.what == "begin" and each.place == (0, 0)]
+    failed = [each.at for each in handlers.events if each.what == "failed"]
+    waited = [begin - fail for begin, fail in zip(began[1:], failed, strict=True)]
+    assert all(wait >= least for wait, least in zip(waited, (0.05, 0.1, 0.1), strict=True)), waited
+    first_bad = next(each.at for each in handlers.events if each.what == "end" and each.key == "bad")
+    assert sum(each.what == "end" and each.at < first_bad for each in handlers.events) == 20, "the others go on"
+    with pytest.raises(ConfigurationError, match="no attempt here"):
+        Attempt.current()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_the_last_error_ends_the_run_and_the_consumer_goes_on(crew: Crew, how: str, kind: str) -> None:
+    crew.kind = kind
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "bad", "b", "bad", "c"])
+    is_bad = [True]
+
+    def act(message: Any) -> None:
+        if message.offset() == 1 and is_bad:
+            raise ZeroDivisionError
+
+    handlers = Handlers(how, act)
+    a, consumer = crew.consumer("a", topic)
+    error = Running(consumer, handlers, retry=Retry(2, (0.01, 0.01))).ended()
+    assert isinstance(error, ZeroDivisionError)
+    assert f"{topic} [0] offset 1, try 2 of 2" in error.__notes__[0]
+    assert len(handlers.of("failed")) == 2
+    assert (0, 3) not in handlers.of("begin")
+    is_bad.clear()
+    running = Running(consumer, handlers)
+    handlers.await_ended(places(5))
+    publish(crew, topic, ["d"] * 3)
+    handlers.await_ended(places(8))
+    handlers.check_order()
+    is_bad.append(True)
+    publish(crew, topic, ["e"])
+    handlers.await_ended(places(9))
+    a.stop()
+    assert running.ended() is None
+    assert set(handlers.ended.values()) == {1}
+
+
+def test_failures_that_are_worth_no_retry_are_final_at_once(crew: Crew) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["a"])
+
+    def act(_message: Any) -> None:
+        raise KeyError("final")
+
+    handlers = Handlers("threads", act)
+    _, consumer = crew.consumer("a", topic)
+    assert isinstance(Running(consumer, handlers, retry=Retry(on=(OSError,))).ended(), KeyError)
+    assert len(handlers.of("begin")) == 1
+    assert isinstance(Running(consumer, handlers, retry=None).ended(), KeyError)
+    assert len(handlers.of("begin")) == 2
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_loop_goes_on_where_a_run_has_ended(crew: Crew, how: str) -> None:
+    topic = crew.topic(2)
+    publish(crew, topic, ["a", "b", "bad", "c", "bad", "d"])
+
+    def act(message: Any) -> None:
+        if message.key() == b"bad":
+            raise ZeroDivisionError
+
+    handlers = Handlers(how, act)
+    _, consumer = crew.consumer("a", topic)
+    assert isinstance(Running(consumer, handlers, retry=None).ended(), ZeroDivisionError)
+    left = places(6) - set(handlers.ended)
+    assert {(0, 2), (0, 4)} <= left
+    assert sorted(take(consumer, len(left))) == sorted(left)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_what_is_no_exception_ends_the_run_in_order(crew: Crew, how: str, error: type[BaseException]) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["slow", "bad", *["good"] * 10])
+
+    def act(message: Any) -> None:
+        if message.key() == b"bad" and len(handlers.of("failed")) < 1:
+            raise error
+
+    handlers = Handlers(how, act)
+    gate = handlers.gate("slow")
+    _, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers)
+    wait_until(lambda: handlers.of("failed"))
+    handlers.await_begun("slow")
+    assert not running.is_over
+    gate.set()
+    assert isinstance(running.ended(), error)
+    assert (0, 0) in handlers.ended, "what was in hand has ended first"
+    left = places(12) - set(handlers.ended)
+    assert sorted(take(consumer, len(left))) == sorted(left)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_cannot_be_deserialized_is_a_failure_of_its_handler(crew: Crew, how: str) -> None:
+    topic = crew.topic(1)
+    crew.publish(topic, 1, 3)
+    got: list[int] = []
+
+    async def awaited(value: int) -> None:
+        got.append(value)
+
+    def deserialize(message: Any) -> int:
+        if message.offset() == 1 and Attempt.current().number < 3:
+            raise UnicodeError("bad bytes")
+        return int(message.value()) * 10
+
+    a, consumer = crew.consumer("a", topic)
+    running = Running(
+        consumer, got.append if how == "threads" else awaited, deserialize=deserialize, order="partition", retry=QUICK
+    )
+    wait_until(lambda: len(got) == 3)
+    a.stop()
+    assert running.ended() is None
+    assert got == [0, 10, 20]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_hooks_are_called_around_each_try_and_cannot_harm_it(
+    crew: Crew, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "b"])
+    called: list[tuple[object, ...]] = []
+
+    def act(message: Any) -> None:
+        if message.key() == b"a" and Attempt.current().number == 1:
+            raise ZeroDivisionError
+
+    def before(attempt: Attempt) -> None:
+        called.append(("before", attempt.message.offset(), attempt.number))
+        raise RuntimeError("of the hook")
+
+    hooks = Hooks(
+        before=before,
+        after=lambda attempt, seconds: called.append(("after", attempt.message.offset(), attempt.number)),
+        failed=lambda attempt, seconds, error: called.append(("failed", attempt.message.offset(), type(error))),
+    )
+    handlers = Handlers(how, act)
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, concurrency=1, order="partition", retry=QUICK, hooks=[hooks])
+    handlers.await_ended(places(2))
+    a.stop()
+    assert running.ended() is None
+    assert called == [
+        ("before", 0, 1),
+        ("failed", 0, ZeroDivisionError),
+        ("before", 0, 2),
+        ("after", 0, 2),
+        ("before", 1, 1),
+        ("after", 1, 1),
+    ]
+    assert "of the hook" in caplog.text or how == "coroutines"  # said once in ten seconds
+
+
+def test_a_function_that_returns_a_coroutine_is_refused(crew: Crew) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, ["a"])
+
+    async def handle(_message: Any) -> None: ...
+
+    _, consumer = crew.consumer("a", topic)
+    error = Running(consumer, lambda message: handle(message), retry=None).ended()
+    assert isinstance(error, ConfigurationError)
+    assert "the coroutine function itself" in str(error)
+
+
+def test_events_are_in_the_order_of_time() -> None:
+    """The checks above rely on it, and see what is wrong."""
+    handlers = Handlers()
+    handlers.events = [Event("begin", "a", 0, 0, 1.0), Event("begin", "a", 0, 1, 2.0)]
+    with pytest.raises(AssertionError, match="begins while"):
+        handlers.check_order()
+    handlers.events = [Event("begin", "a", 0, 1, 1.0), Event("end", "a", 0, 1, 2.0), Event("begin", "a", 0, 0, 3.0)]
+    with pytest.raises(AssertionError, match="is late"):
+        handlers.check_order()
+    logging.getLogger("kafka_marshal").debug("checked")

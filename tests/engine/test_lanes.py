@@ -1,0 +1,392 @@
+"""Lanes: who waits for whom, what is in hand and what comes back, where many handlers work for one consumer."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import cast
+
+import pytest
+
+from kafka_marshal.client.tries import Call
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
+from kafka_marshal.engine.work.assignment import Stage, Tracker
+from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.lanes import HeldBack, Order, lasting
+from kafka_marshal.ports import Message
+from tests.engine.lanes_bench import Bench, Record, records
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_key_is_a_lane(bench: Bench) -> None:
+    one = bench.assignment()
+    lanes = bench.spread(one, records("aabbac"))
+    assert [lane.key for lane in lanes] == [b"a", b"b", b"c"]
+    assert bench.counts() == (3, 0)
+    assert [bench.begin(lane) for lane in lanes] == [0, 2, 5]
+    assert bench.counts() == (0, 3)
+    a, b, _ = lanes
+    assert bench.done(one, b)
+    assert bench.begin(b) == 3
+    assert bench.done(one, a)
+    assert bench.begin(a) == 1
+    assert bench.done(one, a)
+    assert bench.begin(a) == 4
+    assert not bench.done(one, a)
+    assert bench.counts() == (0, 2)
+    assert bench.spread(one, records("a", first=6))[0] is not a  # it was over
+
+
+@pytest.mark.parametrize(("order", "ready"), [("key", [0, 1, 3, 4]), ("none", [0, 1, 2, 3, 4, 5]), ("partition", [0])])
+def test_orders(order: Order, ready: list[int]) -> None:
+    bench = Bench(order)
+    lanes = bench.spread(bench.assignment(), records("ab" + "a" + "--" + "b"))
+    assert [bench.begin(lane) for lane in lanes] == ready
+
+
+def test_the_same_key_in_two_partitions_is_two_lanes(bench: Bench) -> None:
+    first, second = bench.assignment(0), bench.assignment(1)
+    lanes = bench.spread(first, records("a", 0)) + bench.spread(second, records("a", 1))
+    assert [bench.begin(lane) for lane in lanes] == [0, 0]
+
+
+def test_a_failed_message_is_tried_again_before_the_next_of_its_key(bench: Bench) -> None:
+    one = bench.assignment()
+    a, b = bench.spread(one, records("aab"))
+    assert bench.begin(a) == 0
+    assert not bench.failed(a, due=5.0)
+    assert bench.begin(b) == 2
+    assert (bench.lanes.next_due, bench.lanes.due(4.9, bench.call)) == (5.0, [])
+    assert bench.lanes.due(5.0, bench.call) == [a]
+    assert (bench.begin(a), a.number) == (0, 2)
+    assert bench.done(one, a)
+    assert (bench.begin(a), a.number) == (1, 1)
+    assert bench.counts() == (0, 2)
+
+
+def test_t4_nothing_begins_while_the_lease_is_in_doubt_and_all_does_after(bench: Bench) -> None:
+    one = bench.assignment()
+    lanes = bench.spread(one, records("ab"))
+    one.lease.hand_out_until = 10.0  # type: ignore[misc]
+    assert [bench.begin(lane, 10.0) for lane in lanes] == [None, None]
+    assert bench.counts() == (0, 0)
+    assert bench.lanes.reopened(10.0) == []
+    one.lease.hand_out_until = 20.0  # type: ignore[misc]
+    assert bench.lanes.reopened(11.0) == lanes
+    assert bench.lanes.reopened(11.0) == []
+    assert [bench.begin(lane, 11.0) for lane in lanes] == [0, 1]
+
+
+def test_after_stop_nothing_begins(bench: Bench) -> None:
+    (a,) = bench.spread(bench.assignment(), records("a"))
+    bench.stop.append(True)
+    assert bench.begin(a) is None
+    assert bench.counts() == (0, 0)
+
+
+def test_a_recall_takes_what_waits_and_leaves_what_runs(bench: Bench) -> None:
+    one = bench.assignment()
+    a, b, c = bench.spread(one, records("aabbc"))
+    assert bench.begin(a) == 0
+    assert bench.begin(c) == 4
+    bench.failed(c, due=5.0)
+    bench.in_lanes.recall(one, keep=True)
+    assert bench.back == [(0, [1, 2, 3, 4], 1)]
+    assert one.tracker.in_hand == 1
+    assert bench.begin(b) is None
+    assert bench.lanes.due(9.0, bench.call) == []
+    assert not bench.done(one, a)
+    assert one.tracker.done.stable == 0
+    assert not one.tracker.runs
+    assert bench.counts() == (0, 0)
+
+
+def test_what_comes_again_after_a_recall_waits_for_what_runs(bench: Bench) -> None:
+    one = bench.assignment()
+    messages = records("aab")
+    a, _ = bench.spread(one, messages)
+    assert bench.begin(a) == 0
+    bench.in_lanes.recall(one, keep=True)
+    (b,) = bench.spread(one, messages[1:])
+    assert bench.begin(b) == 2
+    assert bench.done(one, a)
+    assert bench.begin(a) == 1
+
+
+def test_a_partition_that_comes_back_waits_for_old_handlers_of_its_keys(bench: Bench) -> None:
+    old = bench.assignment()
+    a, _ = bench.spread(old, records("ab"))
+    assert bench.begin(a) == 0
+    bench.lose(old)
+    new = bench.assignment()
+    (b,) = bench.spread(new, records("aba"))
+    assert bench.begin(b) == 1
+    assert bench.lanes.oldest(new) == 1.0
+    assert bench.done(new, b) is False
+    assert bench.lanes.oldest(new) is None  # the old handler is no reason to end the new lease
+    assert bench.failed(a, due=3.0)
+    assert (bench.begin(a), a.assignment) == (0, new)
+    assert bench.lanes.oldest(new) == 1.0
+
+
+def test_a_recall_of_an_assignment_that_is_over_leaves_the_next_one_alone(bench: Bench) -> None:
+    old = bench.assignment()
+    (a,) = bench.spread(old, records("a"))
+    bench.begin(a)
+    bench.lose(old)
+    new = bench.assignment()
+    (b,) = bench.spread(new, records("ba"))
+    bench.in_lanes.recall(old, keep=False)
+    assert bench.begin(b) == 0
+    assert new.tracker.in_hand == 2
+
+
+def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
+    """The lease is over, and what waits of it is recalled a moment later: in between nothing may be left behind."""
+    old = bench.assignment()
+    (a,) = bench.spread(old, records("a"))
+    assert bench.begin(a) == 0
+    old.stage = Stage.LOST
+    assert not bench.failed(a, due=2.0)
+    assert bench.lanes.next_due is None
+    bench.lose(old)
+    new = bench.assignment()
+    (again,) = bench.spread(new, records("a"))
+    assert bench.begin(again) == 0
+
+
+def test_c18_what_failed_after_an_eviction_is_in_nobodys_hand(bench: Bench) -> None:
+    """Else the member would wait for it for ever, and claim nothing."""
+    one = bench.assignment()
+    a, b = bench.spread(one, records("ab"))
+    assert (bench.begin(a), bench.begin(b)) == (0, 1)
+    bench.lose(one)
+    assert one.tracker.in_hand == 2
+    bench.failed(a)
+    bench.in_lanes.returned(1.0)
+    assert one.tracker.in_hand == 1
+    bench.failed(b)
+    bench.in_lanes.returned(1.0)
+    assert not one.tracker.runs
+
+
+def test_what_fails_in_a_partition_that_is_let_go_is_given_back(bench: Bench) -> None:
+    one = bench.assignment()
+    (a,) = bench.spread(one, records("aa"))
+    assert bench.begin(a) == 0
+    one.stage = Stage.REVOKING
+    bench.in_lanes.recall(one, keep=False)
+    assert one.tracker.in_hand == 1
+    bench.failed(a, due=2.0)
+    bench.in_lanes.returned(1.0)
+    assert not one.tracker.runs
+    assert bench.finished == [one]
+    assert bench.back == []
+    assert bench.lanes.due(9.0, bench.call) == []
+
+
+def next_run(bench: Bench, keep: bool = True) -> Call:
+    """The run ends, and another one begins."""
+    bench.lanes.is_ended = True
+    for assignment in list(bench.assignments.values()):
+        bench.in_lanes.recall(assignment, keep=keep)
+    bench.lanes.close(bench.call)
+    before, bench.call = bench.call, Call()
+    bench.lanes.open(bench.call)
+    return before
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "failed for good"])
+def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Bench, how: str) -> None:
+    one = bench.assignment()
+    messages = records("aab")
+    a, b = bench.spread(one, messages)
+    assert bench.begin(a) == 0
+    before = next_run(bench)
+    (c,) = bench.spread(one, messages[1:])
+    assert bench.lanes.begin(b, 1.0, before) is None  # a worker of the run before finds it in its queue
+    assert bench.counts() == (1, 1)
+    if how == "done":
+        assert a.message is not None
+        assert not one.tracker.mark([a.message])
+        assert not bench.lanes.done(a, before)
+    else:
+        assert not bench.lanes.failed(a, 2.0 if how == "failed" else None, before)
+        assert bench.lanes.due(9.0, bench.call) == []
+    assert bench.counts() == (1, 0)
+    assert bench.lanes.reopened(1.0) == [a]  # for the workers of this run
+    assert bench.begin(a) == (1 if how == "done" else 0)
+    assert a.number == 1
+    assert bench.begin(c) == 2
+
+
+def test_what_a_run_had_ready_is_not_counted_in_the_next_one(bench: Bench) -> None:
+    one = bench.assignment()
+    a, *_ = bench.spread(one, records("abcdef"))
+    bench.begin(a)
+    next_run(bench)
+    assert bench.counts() == (0, 1)
+
+
+def test_only_the_run_that_owns_the_lanes_gets_retries(bench: Bench) -> None:
+    one = bench.assignment()
+    (a,) = bench.spread(one, records("a"))
+    bench.begin(a)
+    bench.failed(a, due=2.0)
+    assert bench.lanes.due(3.0, Call()) == []
+    assert bench.lanes.due(3.0, bench.call) == [a]
+
+
+def test_messages_at_gaps_are_done_with_those_that_are_there(bench: Bench) -> None:
+    """Compaction, transaction markers: offsets 0, 1, 4, 6 and 7 are never delivered."""
+    one = bench.assignment()
+    messages: list[Message] = [Record(0, 2, b"a"), Record(0, 3, b"b"), Record(0, 5, b"a"), Record(0, 8, b"c")]
+    a, b, c = bench.spread(one, messages, covers_from=0)
+    for lane in (c, b):
+        bench.begin(lane)
+        bench.done(one, lane)
+    assert (one.tracker.done.stable, one.tracker.done.ranges) == (-1, [(3, 3), (6, 8)])
+    bench.begin(a)
+    bench.done(one, a)
+    assert one.tracker.done.stable == 3
+    bench.in_lanes.recall(one, keep=True)
+    assert bench.back == [(0, [5], 3)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
+    """One message that takes for ever keeps neither its neighbours in memory nor their progress from the log."""
+    rng = Random(seed)
+    one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, str(x).encode()) for x in range(100)])
+    lanes = bench.spread(one, messages, covers_from=0)
+    stuck = rng.randrange(100)
+    rest = [lane for lane in lanes if lane is not lanes[stuck]]
+    rng.shuffle(rest)
+    left = set(range(100))
+    for lane in rest:
+        bench.begin(lane)
+        bench.done(one, lane)
+        left.remove(lanes.index(lane))
+        kept = [each for run in one.tracker.runs.values() for each in run.messages]
+        assert one.tracker.in_hand == len(left)
+        assert len(kept) <= 2 * len(left)
+        assert {3 * number for number in left} <= {each.offset() for each in kept}
+    assert [run.messages for run in one.tracker.runs.values()] == [[messages[stuck]]]
+    below = 3 * (stuck - 1) if stuck else -1
+    above = [(3 * stuck + 1, 297)] if stuck < 99 else []
+    assert (one.tracker.done.stable, one.tracker.done.ranges) == (below, above)
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(10_000_000, marks=[pytest.mark.campaign, pytest.mark.timeout(900)])]
+)
+def test_any_number_of_records_pass_one_that_is_stuck(bench: Bench, count: int) -> None:
+    one, size = bench.assignment(), 1_000
+    stuck, *_ = bench.spread(one, records("s"))
+    assert bench.begin(stuck) == 0
+    for first in range(1, count, size):
+        messages: list[Message] = [
+            Record(0, offset, str(offset % 97).encode()) for offset in range(first, first + size)
+        ]
+        ready = bench.spread(one, messages)
+        while ready:
+            lane = ready.pop()
+            bench.begin(lane)
+            if bench.done(one, lane):
+                ready.append(lane)
+        assert [run.messages for run in one.tracker.runs.values()] == [[stuck.message]]
+        assert one.tracker.done.ranges == [(1, first + size - 1)]
+        assert bench.counts() == (0, 1)
+        assert len(stuck.partition.lanes) == 1
+
+
+def test_a_partition_has_as_much_in_hand_as_there_is_room_for_all(bench: Bench) -> None:
+    one = bench.assignment()
+    bench.room = 3
+    assert not bench.in_lanes.holds_up(one)
+    bench.spread(one, records("aa"))
+    assert not bench.in_lanes.holds_up(one)
+    bench.spread(one, records("a", first=2))
+    assert bench.in_lanes.holds_up(one)
+    bench.room = 10**9
+    assert not bench.in_lanes.holds_up(one)
+    bench.spread(one, records("a" * MAX_IN_HAND_MESSAGES, first=3))
+    assert bench.in_lanes.holds_up(one)
+
+
+def test_what_is_held_back(bench: Bench) -> None:
+    one, other = bench.assignment(0), bench.assignment(1)
+    a, b = bench.spread(one, records("abb"))
+    (c,) = bench.spread(other, records("c", 1))
+    bench.begin(b, 100.0)
+    bench.begin(c, 2_000.0)
+    bench.failed(b, due=500.0)
+    bench.begin(a, 600.0)
+    (found,) = bench.lanes.held_back(2_500.0, 1_000.0)
+    assert found == HeldBack("t", 0, 0, b"a", 1_900.0, 3)
+    assert str(found) == "t [0]: held back at offset 0 for 2 s by key b'a'"
+    bench.done(one, a)
+    (found,) = bench.lanes.held_back(2_500.0, 1_000.0)
+    assert found[2:] == (1, b"b", 2_400.0, 2)
+    one.stage = Stage.REVOKING
+    assert bench.lanes.held_back(2_500.0, 1_000.0) == ()
+
+
+def test_two_handlers_at_one_offset_are_compared(bench: Bench) -> None:
+    """A topic that was made anew has another message where an old handler has one still."""
+    old = bench.assignment()
+    (a,) = bench.spread(old, records("a"))
+    bench.begin(a)
+    bench.lose(old)
+    (b,) = bench.spread(bench.assignment(), records("b"))
+    bench.begin(b)
+    assert len(bench.lanes.held_back(5_000.0, 1_000.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(1_499, "1 s"), (119_000, "119 s"), (180_000, "3 min"), (19_800_000, "5.5 h")]
+)
+def test_durations_are_for_people(ms: float, text: str) -> None:
+    assert lasting(ms) == text
+
+
+def test_handlers_that_hang_are_found(bench: Bench) -> None:
+    a, b = bench.spread(bench.assignment(), records("ab"))
+    bench.begin(a, 1.0)
+    bench.begin(b, 5.0)
+    assert bench.lanes.hanging(5.0) == [a]
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, taken: int) -> None:
+    """Room is what nobody has; a partition that takes all of it at once leaves nothing to those that go on."""
+    one = bench.assignment()
+    bench.room = 100
+    assert bench.in_lanes.share(one, 1_000) == 50
+    bench.spread(one, records("abc"[:taken]))
+    bench.room = 100 - taken
+    share = bench.in_lanes.share(one, 1_000)
+    assert taken + share <= bench.room - share < taken + share + 2
+
+
+# What was given up to be read again later must not come twice.
+
+
+def test_what_is_given_up_begins_after_all_that_is_in_hand() -> None:
+    """Else a message that a handler has would be read, and handed out, a second time."""
+    buffer, tracker = Buffer(), Tracker(-1, ())
+    messages = records("a" * 10)
+    buffer.put(messages, tracker)
+    buffer.take(10)
+    for back, covers_from in ((messages[2:3], 1), (messages[6:], 5)):
+        buffer.put_back(back, covers_from)
+    buffer.give_up(4)
+    assert (buffer.size, buffer.first, buffer.fetch_next) == (1, 2, 5)
+    buffer.give_up(0)
+    assert (buffer.size, buffer.first, buffer.fetch_next) == (0, None, 1)
+    assert buffer.is_given_up
+    buffer.put(messages[1:], tracker)
+    assert not buffer.is_given_up

@@ -1,0 +1,267 @@
+"""Marshal.metrics(): what is counted, and what is so at this moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Marshal, Message, Metrics, Retry
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.engine.figures import BUCKETS_S, Histogram
+from kafka_marshal.metrics.rows import PartitionMetrics, RecordCount
+from tests.client.conftest import wait_until
+from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
+from tests.metrics.conftest import MESSAGES, PARTITIONS
+
+ALL = PARTITIONS * MESSAGES
+
+
+def counts(marshal: Marshal) -> tuple[int, int]:
+    """Messages fetched, and done."""
+    found = marshal.metrics().messages
+    return sum(one.consumed for one in found), sum(one.processed for one in found)
+
+
+def partition(marshal: Marshal, number: int = 0) -> PartitionMetrics:
+    return next(one for one in marshal.metrics().partitions if one.partition == number)
+
+
+def held(marshal: Marshal, count: int = PARTITIONS) -> None:
+    wait_until(lambda: sum(one.lag is not None for one in marshal.metrics().partitions) == count)
+
+
+def test_a_member_without_a_consumer(marshal: Marshal) -> None:
+    found = marshal.metrics()
+    assert (found.group_id, found.client_id) == (GROUP, "a")
+    assert found.ready
+    assert not (found.needs_restart or found.paused)
+    assert (found.leases, found.lease_remaining_seconds, found.partitions, found.messages) == (0, None, (), ())
+    assert (found.lag, found.lag_seconds, found.log_behind_records, found.replica_alarms) == (0, 0.0, 0, 0)
+    assert 0 <= found.turned_ago_seconds < 1.5
+
+
+def test_a_loop_is_counted_message_by_message(marshal: Marshal) -> None:
+    """Though the engine hears of it with the next heartbeat only."""
+    with marshal.consumer([TOPIC]) as consumer:
+        held(marshal)
+        done = 0
+        for number, _ in enumerate(islice(consumer, ALL)):
+            consumed, now_done = counts(marshal)
+            assert consumed >= number + 1
+            assert now_done == number
+            assert now_done >= done, "a counter never goes back"
+            done = now_done
+            found = marshal.metrics()
+            assert found.lag == ALL - number
+            assert sum(one.in_hand for one in found.partitions) == 1
+            assert sum(one.in_hand + one.buffered for one in found.partitions) <= ALL - number
+
+
+def test_what_is_done_one_by_one_and_out_of_order_leaves_a_lag(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC]) as consumer:
+        messages = consumer.consume(ALL, 10)
+        assert counts(marshal) == (ALL, 0)
+        assert marshal.metrics().lag == ALL
+        first = next(m for m in messages if (m.partition(), m.offset()) == (0, 0))
+        for message in messages:
+            if message is not first:
+                consumer.done(message)
+        wait_until(lambda: counts(marshal) == (ALL, ALL - 1))
+        found = partition(marshal)
+        assert (found.offset, found.log_end, found.lag, found.in_hand) == (0, MESSAGES, 1, 1)
+        assert found.lag_seconds is not None
+        assert found.lag_seconds > 0
+        assert partition(marshal, 1)[2:6] == (MESSAGES, MESSAGES, 0, 0.0)
+        consumer.done(first)
+        wait_until(lambda: marshal.metrics().lag == 0)
+        assert marshal.metrics().lag_seconds == 0.0
+
+
+def test_batches_are_counted_when_they_are_done(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC]) as consumer:
+        batch = next(iter(consumer.batches(20, 0.5)))
+        assert counts(marshal)[1] == 0
+        batch.done()
+        wait_until(lambda: counts(marshal)[1] == len(batch))
+
+
+def test_at_most_once_what_was_handed_out_is_processed(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], delivery="at-most-once", batch_size=10) as consumer:
+        assert len(consumer.consume(ALL, 10)) == ALL
+        assert consumer.poll(0.1) is None
+        wait_until(lambda: counts(marshal) == (ALL, ALL))
+        wait_until(lambda: marshal.metrics().lag == 0)
+
+
+def test_counters_outlive_their_consumer_and_the_partition(marshal: Marshal) -> None:
+    for _ in range(2):
+        with marshal.consumer([TOPIC]) as consumer:
+            for message in islice(consumer, 10):
+                assert message is not None
+    assert counts(marshal)[1] == 18, "one was in hand each time"
+    before = counts(marshal)
+    assert marshal.metrics().partitions == ()
+    marshal.close()
+    assert counts(marshal) == before
+    assert not marshal.metrics().ready
+
+
+def test_what_is_done_under_a_lease_that_is_over_is_not_processed(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], handler_timeout=0.2) as consumer:
+        kept = consumer.poll(10)
+        assert kept is not None
+        wait_until(lambda: "handler_timeout" in str(marshal.health()) or marshal.metrics().leases < PARTITIONS)
+        consumer.done(kept)
+        wait_until(lambda: marshal.metrics().done_too_late == 1)
+        assert counts(marshal)[1] == 0
+
+
+@pytest.mark.parametrize("age_s", [0, 90])
+def test_the_time_lag_is_the_age_of_the_next_message_that_is_not_done(age_s: int) -> None:
+    cluster = memory_cluster(1, 0)
+    for number in range(3):
+        cluster.broker.produce(TOPIC, 0, b"", timestamp_ms=int((time.time() - age_s + number / 10) * 1000))
+    marshal = member(cluster)
+    with marshal, marshal.consumer([TOPIC]) as consumer:
+        seen = []
+        for _ in range(3):
+            message = consumer.poll(10)
+            assert message is not None
+            found = partition(marshal)
+            assert found.lag_seconds is not None
+            stamp_s = message.timestamp()[1] / 1000
+            assert found.lag_seconds == pytest.approx(max(0.0, time.time() - stamp_s), abs=0.5)
+            seen.append(found.lag_seconds)
+            consumer.done(message)
+            consumer.position()  # what is done is told to the engine
+        assert consumer.poll(0.2) is None
+        assert seen[0] >= seen[-1] - 0.5
+        wait_until(lambda: partition(marshal).lag_seconds == 0.0)
+
+
+def test_what_waits_to_be_fetched_gets_older(marshal: Marshal, cluster: MemoryCluster) -> None:
+    """Nobody asks for messages, so none was fetched: it is as old as it was first seen to be there."""
+    with marshal.consumer([TOPIC]) as consumer:
+        held(marshal)
+        first = partition(marshal).lag_seconds
+        assert first is not None
+        wait_until(lambda: (partition(marshal).lag_seconds or 0.0) > first + 0.1)
+        assert marshal.metrics().lag == ALL
+        assert consumer.poll(10) is not None
+
+
+def test_leases_and_how_long_they_are_proven(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC]):
+        held(marshal)
+        found = marshal.metrics()
+        assert (found.leases, found.members) == (PARTITIONS, 1)
+        assert found.lease_remaining_seconds is not None
+        assert 0 < found.lease_remaining_seconds <= 2 * HI / 1000
+        assert {0 < one.lease_remaining_seconds <= 2 * HI / 1000 for one in found.partitions} == {True}
+        assert found.claim_seconds.count == PARTITIONS
+        assert found.handover_gap_seconds.count == 0, "nobody had them before"
+
+
+def test_a_handover_gap_is_from_the_release_to_the_claim(cluster: MemoryCluster) -> None:
+    first, second = member(cluster, "a"), member(cluster, "b")
+    with second:
+        with first, first.consumer([TOPIC]):
+            held(first)
+        with second.consumer([TOPIC]):
+            wait_until(lambda: second.metrics().handover_gap_seconds.count == PARTITIONS)
+            assert 0 < second.metrics().handover_gap_seconds.total < 10
+
+
+def test_records_are_counted_by_type_and_outcome(cluster: MemoryCluster) -> None:
+    first, second = member(cluster, "a"), member(cluster, "b")
+    with first, second, first.consumer([TOPIC]):
+        held(first)
+        claims = RecordCount("ClaimingPartition", "OK", PARTITIONS)
+        wait_until(lambda: claims in second.metrics().records)
+        wait_until(lambda: any(one.type == "HeartbeatBatch" for one in second.metrics().records))
+        assert second.metrics().members == 1
+        assert second.metrics().log_behind_records == 0
+
+
+class _Handling:
+    """Handlers that fail, hang or count, by what the message says."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.done = 0
+
+    def __call__(self, message: Message) -> None:
+        number = int(message.value() or b"")
+        if number == 3:
+            raise ValueError(number)
+        if number == 7:
+            self.go_on.wait(20)
+        self.done += 1
+
+
+def test_run_counts_failures_retries_dead_letters_and_times_handlers(cluster: MemoryCluster) -> None:
+    cluster.broker.create_topic("dead", 1)
+    handle, marshal = _Handling(), member(cluster)
+    with marshal, marshal.consumer([TOPIC]) as consumer:
+        options: dict[str, Any] = {
+            "retry": Retry(attempts=3, backoff=(0.01, 0.02)),
+            "dead_letters": "dead",
+            "hooks": marshal.timing(),
+            "order": "partition",
+        }
+        running = threading.Thread(target=lambda: consumer.run(handle, **options))
+        running.start()
+        wait_until(lambda: marshal.metrics().handlers_running == PARTITIONS)
+        wait_until(lambda: len(marshal.health().held_back) == PARTITIONS)
+        found = marshal.metrics()
+        assert (found.held_back, found.parked_messages) == (PARTITIONS, ALL - 7 * PARTITIONS)
+        assert {one.held_back for one in found.partitions} == {True}
+        handle.go_on.set()
+        wait_until(lambda: counts(marshal) == (ALL, ALL))
+        marshal.stop()
+        running.join(20)
+        found = marshal.metrics()
+        assert [(x.topic, x.error, x.count) for x in found.failures] == [(TOPIC, "ValueError", 3 * PARTITIONS)]
+        assert [(x.topic, x.count) for x in found.retries] == [(TOPIC, 2 * PARTITIONS)]
+        assert [(x.topic, x.count) for x in found.dead_letters] == [(TOPIC, PARTITIONS)]
+        assert [(x.topic, x.error, x.seconds.count) for x in found.processing] == [
+            (TOPIC, "", ALL - PARTITIONS),
+            (TOPIC, "ValueError", 3 * PARTITIONS),
+        ]
+        assert found.processing[0].seconds.total > 1.0, "two waited for a second at least"
+
+
+def test_ranges_have_a_lag_and_no_messages(marshal: Marshal) -> None:
+    with marshal.ranges([TOPIC]) as consumer:
+        found = consumer.take(10, timeout=10)
+        assert found
+        wait_until(lambda: marshal.metrics().lag == ALL)
+        assert marshal.metrics().messages == ()
+
+
+def test_it_waits_for_nobody(marshal: Marshal) -> None:
+    """With the engine's lock in somebody else's hand."""
+    with marshal.consumer([TOPIC]):
+        held(marshal)
+        with marshal._driver.condition:
+            answers: list[Metrics] = []
+            asking = threading.Thread(target=lambda: answers.append(marshal.metrics()))
+            asking.start()
+            asking.join(5)
+            assert len(answers) == 1
+            assert answers[0].leases == PARTITIONS
+
+
+def test_a_histogram() -> None:
+    made = Histogram()
+    for seconds in (0.0, 0.005, 0.0051, 10.0, 11.0):
+        made.observe(seconds)
+    found = made.read()
+    assert found.bounds == BUCKETS_S
+    assert (found.counts[0], found.counts[1], found.counts[-2], found.counts[-1]) == (2, 1, 1, 1)
+    assert found.count == 5
+    assert found.total == pytest.approx(21.0101)

@@ -1,0 +1,77 @@
+"""Stories of lanes (``consumer.run``), written down: what seeds bring together too seldom, over and over."""
+
+from __future__ import annotations
+
+from kafka_marshal.testing.simulation import Client, Fault, Scenario
+
+__all__ = ["LANE_STORIES"]
+
+HI = 300
+
+
+def _leases_come_back_to_slow_handlers() -> Scenario:
+    """Two members are cut off in turn; what their handlers have still comes to them again."""
+    clients = (Client("c0", "lanes"), Client("c1", "lanes"))
+    faults = tuple(Fault(3 + 4.1 * i, "cut off", f"c{i // 2 % 2}", 2.2) for i in range(14))
+    return Scenario(
+        0, clients, faults, heartbeat_interval_ms=HI, messages=10.0, handling_ms=HI, intervals=65, order="key"
+    )
+
+
+def _clocks_jump(seed: int) -> Scenario:
+    """On a slow network, log time runs ahead of a clock again and again: leases are in doubt for a while."""
+    jumps = tuple(Fault(3 + 0.9 * i, "clock", "", 0.5, 0.6, i % 2) for i in range(36))
+    slow = Fault(2.0, "slow network", "c0", 40.0, 0.1)
+    return Scenario(
+        seed,
+        (Client("c0", "lanes"),),
+        (slow, *jumps),
+        heartbeat_interval_ms=HI,
+        messages=20.0,
+        handling_ms=30.0,
+        intervals=40,
+        order="key",
+    )
+
+
+def _runs_end_while_handlers_work(seed: int) -> Scenario:
+    """Runs end by failures and interrupts, leave handlers behind, and begin again with the same consumer."""
+    clients = (Client("c0", "lanes"), Client("c1", "lanes"))
+    faults = tuple(Fault(1.0, "interrupts", client.name, 40.0, 0.5) for client in clients)
+    return Scenario(
+        seed,
+        clients,
+        faults,
+        heartbeat_interval_ms=HI,
+        messages=20.0,
+        handling_ms=80.0,
+        intervals=40,
+        order=("partition", "key")[seed % 2],
+    )
+
+
+def _members_come_and_go(seed: int) -> Scenario:
+    """Partitions are let go while handlers work, some of which fail."""
+    clients = tuple(Client(f"c{i}", "lanes") for i in range(3))
+    ends = tuple(Fault(3 + 1.5 * i, "term", f"c{1 + i % 2}", 1.5) for i in range(24))
+    return Scenario(
+        seed, clients, ends, heartbeat_interval_ms=HI, messages=30.0, handling_ms=20.0, intervals=42, order="key"
+    )
+
+
+def _stopped_with_much_in_hand() -> Scenario:
+    """Processes are stopped for longer than their leases last, with messages ready for all handlers."""
+    clients = (Client("c0", "lanes"), Client("c1", "lanes"))
+    stops = tuple(Fault(3 + 3.1 * i, "stop", f"c{i % 2}", 2.7) for i in range(12))
+    return Scenario(
+        0, clients, stops, heartbeat_interval_ms=HI, messages=80.0, handling_ms=30.0, intervals=42, order="key"
+    )
+
+
+LANE_STORIES: tuple[Scenario, ...] = (
+    _leases_come_back_to_slow_handlers(),
+    *map(_clocks_jump, (2, 3)),
+    *map(_runs_end_while_handlers_work, (1, 3, 8, 13)),
+    *map(_members_come_and_go, (0, 2)),
+    _stopped_with_much_in_hand(),
+)

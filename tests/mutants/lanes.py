@@ -1,0 +1,116 @@
+"""Planted bugs in ``consumer.run``: who waits for whom, what is tried again and when, and what comes back (C14, T4)."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+__all__ = ["LANES"]
+
+_DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
+_NOT_NOW = "if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:"
+_DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
+
+LANES: tuple[Mutation, ...] = (
+    # Order.
+    Mutation(
+        "a key goes on while its first message waits for its next try",
+        "Lanes.failed",
+        "if lane.assignment.over:",
+        "if lane.assignment.over or lane.rest:",
+        "C14",
+    ),
+    Mutation(
+        "a partition that comes back does not wait for the handlers that it left",
+        "Lanes.put",
+        "if partition is None:",
+        "if partition is None or partition.assignment is not assignment:",
+        "C14",
+    ),
+    Mutation(
+        "messages without a key are alike",
+        "Lanes.put",
+        "key: Hashable = message.key() if by_key else None",
+        "key: Hashable = offset_of(message)",
+        "C14",
+    ),
+    # What is done.
+    Mutation("done before it is handled", "Tries.begin", "current.set(attempt)", _DONE_WHEN_BEGUN, "C14"),
+    Mutation(
+        "what failed is done",
+        "Tries._put_aside",
+        "self.consumer._nudge()",
+        'self.consumer._say(cast("Message", lane.message))',
+        "C14",
+    ),
+    # Lanes that are forgotten.
+    Mutation(
+        "a lane is forgotten when its handler fails",
+        "Lanes.failed",
+        "heappush(self._retries, (due, self._count, lane))",
+        "pass",
+        "C14",
+    ),
+    Mutation(
+        "a lane that was parked is forgotten",
+        "Lanes.reopened",
+        "found += [lane for lane in partition.parked if lane.message is not None]",
+        "pass",
+        "C14",
+    ),
+    Mutation(
+        "what is recalled is forgotten",
+        "InLanes.recall",
+        "if keep:",
+        "if keep is None:",
+        "C14",
+    ),
+    Mutation(
+        "what a running lane has besides is not recalled",
+        "Lanes.recall",
+        "found += lane.rest",
+        "pass",
+        "C14",
+    ),
+    Mutation(
+        "a handler that was left behind wakes a run that is over",
+        "Lanes._go_on",
+        "if self.owner is not owner or self.is_ended:",
+        "if self.is_ended:",
+        "C14",
+    ),
+    # What comes back.
+    Mutation("nothing is given back when a run ends", "Runner._drain", "self._give_back()", "pass", "C14"),
+    Mutation(
+        "a partition that is let go waits for the next try",
+        "InLanes.returned",
+        "self.recall(assignment, keep=False)",
+        "pass",
+        "C10",
+    ),
+    Mutation(
+        "a partition that comes back is lost to the same handler at once",
+        "Lanes.oldest",
+        "times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)",
+        "times = (lane.began + self._grace_ms for lane in running)",
+        "T4",
+    ),
+    # When.
+    Mutation("a retry ignores its due", "Lanes.due", _DUE, "while self._retries:", "C14"),
+    Mutation(
+        "the number of tries is not reset",
+        "Lanes._go_on",
+        "lane.number, lane.since = 1, 0.0",
+        "lane.since = 0.0",
+        "C14",
+    ),
+    Mutation(
+        "handlers begin when the lease may be over", "Lanes.begin", _NOT_NOW, "if owner.is_ending or self._stop:", "T4"
+    ),
+    Mutation(
+        "lanes that were begun count as ready",
+        "Lanes.begin",
+        "self.ready -= 1",
+        "self.ready -= lane.message is None",
+        "C14",
+    ),
+)

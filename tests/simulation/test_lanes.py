@@ -1,0 +1,83 @@
+"""Stories of workers with lanes (``consumer.run``): of claims, and of members of coordinated groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.testing.simulation import Job, Scenario, simulate, simulate_one
+from kafka_marshal.testing.simulation.campaign import Report
+from tests.mutants.lane_stories import LANE_STORIES
+
+# A violation is one though a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # on a machine that others use, too
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_a_dozen_seeds(coordinated: bool) -> None:
+    report = Report()
+    for seed in range(12):
+        report.add(simulate_one(Scenario.from_seed(seed, intervals=40, coordinated=coordinated, lanes=True)))
+    report.raise_for_violation()
+    assert report.counts["messages"] > 6_000
+    assert report.counts["repeats"] > 20
+
+
+def test_a_few_seeds() -> None:
+    for seed in range(60, 62):
+        for coordinated in (False, True):
+            result = simulate_one(Scenario.from_seed(seed, intervals=20, coordinated=coordinated, lanes=True))
+            assert result.violation is None, result.tell()
+
+
+@pytest.mark.parametrize("number", range(len(LANE_STORIES)))
+def test_a_story_that_is_written_down(number: int) -> None:
+    """Each shows, where a bug is planted, what seeds meet too seldom."""
+    result = simulate_one(LANE_STORIES[number])
+    assert result.violation is None, result.tell()
+
+
+def test_a_member_that_joins_first_when_its_successor_has_left_may_join_again() -> None:
+    # It was stopped before it had joined; a handler that hung made it leave and join once more.
+    result = simulate_one(Scenario.from_seed(35, intervals=40, coordinated=True, lanes=True))
+    assert result.violation is None, result.tell()
+
+
+def test_each_order_is_drawn_and_nobody_delivers_at_most_once() -> None:
+    drawn = [Scenario.from_seed(seed, lanes=True) for seed in range(40)]
+    assert {story.order for story in drawn} == {"key", "partition", "none"}
+    assert {story.delivery for story in drawn} == {"at-least-once"}
+    assert {client.worker for story in drawn for client in story.clients} == {"lanes", "iterate", "poll", "by-hand"}
+    assert {Scenario.from_seed(seed).order for seed in range(40)} == {None}
+    with pytest.raises(ConfigurationError, match="at-least-once"):
+        simulate(seeds=1, lanes=True, delivery="at-most-once")
+
+
+def test_a_seed_is_one_history_in_groups_with_an_operator_too() -> None:
+    first, again = (simulate_one(Scenario.from_seed(3, coordinated=True)) for _ in range(2))
+    assert "evict" in {fault.kind for fault in first.scenario.faults}
+    assert first.history_digest == again.history_digest
+
+
+def with_lanes(job: Job) -> None:
+    """A worker of one's own."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        consumer.run(job.handle, concurrency=4, order=job.order)
+
+
+def test_an_own_worker_has_lanes() -> None:
+    simulate(with_lanes, seeds=2, lanes=True).raise_for_violation()
+
+
+def forgets(job: Job) -> None:
+    """It takes its handlers to be faster than they are."""
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        consumer.run(lambda message: job.start(lambda: job.handle(message)), order=job.order)
+
+
+def test_an_own_worker_whose_handlers_return_too_soon_is_found() -> None:
+    [broken] = simulate(forgets, seeds=3, lanes=True, small=False).broken
+    assert broken.violation is not None
+    assert broken.violation.promise == "lost"

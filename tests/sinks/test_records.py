@@ -1,0 +1,511 @@
+"""Single records, done in any order: each one's rows once, by the newest epoch; the same for both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Attempt, Message
+from kafka_marshal.client.attempt import GroupKind, Order, current
+from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
+from kafka_marshal.sinks.records import MERGE_EVERY, DoneRecords, interval_merged
+from tests.broker.helpers import eventually
+from tests.sinks.conftest import Kind, Postgres
+
+T0 = ("flights", 0)
+
+
+class Fetched:
+    """A message, as far as sinks ask."""
+
+    def __init__(self, offset: int, partition: int = 0, topic: str = "flights") -> None:
+        self._at = topic, partition, offset
+
+    def topic(self) -> str:
+        return self._at[0]
+
+    def partition(self) -> int:
+        return self._at[1]
+
+    def offset(self) -> int:
+        return self._at[2]
+
+
+def message(offset: int, partition: int = 0) -> Message:
+    made: Any = Fetched(offset, partition)
+    return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def attempt(
+    offset: int, epoch: int = 7, *, partition: int = 0, kind: GroupKind = "claimed", order: Order = "key"
+) -> Iterator[Attempt]:
+    """A handler of ``run`` with this message."""
+    made = Attempt(message(offset, partition), 1, 5, epoch, "group", kind, order)
+    token = current.set(made)
+    try:
+        yield made
+    finally:
+        current.reset(token)
+
+
+def handle(database: Kind, sink: FencedSink[Any], offset: int, epoch: int = 7, **more: Any) -> bool:
+    """What a handler does; whether it wrote."""
+    with attempt(offset, epoch, **more), sink.record() as tx:
+        if not tx.is_done:
+            tx.execute(database.insert(), (offset, str(epoch)))
+        return not tx.is_done
+
+
+def offsets(kind: Kind) -> list[int]:
+    return [offset for offset, _ in kind.rows()]
+
+
+def intervals(kind: Kind) -> list[tuple[int, int]]:
+    found = kind.ask("SELECT first_offset, last_offset FROM kafka_marshal_done ORDER BY 1")
+    return [(first, end) for first, end in found]
+
+
+# -- once -------------------------------------------------------------------------------------------------------------
+
+
+def test_records_end_in_any_order_and_each_is_written_once(kind: Kind) -> None:
+    sink = kind.sink()
+    for offset in (5, 2, 0, 9, 1):
+        assert handle(kind, sink, offset)
+    assert sink.progress("group") == {T0: Progress(2, 7, ranges=((5, 5), (9, 9)))}
+    for offset in (9, 0, 1, 2, 5):
+        assert not handle(kind, sink, offset)
+    sink = kind.sink()
+    for offset in (9, 0, 1, 2, 5):
+        assert not handle(kind, sink, offset, epoch=8)
+    assert handle(kind, sink, 3, epoch=8)
+    assert offsets(kind) == [0, 1, 2, 3, 5, 9]
+    assert kind.sink().progress("group") == {T0: Progress(3, 8, ranges=((5, 5), (9, 9)))}
+
+
+def test_what_a_block_writes_of_a_record_that_is_done_is_rolled_back(kind: Kind) -> None:
+    """Who does not ask is safe, too."""
+    sink = kind.sink()
+    for _ in range(3):
+        with attempt(4), sink.record() as tx:
+            tx.execute(kind.insert(), (4, "x"))
+    assert offsets(kind) == [4]
+    assert handle(kind, sink, 5), "nothing is held"
+
+
+def test_an_exception_leaves_nothing_and_the_next_attempt_writes(kind: Kind) -> None:
+    sink = kind.sink()
+    with pytest.raises(KeyError), attempt(4), sink.record() as tx:
+        tx.execute(kind.insert(), (4, "x"))
+        raise KeyError
+    assert kind.rows() == []
+    assert handle(kind, sink, 4)
+    assert not handle(kind, sink, 4)
+
+
+def test_what_a_last_offset_says_is_done_is_done(kind: Kind) -> None:
+    sink = kind.sink()
+    with sink.transaction("group", [(*T0, 5, 10)]):
+        pass
+    assert not handle(kind, sink, 10)
+    assert not handle(kind, sink, 0)
+    assert handle(kind, sink, 12)
+    assert handle(kind, sink, 11)
+    assert sink.progress("group") == {T0: Progress(12, 7)}
+
+
+def test_partitions_and_groups_are_kept_apart(kind: Kind) -> None:
+    sink = kind.sink()
+    assert handle(kind, sink, 4)
+    assert handle(kind, sink, 4, partition=1)
+    with sink.record(message(4), group_id="other", epoch=3, kind="claimed") as tx:
+        assert not tx.is_done
+    kind.sink().forget("other")
+    assert not handle(kind, sink, 4)
+    with kind.sink().record(message(4), group_id="other", epoch=3, kind="claimed") as tx:
+        assert not tx.is_done
+
+
+# -- by which epoch ---------------------------------------------------------------------------------------------------
+
+
+def test_an_older_epoch_is_refused_even_where_all_that_is_newer_was_done_already(kind: Kind) -> None:
+    old, new = kind.sink(), kind.sink()
+    handle(kind, old, 4, epoch=7)
+    assert not handle(kind, new, 4, epoch=9)
+    with pytest.raises(StaleEpochError) as caught:
+        handle(kind, old, 5, epoch=7)
+    assert (caught.value.epoch, caught.value.stored_epoch, caught.value.retry) == (7, 9, False)
+    with pytest.raises(StaleEpochError):
+        handle(kind, new, 5, epoch=8)
+    assert offsets(kind) == [4]
+
+
+def test_the_two_forms_fence_each_other(kind: Kind) -> None:
+    sink = kind.sink()
+    handle(kind, sink, 0, epoch=9)
+    with pytest.raises(StaleEpochError), sink.transaction("group", [(*T0, 8, 1)]):
+        pytest.fail("it may not get here")
+    with sink.transaction("group", [(*T0, 11, 1)]):
+        pass
+    with pytest.raises(StaleEpochError):
+        handle(kind, sink, 2, epoch=9)
+
+
+def test_epochs_of_the_other_kind_are_refused(kind: Kind) -> None:
+    sink = kind.sink()
+    handle(kind, sink, 0, epoch=9)
+    handle(kind, sink, 2, epoch=9)
+    with pytest.raises(WrongEpochKindError):
+        handle(kind, sink, 1, epoch=50, kind="coordinated")
+    sink.convert("group", "coordinated")
+    with pytest.raises(WrongEpochKindError):
+        handle(kind, sink, 1, epoch=50)
+    assert handle(kind, sink, 1, epoch=3, kind="coordinated")
+    assert not handle(kind, sink, 2, epoch=3, kind="coordinated")
+    assert sink.progress("group") == {T0: Progress(2, 3, coordinated=True)}
+
+
+@pytest.mark.parametrize("offset", [5, 6])
+def test_a_new_epochs_first_record_waits_for_the_old_ones(kind: Kind, offset: int) -> None:
+    """Whichever it is, so that no row of theirs comes after it; the same one is found."""
+    old, new = kind.sink(), kind.sink()
+    handle(kind, old, 0, epoch=7)
+    with ThreadPoolExecutor(1) as pool:
+        with attempt(5, 7), old.record() as tx:
+            tx.execute(kind.insert(), (5, "7"))
+            later = pool.submit(handle, kind, new, offset, 9)
+            with pytest.raises(TimeoutError):
+                later.result(0.5)
+        assert later.result(30) is (offset == 6)
+    with pytest.raises(StaleEpochError):
+        handle(kind, old, 7, epoch=7)
+    assert kind.rows()[:2] == [(0, "7"), (5, "7")]
+
+
+def test_a_stream_of_old_records_does_not_keep_the_new_epoch_out(kind: Kind) -> None:
+    """Shared locks of a row would: each is granted while another one is held."""
+    sink, started, ended = kind.sink(), threading.Semaphore(0), []
+    threads = 8 if kind.name == "sqlite" else 16
+    pause = threading.Event()
+
+    def stream(lane: int) -> None:
+        for number in range(100_000):
+            try:
+                with attempt(number * 16 + lane, 7), sink.record() as tx:
+                    tx.execute(kind.insert(), (number * 16 + lane, "7"))
+                    pause.wait(0.005)
+            except StaleEpochError:
+                ended.append(lane)
+                return
+            started.release()
+
+    with ThreadPoolExecutor(threads) as pool:
+        lanes = [pool.submit(stream, lane) for lane in range(threads)]
+        for _ in range(20):
+            assert started.acquire(timeout=30)
+        assert handle(kind, kind.sink(wait_s=20), 2_000_000, epoch=9)
+        before = kind.ask("SELECT count(*) FROM results WHERE value = '7'")
+        for each in lanes:
+            each.result(30)
+    assert len(ended) == threads
+    assert kind.ask("SELECT count(*) FROM results WHERE value = '7'") == before
+
+
+# -- at the same time -------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_threads_of_one_partition(kind: Kind) -> None:
+    """Each record comes twice, in a random order."""
+    sink = kind.sink()
+    todo = [offset for offset in range(250) for _ in range(2)]
+    random.Random(1).shuffle(todo)
+    with ThreadPoolExecutor(16) as pool:
+        wrote = sum(pool.map(lambda offset: handle(kind, sink, offset), todo, timeout=100))
+    assert wrote == 250
+    assert offsets(kind) == list(range(250))
+    assert sink.progress("group") == {T0: Progress(249, 7)}
+    assert len(intervals(kind)) <= MERGE_EVERY + 16
+
+
+def test_postgres_records_of_one_partition_are_written_side_by_side(database: str) -> None:
+    """All are in their blocks at once."""
+    kind = Kind("postgres", database)
+    kind.setup()
+    sink, barrier = kind.sink(), threading.Barrier(16)
+    handle(kind, sink, 100)
+
+    def together(offset: int) -> None:
+        with attempt(offset), sink.record() as tx:
+            tx.execute(kind.insert(), (offset, "x"))
+            barrier.wait(30)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(together, range(16)))
+    assert offsets(kind) == [*range(16), 100]
+    sink.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_writer_of_a_record_waits_for_the_first(kind: Kind, fails: bool) -> None:
+    sink = kind.sink()
+    handle(kind, sink, 0)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with attempt(5), sink.record() as tx:
+                tx.execute(kind.insert(), (5, "first"))
+                second = pool.submit(handle, kind, sink, 5)
+                assert not second.done()
+                if fails:
+                    raise KeyError
+        except KeyError:
+            pass
+        assert second.result(30) is fails
+    assert offsets(kind) == [0, 5]
+
+
+def waits(postgres: Postgres) -> None:
+    locks = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    eventually(lambda: postgres.ask(locks), what="a statement waits")
+
+
+def test_postgres_a_record_whose_row_is_merged_away_meanwhile_is_done(postgres: Postgres, database: str) -> None:
+    kind = Kind("postgres", database)
+    kind.setup()
+    sink = kind.sink()
+    for offset in (3, 4, 5):
+        handle(kind, sink, offset)
+    with ThreadPoolExecutor(1) as pool:
+        with sink._work() as work:
+            assert sink._row(work.connection, "group", T0, "merging") is not None
+            DoneRecords(lambda sql, given: sink._run(work.connection, sql, given), "group", T0).merge(-1, -1)
+            second = pool.submit(handle, kind, sink, 4)
+            waits(postgres)
+        assert second.result(30) is False
+    assert offsets(kind) == [3, 4, 5]
+    assert intervals(kind) == [(3, 5)]
+    sink.close()
+
+
+def test_postgres_merging_waits_for_no_transaction(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a record's in hand, nor another that merges."""
+    monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 2)
+    kind = Kind("postgres", database)
+    kind.setup()
+    sink = kind.sink(wait_s=1.0)
+    with ThreadPoolExecutor(1) as pool, attempt(50), sink.record() as tx:
+        for offset in range(1, 10):
+            assert pool.submit(handle, kind, sink, offset).result(30)
+        tx.execute(kind.insert(), (50, "x"))
+        assert len(intervals(kind)) <= 3
+        with kind.sink()._work() as work:
+            kind.opened[-1]._row(work.connection, "group", T0, "merging")
+            for offset in range(11, 20):
+                assert pool.submit(handle, kind, sink, offset).result(30)
+    assert offsets(kind) == [*range(1, 10), *range(11, 20), 50]
+    for each in kind.opened:
+        each.close()
+
+
+def test_postgres_who_waits_too_long_is_told(database: str) -> None:
+    kind = Kind("postgres", database)
+    kind.setup()
+    slow, impatient = kind.sink(), kind.sink(wait_s=0.1)
+    handle(kind, impatient, 0, epoch=6)
+    with attempt(5, 6), slow.record():
+        with pytest.raises(SinkError, match="for too long") as caught:
+            handle(kind, impatient, 5, epoch=6)
+        assert caught.value.retry
+        with pytest.raises(SinkError, match="for too long"):
+            handle(kind, impatient, 6, epoch=9)
+    assert handle(kind, impatient, 6, epoch=9)
+    for each in kind.opened:
+        each.close()
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_are_merged_as_a_set_would_be() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        last, singles = draw.randint(-1, 10), sorted(draw.sample(range(30), draw.randint(0, 20)))
+        moved, kept = interval_merged(last, [(each, each) for each in singles])
+        done = {*range(last + 1), *singles}
+        assert {*range(moved + 1), *(x for first, end in kept for x in range(first, end + 1))} == done
+        assert moved + 1 not in done
+        assert all(left[1] + 1 < right[0] for left, right in zip([(0, moved), *kept], kept, strict=False))
+
+
+def test_merging_keeps_the_table_small_below_a_record_that_is_stuck(kind: Kind) -> None:
+    sink = kind.sink()
+    for offset in range(1, 3 * MERGE_EVERY):
+        handle(kind, sink, offset)
+        assert len(intervals(kind)) <= MERGE_EVERY + 1
+    assert sink.progress("group") == {T0: Progress(-1, 7, ranges=((1, 3 * MERGE_EVERY - 1),))}
+    assert not handle(kind, kind.sink(), 150)
+    handle(kind, sink, 0)
+    assert sink.progress("group") == {T0: Progress(3 * MERGE_EVERY - 1, 7)}
+    handle(kind, kind.sink(), 1000, epoch=8)
+    assert intervals(kind) == [(1000, 1000)], "a new epoch merges all of it"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_merged_no_record_is_forgotten(kind: Kind, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 3)
+    draw, sink, wrote, epoch = random.Random(seed), kind.sink(), set(), 1
+    for _ in range(200):
+        offset = draw.randrange(60)
+        epoch += draw.random() < 0.05
+        assert handle(kind, sink, offset, epoch) == (offset not in wrote)
+        wrote.add(offset)
+        if draw.random() < 0.05:
+            sink = kind.sink()
+    assert offsets(kind) == sorted(wrote)
+
+
+def test_offsets_that_never_come_are_left_behind_by_what_is_stable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other offset is a marker, say."""
+    monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 10)
+    sink = kind.sink()
+    for offset in range(1, 100, 2):
+        handle(kind, sink, offset)
+    assert len(intervals(kind)) == 50
+    for offset in range(101, 201, 2):
+        with attempt(offset), sink.record(stable=offset - 20):
+            pass
+    assert len(intervals(kind)) <= 25
+    at = sink.progress("group")[T0]
+    assert 150 < at.last_offset < 199
+    with attempt(at.last_offset - 1), sink.record() as tx:
+        assert tx.is_done
+
+
+def test_an_interval_around_what_is_stable_is_kept(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging reads no lower than it has to, so it may not see it."""
+    monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 3)
+    sink = kind.sink()
+    for offset in (10, 11, 12, 13, 20, 22, 24):
+        handle(kind, sink, offset)
+    with attempt(30), sink.record(stable=11):
+        pass
+    for offset in (32, 34):
+        handle(kind, sink, offset)
+    assert sink.progress("group")[T0].last_offset == 13
+    assert intervals(kind)[0] == (10, 13)
+    for offset in (12, 13):
+        assert not handle(kind, sink, offset)
+    assert handle(kind, sink, 14)
+
+
+def test_what_was_stable_does_not_outlive_a_reposition(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reposition ends leases, so a new epoch begins after it."""
+    monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 2)
+    sink = kind.sink()
+    with attempt(50), sink.record(stable=40):
+        pass
+    sink.rewind("group", {T0: 9})
+    for offset in (13, 12, 11, 15, 30):
+        assert handle(kind, sink, offset, epoch=8)
+    assert sink.progress("group")[T0].last_offset == 9
+
+
+# -- what else there is -----------------------------------------------------------------------------------------------
+
+
+def test_rewind_forgets_single_records_above(kind: Kind) -> None:
+    sink = kind.sink()
+    for offset in (0, 1, 3, 5):
+        handle(kind, sink, offset)
+    sink.rewind("group", {T0: 0})
+    assert sink.progress("group") == {T0: Progress(0, 7)}
+    assert not handle(kind, sink, 0)
+    assert handle(kind, sink, 5)
+    sink.rewind("group", {T0: 4, ("flights", 9): 1})
+    assert sink.progress("group") == {T0: Progress(4, 7)}
+    assert not handle(kind, sink, 3)
+
+
+def test_forget_drops_single_records(kind: Kind) -> None:
+    sink = kind.sink()
+    handle(kind, sink, 3)
+    sink.forget("group")
+    assert sink.progress("group") == {}
+    assert intervals(kind) == []
+    with pytest.raises(SinkError, match="forget") as caught:
+        handle(kind, sink, 3)
+    assert caught.value.retry
+    assert handle(kind, sink, 3)
+
+
+def test_an_older_database_gets_the_second_table(kind: Kind) -> None:
+    kind.ask(
+        "CREATE TABLE kafka_marshal_progress (group_id text NOT NULL, topic text NOT NULL, partition integer NOT NULL, "
+        "last_offset bigint NOT NULL, epoch bigint NOT NULL, PRIMARY KEY (group_id, topic, partition))"
+    )
+    kind.ask("INSERT INTO kafka_marshal_progress VALUES ('group', 'flights', 0, 4, 6)")
+    sink = kind.sink()
+    assert not handle(kind, sink, 4)
+    assert handle(kind, sink, 6)
+    assert sink.progress("group") == {T0: Progress(4, 7, ranges=((6, 6),))}
+
+
+def test_a_second_table_of_another_shape_is_named(kind: Kind) -> None:
+    kind.ask("CREATE TABLE kafka_marshal_done (x integer PRIMARY KEY)")
+    with pytest.raises(SinkError, match="table kafka_marshal_done of another shape here: x;"):
+        kind.sink().progress("group")
+
+
+def test_postgres_an_older_database_and_no_right_to_make_tables(postgres: Postgres, database: str) -> None:
+    """The last-offset form goes on; single records say what is missing, until somebody makes it."""
+    kind = Kind("postgres", database)
+    kind.setup()
+    kind.sink().progress("group")
+    kind.ask("DROP TABLE kafka_marshal_done")
+    name = f"u{database[-8:]}"
+    kind.ask(f"CREATE USER {name}")
+    kind.ask("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    kind.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON kafka_marshal_progress, results TO {name}")
+    with PostgresSink(f"{database} user={name}") as sink:
+        with sink.transaction("group", [(*T0, 5, 3)]):
+            pass
+        assert sink.progress("group") == {T0: Progress(3, 5)}
+        sink.rewind("group", {T0: 2})
+        sink.convert("group", "claimed")
+        with pytest.raises(SinkError, match=r"no table kafka_marshal_done.*CREATE TABLE"):
+            handle(kind, sink, 5)
+        sink.forget("group")
+        kind.sink().progress("group")
+        kind.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON kafka_marshal_done TO {name}")
+        with pytest.raises(SinkError, match="forget"), sink.transaction("group", [(*T0, 5, 3)]):
+            pass
+        assert handle(kind, sink, 5)
+    for each in kind.opened:
+        each.close()
+
+
+def test_a_coroutine_writes_in_a_thread_of_asyncio(kind: Kind) -> None:
+    sink = kind.sink()
+
+    def write() -> None:
+        with sink.record() as tx:
+            tx.execute(kind.insert(), (5, str(tx.is_done)))
+
+    async def handler(offset: int) -> None:
+        with attempt(offset):
+            await asyncio.to_thread(write)
+
+    async def run() -> None:
+        await asyncio.gather(*(handler(offset) for offset in range(6)))
+
+    asyncio.run(run())
+    assert sink.progress("group") == {T0: Progress(5, 7)}
