@@ -5,6 +5,7 @@
 One partition, 16 handlers of 5 ms, on the same records of the same broker, in turns; medians of the rounds. Keys are
 drawn by Zipf's law from 1,000, or equally from 20: with a key for each record there would be no order to keep.
 
+    alone       16 handlers sleep, without Kafka: what is lost there is the machine's
     possible    min(16, 1 ÷ share of the most frequent key) handlers are at work all the time
     disturbed   one record is never done, 2 % fail once: the rate of all other keys, ÷ the same undisturbed
     no-op       a handler that only counts
@@ -27,6 +28,7 @@ from statistics import median
 from confluent_kafka import Producer
 
 from benchmarks.common import bench_kafka
+from benchmarks.lane_peers.alone import of_coroutines, of_threads
 from benchmarks.lane_peers.launch import MissingError, Outcome, Starter
 from benchmarks.lane_peers.work import Order
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -200,6 +202,15 @@ class Bench:
             row.note = f"only {found.done / order.others:.0%} done"
         return found
 
+    def alone(self) -> Iterator[Row]:
+        """Sleeping without Kafka."""
+        for name, measure in (("threads", of_threads), ("coroutines", of_coroutines)):
+            row = Row("sleeping alone, of possible", name, "records/s")
+            for _ in range(self._rounds):
+                row.ratios.append(measure(HANDLERS, WORK_MS / 1000))
+                row.samples.append(row.ratios[-1] * HANDLERS * 1000 / WORK_MS)
+            yield row
+
     def work(self, records: Records) -> Iterator[Row]:
         """Undisturbed, then disturbed."""
         plain, disturbed = (
@@ -287,6 +298,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     with bench_kafka() as bootstrap, Starter.in_a_folder() as starter:
         bench = Bench(starter, bootstrap, only, rounds)
+        if "work" in scenes:
+            rows += bench.alone()
         for name, draw, count in (("Zipf", zipf, 7_500), ("20 keys", equal, 16_000)):
             if "work" in scenes:
                 keys = draw(count // size)

@@ -102,5 +102,5 @@ def test_a_short_run(tmp_path: Path) -> None:
     rows = json.loads(target.read_text())["rows"]
     assert all(row["samples"] for row in rows), run.stdout
     assert [row["inversions"] for row in rows] == [0] * len(rows)
-    assert len({row["scene"] for row in rows}) == 7
+    assert len({row["scene"] for row in rows}) == 8
     assert max(map(len, run.stdout.splitlines())) <= 80

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kafka_marshal.engine.work.lanes import Lane, Lock
+from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.runtime import Lock
 
 __all__ = ["Ready"]
 
