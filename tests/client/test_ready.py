@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Any, cast
 
-from kafka_marshal.client.ready import Ready
+from kafka_marshal.client.ready import MOST_IN_TURN, Ready
 from kafka_marshal.engine.work.lanes import Lane
 
 
@@ -19,7 +19,7 @@ class Waiting:
 
 
 def ready_of(**lengths: int) -> Ready:
-    ready = Ready(threading.Lock())
+    ready = Ready()
     for name, messages in lengths.items():
         ready.put(cast("Lane", Waiting(name, messages)))
     return ready
@@ -51,3 +51,31 @@ def test_a_lane_that_comes_back_is_last_in_turn() -> None:
     assert again is not None
     ready.put(again)
     assert taken(ready, False, False) == "ba"
+
+
+def test_threads_find_each_lane_once() -> None:
+    """As many tries as there are lanes, however they meet."""
+    ready, found, names = Ready(), deque[str](), [f"{number}" for number in range(20_000)]
+
+    def work(longest: bool, mine: list[str]) -> None:
+        for name in mine:
+            ready.put(cast("Lane", Waiting(name, 1 + int(name) % 50)))
+            found.append(taken(ready, longest))
+
+    threads = [threading.Thread(target=work, args=(part % 2 == 1, names[part::8])) for part in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=int) == names
+
+
+def test_what_was_taken_is_not_kept() -> None:
+    """Where all take the longest, and where all take them in turn."""
+    for longest in (True, False):
+        ready = ready_of(first=1) if longest else ready_of()
+        for _ in range(MOST_IN_TURN * 2):
+            ready.put(cast("Lane", Waiting("again", 100)))
+            ready.take(longest)
+        assert len(ready._in_turn) <= MOST_IN_TURN
+        assert sum(map(len, ready._by_length)) <= 2

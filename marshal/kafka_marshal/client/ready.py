@@ -7,45 +7,65 @@ workers do each.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 
 from kafka_marshal.engine.work.lanes import Lane
-from kafka_marshal.runtime import Lock
 
 __all__ = ["Ready"]
 
 #: Lanes are as long as others with as many binary digits in their numbers of waiting messages; these are as long, too.
 MOST_DIGITS = 12
 
+#: With so many in turn, all workers take them in turn: those who should may all be stuck.
+MOST_IN_TURN = 10_000
+
 
 class Ready:
-    """What waits for a worker; any thread calls it."""
+    """What waits for a worker. Any thread calls it, and no lock is taken: each step is one of the interpreter.
 
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
-        #: How long each lane is, those first that have waited longest.
-        self._in_turn: OrderedDict[Lane, int] = OrderedDict()
-        self._by_length: list[OrderedDict[Lane, None]] = [OrderedDict() for _ in range(MOST_DIGITS + 1)]
+    A worker takes no more lanes than were put; then it finds one, unless another has asked for more than that.
+    """
+
+    def __init__(self) -> None:
+        #: Each lane in a cell, which whoever takes the lane empties: it is in the other queue, too.
+        self._in_turn: deque[list[Lane]] = deque()
+        self._by_length: list[deque[list[Lane]]] = [deque() for _ in range(MOST_DIGITS + 1)]
 
     def __len__(self) -> int:
+        """How many there are, or more."""
         return len(self._in_turn)
 
     def put(self, lane: Lane) -> None:
         """It may begin."""
-        length = min(len(lane.rest or ()).bit_length(), MOST_DIGITS)
-        with self._lock:
-            self._in_turn[lane] = length
-            self._by_length[length][lane] = None
+        cell = [lane]
+        as_long = self._by_length[min(len(lane.rest or ()).bit_length(), MOST_DIGITS)]
+        _forget_empty(as_long)
+        as_long.append(cell)
+        self._in_turn.append(cell)
 
     def take(self, longest: bool) -> Lane | None:
         """The longest of all, or the one that has waited longest; None: there is none."""
-        with self._lock:
-            if not self._in_turn:
-                return None
-            if longest:
-                lane, _ = next(lanes for lanes in reversed(self._by_length) if lanes).popitem(last=False)
-                del self._in_turn[lane]
-            else:
-                lane, length = self._in_turn.popitem(last=False)
-                del self._by_length[length][lane]
-            return lane
+        if longest and len(self._in_turn) < MOST_IN_TURN:
+            for cells in reversed(self._by_length):
+                if cells and (lane := _first(cells)) is not None:
+                    return lane
+        return _first(self._in_turn)
+
+
+def _first(cells: deque[list[Lane]]) -> Lane | None:
+    while cells:
+        try:
+            return cells.popleft().pop()
+        except IndexError:
+            pass  # another thread was faster
+    return None
+
+
+def _forget_empty(cells: deque[list[Lane]]) -> None:
+    """Those in front, where all are that were taken in turn."""
+    try:
+        while cells and not cells[0]:
+            if cell := cells.popleft():
+                cells.appendleft(cell)
+    except IndexError:
+        pass  # another thread has forgotten them

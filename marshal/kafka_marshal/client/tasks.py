@@ -29,7 +29,7 @@ class Tasks:
         self._theirs = loop
         self._have_ended = threading.Event()
         #: Lanes for the tasks; any thread adds to it, the loop's takes.
-        self._ready = Ready(tries.runtime.lock())
+        self._ready = Ready()
         #: Tasks that wait for a lane, each for one of these.
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None

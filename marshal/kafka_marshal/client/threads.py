@@ -22,7 +22,7 @@ class Threads:
 
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
-        self._ready = Ready(tries.runtime.lock())
+        self._ready = Ready()
         #: A True for each lane that is ready, a None for each thread that is to end.
         self._calls = tries.runtime.mailbox()
         #: How many there are, and how many there should be: one more for each that hangs.
