@@ -28,7 +28,7 @@ def _scenario(worker: str, *kinds: str, delivery: Delivery = "at-least-once") ->
 
 WORKERS = [
     *((worker, "at-least-once") for worker in sorted(INTERRUPTED)),
-    *((worker, "at-most-once") for worker in sorted(INTERRUPTED - {"fenced"})),
+    *((worker, "at-most-once") for worker in sorted(INTERRUPTED - {"fenced", "lanes"})),
 ]
 
 
