@@ -227,7 +227,7 @@ def carry_out(crew: Crew, kind: str, folder: Path, kills: int, handovers: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["claims", "group"])
+@pytest.mark.parametrize("kind", ["claims", pytest.param("group", marks=pytest.mark.campaign)])
 def test_a_few_kills_and_handovers(crew: Crew, kind: str, folder: Path) -> None:
     carry_out(crew, kind, folder, kills=3, handovers=3)
 

@@ -217,12 +217,20 @@ def test_it_ends_with_its_marshal_or_before(cluster: MemoryCluster) -> None:
 def test_the_port_of_a_parent_is_not_kept_by_its_forks(marshal: Marshal) -> None:
     server = marshal.serve(0)
     told, tell = os.pipe()
+    is_there, say = os.pipe()
     child = os.fork()
     if not child:
-        os.read(told, 1)
+        os.close(tell)
+        os.write(say, b".")  # what is done in a forked child has been done
+        os.read(told, 1)  # until it is told to end, or nobody is there who could
         os._exit(0)
-    server.close()
-    again = marshal.serve(server.port)
-    assert get(again, "/livez").status == 200
-    os.write(tell, b".")
-    os.waitpid(child, 0)
+    try:
+        os.read(is_there, 1)
+        server.close()
+        again = marshal.serve(server.port)
+        assert get(again, "/livez").status == 200
+    finally:
+        os.close(tell)
+        os.waitpid(child, 0)
+        for end in (told, is_there, say):
+            os.close(end)

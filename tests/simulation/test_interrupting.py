@@ -28,7 +28,7 @@ def _scenario(worker: str, *kinds: str, delivery: Delivery = "at-least-once") ->
 
 WORKERS = [
     *((worker, "at-least-once") for worker in sorted(INTERRUPTED)),
-    *((worker, "at-most-once") for worker in sorted(INTERRUPTED - {"fenced"})),
+    *((worker, "at-most-once") for worker in sorted(INTERRUPTED - {"fenced", "lanes"})),
 ]
 
 
@@ -36,8 +36,9 @@ WORKERS = [
 def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: Delivery) -> None:
     result = simulate_one(_scenario(worker, *KINDS, delivery=delivery))
     assert result.violation is None, result.tell()
-    assert result.counts["interrupted"] > 10
-    assert result.counts["torn"] > 10
+    least = 3 if worker == "lanes" else 10  # one call lasts for many messages
+    assert result.counts["interrupted"] > least
+    assert result.counts["torn"] > least
 
 
 def test_the_same_story_is_the_same_history() -> None:

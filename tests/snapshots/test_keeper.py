@@ -227,7 +227,7 @@ def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> No
     assert story.stored()[-1] == (story.end, story.truth.digest())
 
 
-def test_s2_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
+def test_q51_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
     """Q51: a member of a coordinated group leaves it to others; read again, it is followed from there on."""
     keeper = keeper_of(story)
     story.beat(10)
