@@ -57,7 +57,7 @@ def labels_in(query: str) -> set[str]:
 
 @pytest.mark.parametrize("query", [*queries(), *rules()])
 def test_each_metric_exists_with_each_label(query: str) -> None:
-    names = [name for name in METRIC.findall(re.sub(r"by \([^)]*\)|\{[^}]*\}", "", query))]
+    names = METRIC.findall(re.sub(r"by \([^)]*\)|\{[^}]*\}", "", query))
     assert names, query
     assert [name for name in names if name not in SERIES] == []
     known = {prometheus_label(label) for name in names for label in SERIES[name].labels} | {"le"}

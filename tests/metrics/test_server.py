@@ -217,12 +217,20 @@ def test_it_ends_with_its_marshal_or_before(cluster: MemoryCluster) -> None:
 def test_the_port_of_a_parent_is_not_kept_by_its_forks(marshal: Marshal) -> None:
     server = marshal.serve(0)
     told, tell = os.pipe()
+    began, begin = os.pipe()
     child = os.fork()
     if not child:
+        os.close(tell)  # it ends with the parent, too
+        os.write(begin, b".")
         os.read(told, 1)
         os._exit(0)
-    server.close()
-    again = marshal.serve(server.port)
-    assert get(again, "/livez").status == 200
-    os.write(tell, b".")
-    os.waitpid(child, 0)
+    try:
+        os.read(began, 1)
+        server.close()
+        again = marshal.serve(server.port)
+        assert get(again, "/livez").status == 200
+    finally:
+        os.close(tell)
+        os.waitpid(child, 0)
+        for end in (told, began, begin):
+            os.close(end)
