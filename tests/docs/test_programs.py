@@ -39,7 +39,7 @@ PROGRAMS = dict(blocks("program"))
 TESTS = dict(blocks("test"))
 
 #: What a program says by which it shows that it works; others end by themselves.
-SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": ""}
+SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": "", "serving.py": "lag"}
 
 
 @pytest.fixture(scope="module")

@@ -228,9 +228,6 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Those of ``stuck`` whose position is lost (P11): no member works on them until it is set."""
         return self._engine.positions.stuck.lost
 
-    def _look_at_ends(self) -> None:
-        """Have ``_log_end`` know what is known without asking a broker (any thread; it waits for nobody)."""
-
     # What the driver asks of it (ConsumerPort).
 
     def _fetch(self, changes: Mapping[Key, int | None]) -> None:

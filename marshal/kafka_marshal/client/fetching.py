@@ -180,6 +180,7 @@ class FetchingConsumer(Membership[S]):
             self._fetcher.fetch(changes)
 
     def _look_at_ends(self) -> None:
+        """Have ``_log_end`` know what is known without asking a broker (any thread; it waits for nobody)."""
         if not self._closed:
             self._fetcher.reader.look_at_ends()
 

@@ -27,7 +27,7 @@ from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage"]
+__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "Tracker"]
 
 
 class Stage(StrEnum):
