@@ -455,3 +455,21 @@ def test_who_asks_for_a_thousand_unknown_log_ends_has_each_partition_looked_at_o
     assert looks["log end"] == 1_000
     reader.close()
     cluster.close()
+
+
+def test_log_ends_are_known_though_nobody_reads_if_they_are_looked_at(side: Side, log: DataLog) -> None:
+    topic = side.topic(1)
+    side.produce(topic, 0, numbers(5))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.offsets(topic, 0)) == 5, "all is read")
+    side.produce(topic, 0, numbers(3))
+
+    def known() -> bool:
+        log.reader.look_at_ends()
+        return log.reader.high_watermark(topic, 0) == 8
+
+    eventually(known, "the end is known, without a read")
+    log.reader.close()
+    with pytest.raises(ClosedError):
+        log.reader.look_at_ends()
+        log.reader.high_watermark(topic, 0)

@@ -301,3 +301,13 @@ def test_after_close(side: Side) -> None:
         tail.read(0.1)
     with pytest.raises(ClosedError):
         tail.position(0)
+
+
+def test_it_knows_where_the_logs_end(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    append(side, topic, 0, [b"%d" % number for number in range(5)])
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
+    log.until(lambda: dict(log.tail.log_ends()) == {0: 5, 1: 0}, "both ends are known")
+    append(side, topic, 1, [b"more"])
+    log.until(lambda: log.tail.log_ends()[1] == 1, "the new end is known")
+    log.tail.close()

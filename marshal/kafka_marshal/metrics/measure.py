@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handled import Handled, ProcessTimes, error_type
+from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine
 from kafka_marshal.engine.claims.peers import holders
@@ -57,10 +57,10 @@ class Meter:
 
     def timing(self) -> Hooks:
         """Hooks for ``run`` that note how long handlers take."""
-        observe = self._times.observe
+        note = self._times.note
         return Hooks(
-            after=lambda attempt, seconds: observe(attempt.message.topic(), "", seconds),
-            failed=lambda attempt, seconds, error: observe(attempt.message.topic(), error_type(error), seconds),
+            after=lambda attempt, seconds: note(attempt.message.topic(), "", seconds),
+            failed=lambda attempt, seconds, error: note(attempt.message.topic(), error_type(error), seconds),
         )
 
     def health(self, *, closed: bool) -> Health:
@@ -107,9 +107,8 @@ class Meter:
         retries: Counter[str] = Counter()
         dead_letters: Counter[str] = Counter()
         for consumer in list(self._consumers):
-            handled: Handled | None = getattr(consumer, "_handled", None)
-            if handled is not None:
-                found = handled.read()
+            if isinstance(consumer, FetchingConsumer):
+                found = consumer._handled.read()
                 failures += found[0]
                 retries += found[1]
                 dead_letters += found[2]
