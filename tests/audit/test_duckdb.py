@@ -16,6 +16,7 @@ from kafka_marshal.sinks import DeltaSink
 from rationalizer import ClaimingPartition, Heartbeat, Record, ReleasingPartition, encode
 from tests.audit.logs import WholeLog
 from tests.audit.test_tables import audited
+from tests.rationalizer.strategies import Entry
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 QUESTIONS = dict(re.findall(r"^```sql\n-- duckdb: (\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -46,7 +47,7 @@ def at(clock: str) -> datetime:
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
     folder = tmp_path_factory.mktemp("duckdb")
-    entries = [
+    entries: list[Entry] = [
         (offset, int(at(clock).replace(tzinfo=UTC).timestamp() * 1000), encode(record))
         for offset, (clock, record) in enumerate(STORY)
     ]

@@ -266,7 +266,7 @@ def test_a_commit_between_check_and_commit_is_found_by_the_conflict(
 ) -> None:
     """Later than any check of ours: only Delta itself can see it."""
     write(sink, 7, 0, 0)
-    commit, met = DeltaSink._commit, []
+    commit, met = DeltaSink._commit, list[bool]()
 
     def late(self: DeltaSink, *arguments: Any) -> bool:
         if self is sink and not met:
@@ -287,7 +287,7 @@ def test_commits_of_other_partitions_and_of_maintenance_disturb_nobody(
 ) -> None:
     write(sink, 7, 0, 0)
     write(sink, 7, 1, 1)
-    commit, met = DeltaSink._commit, []
+    commit, met = DeltaSink._commit, list[bool]()
 
     def late(self: DeltaSink, *arguments: Any) -> bool:
         if self is sink and not met:
