@@ -173,7 +173,7 @@ def roll(contestant: Contestant, bootstrap: str, workers: int, partitions: int) 
     with TemporaryDirectory() as folder, ExitStack() as fleet:
         create_topic(cluster, f"__{name}", 8, 10)
         cluster.create_topic(name, partitions, 1, {}, 10)
-        arguments = {
+        arguments: dict[str, Any] = {
             "bootstrap": bootstrap,
             "group": name,
             "topic": name,
@@ -235,12 +235,12 @@ def main() -> None:
     wanted = [each for each in CONTESTANTS if not options.only or each.name in options.only.split(",")]
     results = []
     with bench_kafka(BROKERS["delay 0"]) as bootstrap:
-        print(f"{'':24} {'floor':>7} {'gap, median':>12} {'gap, max':>9} {'restart':>8} {'repeated':>9} {'lost':>5}")
+        print(f"{'':32} {'floor':>7} {'gap, median':>12} {'gap, max':>9} {'restart':>8} {'repeated':>9} {'lost':>5}")
         for contestant in wanted * options.rounds:
             found = roll(contestant, bootstrap, options.workers, options.partitions)
             results.append(found)
             print(
-                f"{found.contestant:24} {found.floor_median_ms:4.0f} ms {found.gap_median_ms:9.0f} ms "
+                f"{found.contestant:32} {found.floor_median_ms:4.0f} ms {found.gap_median_ms:9.0f} ms "
                 f"{found.gap_max_ms:6.0f} ms {found.restart_s:6.1f} s {found.repeated:9} {found.lost:5}",
                 flush=True,
             )

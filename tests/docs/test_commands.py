@@ -38,11 +38,11 @@ COMING = {"ui"}
 
 def command_lines(text: str) -> Iterator[tuple[str, bool]]:
     """(what follows kafka-marshal, whether it is meant to be typed as it is)."""
-    blocks = [found[2] for found in FENCE.finditer(text) if found[1] in ("", "console", "bash", "sh", "cron")]
+    blocks = [found[3] for found in FENCE.finditer(text) if found[2] in ("", "console", "bash", "sh", "cron")]
     blocks += re.findall(r"^(?: {4}.*\n)+", text, re.MULTILINE)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         if match := re.match(r"(?:\s*\$ |\s*|\*/\d+ \* \* \* \*\s+)kafka-marshal ([a-z].*)", line):
-            yield re.split(r" {3,}| #|[|><&]", match[1])[0], True
+            yield re.split(r" {3,}| #|[|><&;]", match[1])[0], True
     for found in re.findall(r"`kafka-marshal ([a-z][^`]*)`", FENCE.sub("", text)):
         yield re.split(r"[|><&…]", found.replace("\\|", "|"))[0], False
 

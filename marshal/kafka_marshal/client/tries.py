@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol, cast
@@ -14,7 +13,7 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
-from kafka_marshal.runtime import Runtime
+from kafka_marshal.runtime import Condition, Runtime
 
 __all__ = ["LOOK_S", "Call", "Tries", "Workers"]
 
@@ -82,7 +81,7 @@ class Tries:
         self._give_back = give_back
         self._rng: Random = self.runtime.random()
         #: Guards nothing: it wakes the feeder and the timer.
-        self.news: threading.Condition = self.runtime.condition()
+        self.news: Condition = self.runtime.condition()
         self._is_awaited = False
         #: What ends the run; None: nothing has, or it was asked to end.
         self.error: BaseException | None = None

@@ -92,7 +92,7 @@ class WorkerProcess:
             raise DemoError(
                 f"{error.filename or log}: {error.strerror}. The worker {self.client_id} was not started."
             ) from error
-        self.process: subprocess.Popen[str] = self._child.process
+        self.process: subprocess.Popen[bytes] = self._child.process
         # Not as arguments: config may hold a password.
         self._child.tell(**asdict(settings))
 

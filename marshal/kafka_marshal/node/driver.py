@@ -8,7 +8,6 @@ heartbeat.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,7 +32,7 @@ from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.repeats import Told
-from kafka_marshal.runtime import Thread, is_ours
+from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 
 __all__ = ["Driver"]
@@ -75,7 +74,7 @@ class Driver:
         runtime = cluster.runtime
         self.now_ms: Callable[[], float] = runtime.now_ms
         self.monotonic: Callable[[], float] = runtime.monotonic
-        self.condition: threading.Condition = runtime.condition()
+        self.condition: Condition = runtime.condition()
         self.life: Life = Life(runtime)
         replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None)
         self.replica: Replica = replica

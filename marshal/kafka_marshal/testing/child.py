@@ -26,7 +26,7 @@ class Child:
 
         heard: called with each line, by a thread of its own; silent: after the last one. options: Popen's.
         """
-        self.process: subprocess.Popen[str] = subprocess.Popen(
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
         )
         self._listener = threading.Thread(target=self._listen, args=(heard, silent), daemon=True)
