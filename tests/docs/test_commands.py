@@ -71,7 +71,12 @@ def test_the_command_takes_what_the_docs_type(line: str, typed: bool, tmp_path: 
 @pytest.mark.broker
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "page", ["first-hour.md", pytest.param("incidents.md", marks=pytest.mark.campaign), "migrating.md"]
+    "page",
+    [
+        "first-hour.md",
+        pytest.param("incidents.md", marks=pytest.mark.campaign),
+        pytest.param("migrating.md", marks=pytest.mark.campaign),
+    ],
 )
 def test_what_a_page_shows_is_what_happens(page: str, kafka_bootstrap: str, tmp_path: Path) -> None:
     if shutil.which("curl") is None:

@@ -80,10 +80,8 @@ def plain(text: str) -> list[str]:
     """Lines to be compared: without what differs from run to run, such as which worker holds how many partitions."""
     lines: list[str] = []
     for line in text.splitlines():
-        line = re.sub(
-            r"\d[\d:T.,+Z-]*(?: \d[\d:T.,+Z-]*)*", "0", SPAN.sub("-", line.replace("partitions", "partition"))
-        )
-        line = re.sub(r"admin-[\w-]+", "admin", line)
+        line = re.sub(r"admin-[\w-]+", "admin", line.replace("partitions", "partition"))
+        line = re.sub(r"\d[\d:T.,+Z-]*(?: \d[\d:T.,+Z-]*)*", "0", SPAN.sub("-", line))
         line = " ".join(re.sub(r"[ \t]*-{3,}[ \t]*", " - ", line).split())
         line = re.sub(r"0(?: 0)+", "0", line)
         said_by_the_shell = line.startswith(("[0]", "bash: "))
