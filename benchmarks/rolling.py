@@ -1,6 +1,6 @@
 """A rolling restart of ten workers, as a StatefulSet does it: how long each partition stands still.
 
-    python -m benchmarks.rolling [--workers N] [--partitions N] [--rounds N] [--only NAME,…] [--json FILE]
+    python -m benchmarks.rolling [--workers N] [--partitions N] [--rounds N] [--only NAME …] [--json FILE]
 
 Worker processes with names that stay, from the last to the first: SIGTERM, wait until it has ended, start it again
 under its name, wait until it is ready, then the next; beside Kafka's own groups. Each partition gets a record every
@@ -225,14 +225,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--partitions", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", default=[each.name for each in CONTESTANTS])
     parser.add_argument("--json", dest="json_path")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         worker(options.worker)
         return
-    wanted = [each for each in CONTESTANTS if not options.only or each.name in options.only.split(",")]
+    wanted = [each for each in CONTESTANTS if each.name in options.only]
     results = []
     with bench_kafka(BROKERS["delay 0"]) as bootstrap:
         print(f"{'':32} {'floor':>7} {'gap, median':>12} {'gap, max':>9} {'restart':>8} {'repeated':>9} {'lost':>5}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -89,3 +90,11 @@ def test_what_a_page_shows_is_what_happens(page: str, kafka_bootstrap: str, tmp_
 def _asks(command: str) -> bool:
     """Whether a step needs Prometheus, or only waits for it."""
     return re.search(r"prometheus|promtool|:9090|sleep 25|hang|--members", command) is not None
+
+
+def test_targets_and_modules_that_the_docs_name_are_there() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets == set()
+    modules = set(re.findall(r"python -m ([\w.]+)", text)) - {"venv", "pip"}
+    assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
