@@ -21,7 +21,7 @@ def settings() -> dict[str, object]:
     """Of librdkafka, one `name=value` a line, from a file that a secret is mounted at; none: no file is named."""
     file = os.environ.get("KAFKA_CONFIG")
     lines = Path(file).read_text(encoding="utf-8").split() if file else []
-    return dict(line.split("=", 1) for line in lines)
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 with Marshal(

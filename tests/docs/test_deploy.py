@@ -122,7 +122,7 @@ def start(coordination_topic: CoordinationTopic, tmp_path: Path) -> Iterator[Cal
 def answers(port: int, path: str) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as found:
-            return found.status == 200
+            return bool(found.status == 200)
     except (urllib.error.URLError, ConnectionError):
         return False
 

@@ -109,6 +109,8 @@ def with_names(example: str) -> str:
             bound.add(node.name)
         elif isinstance(node, ast.arg):
             bound.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             bound |= {alias.asname or alias.name for alias in node.names}
     free = sorted({node.id for node in names} - bound - set(dir(builtins)))
@@ -145,7 +147,15 @@ def complaints(folder: Path, *command: str) -> list[str]:
 
 @pytest.mark.slow
 def test_examples_pass_mypy(folder: Path) -> None:
-    command = ("mypy", "--strict", "--follow-imports=silent", "--no-incremental", "--config-file=", ".")
+    command = (
+        "mypy",
+        "--strict",
+        "--disable-error-code=import-untyped",
+        "--follow-imports=silent",
+        "--no-incremental",
+        "--config-file=",
+        ".",
+    )
     assert complaints(folder, *command) == []
 
 
