@@ -28,6 +28,7 @@ __all__ = [
     "LOGGER",
     "RETRY_CODES",
     "UNKNOWN_CODES",
+    "ForbiddenError",
     "Troubles",
     "configuration_error",
     "fault_kind",
@@ -77,6 +78,9 @@ _AUTHORIZATION_CODES = frozenset(
 #: librdkafka looks for the coordinator of every consumer's group. Ours take part in none, so that they need no right
 #: to it, and what comes of the search is nobody's trouble.
 _GROUP_CODES = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
+
+#: An answer to a question of ours that says so; see is_forbidden() for what comes unasked.
+_FORBIDDEN_CODES = _AUTHORIZATION_CODES | _GROUP_CODES
 
 _UNREACHABLE_CODES = frozenset(
     {
@@ -230,6 +234,15 @@ class Troubles:
         return last[1] if last is not None and last[0] > since else None
 
 
+class ForbiddenError(KafkaException):
+    """An ACL is missing, and which one is known."""
+
+    def __init__(self, cause: KafkaError, needs: str) -> None:
+        """needs: what ``rights.grant`` says."""
+        super().__init__(cause)
+        self.needs = needs
+
+
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
     """The KafkaError inside a KafkaException."""
     if isinstance(error, KafkaError):
@@ -298,16 +311,20 @@ def marshal_error(
     troubles: Troubles | None = None,
     *,
     changing: bool = False,
+    needs: str = "",
 ) -> MarshalError:
-    """The error to raise for a call that failed; doing completes "While …"; changing: it did not only ask."""
+    """The error to raise for a call that failed; doing completes "While …"; changing: it did not only ask.
+
+    needs: the right that it takes, as ``rights.grant`` says it; a ForbiddenError knows better.
+    """
     cause = kafka_error(error)
     code = cause.code()
     reason = troubles.recent() if troubles is not None else None
-    if code in _AUTHORIZATION_CODES:
+    if code in _FORBIDDEN_CODES:
+        lacking = error.needs if isinstance(error, ForbiddenError) else needs
         return AuthorizationError(
-            f"While {doing}: the cluster forbids it ({cause.str()}). Nothing was changed by this call. "
-            "Ask for an ACL that allows this operation to the principal you connect as. A member needs READ, WRITE, "
-            "DESCRIBE and DESCRIBE_CONFIGS on the coordination topic, READ and DESCRIBE on the topics it works on."
+            f"While {doing}: the cluster forbids it ({cause.str().rstrip('.')}). Nothing was changed by this call. "
+            f"{lacking or 'SECURITY.md has the rights of each role; ask for those that are missing'}."
         )
     for refusal in (cause, reason):
         if refusal is not None and (is_refusal(refusal) or _wrong_protocol(refusal)):
