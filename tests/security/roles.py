@@ -238,9 +238,11 @@ def _import(trial: Trial) -> None:
 
 
 def _export(trial: Trial) -> None:
-    with trial.marshal(login("root")) as marshal:
-        with marshal.group_consumer([trial.data], session_timeout_ms=1_000) as consumer:
-            _first(consumer)
+    with (
+        trial.marshal(login("root")) as marshal,
+        marshal.group_consumer([trial.data], session_timeout_ms=1_000) as consumer,
+    ):
+        _first(consumer)
     trial.run("export-group", trial.group, "--yes")
 
 

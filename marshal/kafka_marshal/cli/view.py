@@ -207,7 +207,7 @@ class View:
         self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
 
     def _visible(self, topics: set[str]) -> dict[str, TopicInfo]:
-        """Those that we may see. A claim can name any topic: one that is forbidden to us hides no other (*blocking*)."""
+        """Those that we may see: a claim can name any topic, and one that is forbidden hides no other (*blocking*)."""
         self.hidden = frozenset()
         try:
             return self._cluster.topic_info(topics, self.patience_s)

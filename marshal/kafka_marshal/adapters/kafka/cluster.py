@@ -34,6 +34,7 @@ from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
 from kafka_marshal.runtime import THREADS, Runtime
+from kafka_marshal.secret import values_of
 
 __all__ = ["KafkaCluster"]
 
@@ -72,6 +73,7 @@ class KafkaCluster(GroupCalls):
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)
+        self._secrets = values_of(self._config)
         self._logger = logger = self._config.pop("logger", None)
         self._forward = self._config.pop("error_cb", None)
         self._troubles = self._new_troubles(self._forward, logger)
@@ -95,7 +97,7 @@ class KafkaCluster(GroupCalls):
             raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
         if logger is not None and not isinstance(logger, logging.Logger):
             raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
-        return Troubles(forward, logger)
+        return Troubles(forward, logger, self._secrets)
 
     # Look-ups.
 

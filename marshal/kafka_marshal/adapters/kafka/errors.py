@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.guard import Guard, report
 from kafka_marshal.ports import FaultKind
 from kafka_marshal.repeats import Repeats
+from kafka_marshal.secret import hide
 
 __all__ = [
     "LOGGER",
@@ -158,9 +159,13 @@ class Troubles:
     """
 
     def __init__(
-        self, forward: Callable[[KafkaError], object] | None = None, logger: logging.Logger | None = None
+        self,
+        forward: Callable[[KafkaError], object] | None = None,
+        logger: logging.Logger | None = None,
+        secrets: Iterable[str] = (),
     ) -> None:
-        """forward: the user's own error_cb. logger: the user's own instead of ours."""
+        """forward: the user's own error_cb. logger: the user's own instead of ours. secrets: what is to be hidden."""
+        self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
         self._lock = threading.Lock()
@@ -172,7 +177,7 @@ class Troubles:
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line of librdkafka's log (as a Logger would)."""
         try:
-            text = message % args if args else message
+            text = self.hide(message % args if args else message)
             if _HUNG_UP in text:
                 hint = (
                     "it may stand still, be starting or ending; it may want TLS or SASL (security.protocol), or be no "
@@ -180,7 +185,7 @@ class Troubles:
                 )
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
-            self._logger.log(level, message, *args)
+            self._logger.log(level, "%s", text)
         except BaseException as error:  # noqa: BLE001 - raised from here, it would cost messages
             report(f"the log {self._logger.name!r}", error)
 
@@ -194,6 +199,7 @@ class Troubles:
     def _take(self, error: KafkaError) -> None:
         if is_of_groups(error):
             return
+        theirs, error = error, self.without_secrets(error)
         with self._lock:
             if error.fatal():
                 self.fatal = self.fatal or error.str()
@@ -209,7 +215,18 @@ class Troubles:
                 elif (is_refusal(error) or is_forbidden(error)) and fault not in self._faults:
                     self._faults.append(fault)
         if self._forward is not None:
-            self._forward(error)
+            self._forward(theirs)
+
+    def hide(self, text: str) -> str:
+        """The text without secrets of the configuration: librdkafka names the URL that it asks for a token."""
+        return hide(text, self._secrets)
+
+    def without_secrets(self, error: KafkaError) -> KafkaError:
+        """The same error, its text as people and logs may see it."""
+        text = self.hide(error.str())
+        if text == error.str():
+            return error
+        return KafkaError(error.code(), text, fatal=error.fatal(), retriable=error.retriable())
 
     def _with_reason(self, text: str) -> str:
         return f"{text} ({self._last[1].str()})" if self._last else text
@@ -317,7 +334,7 @@ def marshal_error(
 
     needs: the right that it takes, as ``rights.grant`` says it; a ForbiddenError knows better.
     """
-    cause = kafka_error(error)
+    cause = kafka_error(error) if troubles is None else troubles.without_secrets(kafka_error(error))
     code = cause.code()
     reason = troubles.recent() if troubles is not None else None
     if code in _FORBIDDEN_CODES:

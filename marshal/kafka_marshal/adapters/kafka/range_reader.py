@@ -18,6 +18,7 @@ from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
 from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError
 from kafka_marshal.ports import FaultKind, Message
 from kafka_marshal.rights import grant
+from kafka_marshal.secret import values_of
 
 __all__ = ["StoredMessage", "read_range"]
 
@@ -58,7 +59,7 @@ def read_range(
         KafkaUnavailableError: no broker answered in time.
     """
     settings.check(config)
-    troubles = Troubles()
+    troubles = Troubles(secrets=values_of(config))
     extra = {
         "enable.partition.eof": True,
         # Nobody needs what lies beyond the range.
