@@ -57,7 +57,8 @@ def wrong(
 ) -> ConfigurationError:
     """The error to raise; fate: what became of the call, for people. hint: what :func:`near` says."""
     kind = "" if value is None or isinstance(value, str | int | float) else f" ({type(value).__name__})"
-    shown = HIDDEN if is_secret(name) else scrub(repr(value))
+    shown = repr(value)
+    shown = HIDDEN if is_secret(name) or scrub(shown) != shown else shown
     shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
     return ConfigurationError(f"{name} must be {wanted}, not {shown}{kind}{hint} {fate}")
 

@@ -11,7 +11,8 @@ __all__ = ["HIDDEN", "hide", "is_secret", "scrub", "values_of"]
 HIDDEN = "[hidden]"
 
 #: Settings of librdkafka, Kafka's Java clients, Spark and libpq whose values are secrets: by parts of their names.
-_NAME = r"(?:password|passwd|passphrase|secret|credential|jaas\.config|key\.pem|keystore\.key|kinit\.cmd|oauthbearer\.config|token)"
+_NAMES = ("password", "passwd", "passphrase", "secret", "credential", "token", r"jaas\.config", r"key\.pem")
+_NAME = f"(?:{'|'.join((*_NAMES, 'keystore[.]key', 'kinit[.]cmd', 'oauthbearer[.]config'))})"
 _IS_SECRET = re.compile(rf"{_NAME}(?!\.endpoint)", re.IGNORECASE)
 
 #: ``name=value``, ``'name': 'value'`` and ``('name', 'value')`` in a text.
@@ -31,7 +32,7 @@ def is_secret(name: str) -> bool:
 
 
 def values_of(config: Mapping[str, object]) -> tuple[str, ...]:
-    """The secrets in a configuration, the longest first: values of such settings, and what URLs say beside the place."""
+    """The secrets in a configuration, the longest first: such settings, and what URLs say beside the place."""
     found: set[str] = set()
     for name, value in config.items():
         if not isinstance(value, str):

@@ -168,8 +168,9 @@ def _failed(error: Exception, options: Options) -> int:
         say_error(hide(text, options.secrets))
         _say_notes(error)
         return status
+    text = clean(hide(str(error), options.secrets))
     say_error(
-        f"{type(error).__name__}: {clean(hide(str(error), options.secrets))}. This is a fault of kafka-marshal, not of your data. "
+        f"{type(error).__name__}: {text}. This is a fault of kafka-marshal, not of your data. "
         "The same command with --debug shows where; please report it."
     )
     return failures.BUG

@@ -102,7 +102,7 @@ class PostgresSink(FencedSink["Connection"]):
         return f"PostgreSQL, database {given.get('dbname', '?')} at {given.get('host', 'the local socket')}"
 
     def _given(self) -> Mapping[str, Any]:
-        """What the dsn says. Raises SinkError without a word of it: libpq would show it, and it has a password in it."""
+        """What the dsn says. Raises SinkError without a word of it: libpq's own errors show parts of a password."""
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
 
@@ -256,8 +256,8 @@ class PostgresSink(FencedSink["Connection"]):
 def _is_plausible(dsn: str, given: Mapping[str, Any]) -> bool:
     """Whether no part of a password was taken for something else, which messages show."""
     _, scheme, rest = dsn.partition("://")
-    login, at, _ = rest.rpartition("@")
-    is_cut = bool(scheme and at) and any(mark in login for mark in "@/?#")
+    login, at, _ = rest.partition("?")[0].rpartition("@")
+    is_cut = bool(scheme and at) and any(mark in login for mark in "@/")
     return not is_cut and all(port.isdigit() for port in str(given.get("port", 0)).split(",") if port)
 
 
