@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
@@ -168,7 +169,7 @@ def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicCo
 
 def topic_option(topic: str) -> str:
     """The option that names this topic on the command line; nothing for the default one."""
-    return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
+    return "" if topic == DEFAULT_TOPIC else f" --topic {quote(topic)}"
 
 
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:

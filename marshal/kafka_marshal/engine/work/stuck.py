@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Key, StartFetch, Warn
@@ -261,8 +262,8 @@ def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str
     return (
         f"{topic} [{partition}]: offset {offset} can't be read: {text}. From there on nothing of this partition is "
         "handed out; nothing is lost, and other partitions go on. If the brokers' copies are all so, leave out "
-        f"what can't be read: kafka-marshal skip {group_id} {topic}:{partition} (it finds the next offset that can be, "
-        "and says how many are left out)"
+        f"what can't be read: kafka-marshal skip {quote(group_id)} {topic}:{partition} (it finds the next offset that "
+        "can be, and says how many are left out)"
     )
 
 
@@ -280,5 +281,5 @@ def larger(topic: str, partition: int, offset: int, text: str, group_id: str) ->
         f"{topic} [{partition}]: what comes at offset {offset}, or beside it from the same broker, is larger than this "
         f"reader may receive: {text}. Nothing of this partition is handed out; nothing is lost. Raise "
         "receive.message.max.bytes in the config, or leave the record out: kafka-marshal skip "
-        f"{group_id} {topic}:{partition} --to {offset + 1}"
+        f"{quote(group_id)} {topic}:{partition} --to {offset + 1}"
     )
