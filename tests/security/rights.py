@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.secured import login
+from tests.secured import Config, login
 
 __all__ = ["IMPLY_DESCRIBE", "PAGE", "Right", "give", "roles_of"]
 
@@ -72,9 +72,9 @@ def _rows(page: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in line.strip("|").split("|")][:3]
 
 
-def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]]) -> None:
+def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]], root: Config | None = None) -> None:
     """Let each user do just that; done when the broker knows (s: 30 at most)."""
-    admin = AdminClient({**login("root"), "bootstrap.servers": bootstrap})
+    admin = AdminClient({**(root or login("root")), "bootstrap.servers": bootstrap})
     bindings = [
         AclBinding(
             _KINDS[right.kind],
