@@ -17,7 +17,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 def test_the_tests_that_it_names_are_there() -> None:
     sources = [path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")]
     there = {name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)}
-    named = {each for each in re.findall(r"`(test_\w+)`", TEXT)}
+    named = set(re.findall(r"`(test_\w+)`", TEXT))
     assert len(named) > 10
     assert named - there == set()
     files = set(re.findall(r"`tests/([\w/]+\.py)`", TEXT))

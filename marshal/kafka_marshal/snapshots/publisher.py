@@ -174,6 +174,19 @@ class SnapshotKeeper:
                 elif digest == mine:
                     continue
                 found.append(Difference(cp, next_offset, digest, mine, why))
+        return [*found, *self._out_of_place()]
+
+    def _out_of_place(self) -> list[Difference]:
+        """Those between two of our own places: all replicas take theirs at the same, so no member wrote these (S2)."""
+        found = []
+        why = "is at a place where no snapshot is due: no member wrote it, and none compares it"
+        for cp, ours in self._ours.items():
+            with self._lock:
+                places = set(ours.places())
+            theirs = self._theirs[cp]
+            for at in theirs.places() if places else ():
+                if min(places) < at < max(places) and at not in places:
+                    found += [Difference(cp, at, digest, None, why) for digest in theirs.at(at)]
         return found
 
     # Writing.
