@@ -139,7 +139,7 @@ def test_progress_is_never_taken_back_and_an_epoch_never_chosen(victim: Victim) 
         victim.forge(Heartbeat(instance_id, "a", "g", victim.data, 0, epoch, 3))
         victim.forge(Heartbeat(instance_id, "a", "g", victim.data, 0, epoch + 1, 15))
         victim.forge(ClaimingPartition("f", "forger", "g", victim.data, 0, 600_000))
-        assert offsets(consumer) == list(range(10, MESSAGES))
+        assert offsets(consumer, MESSAGES - 10) == list(range(10, MESSAGES))
         lease = marshal.world.lease(victim.data, 0)
         assert lease is not None
         assert (lease.client_id, lease.epoch, lease.stable) == ("a", epoch, 9)

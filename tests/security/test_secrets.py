@@ -156,7 +156,7 @@ def test_configurations_that_are_refused(printed: Printed, wrong: dict[str, obje
 def test_what_librdkafka_says_when_it_says_all(printed: Printed, config: dict[str, object]) -> None:
     # A logger of theirs: ours leaves out lines that it has passed on a moment ago.
     cluster = KafkaCluster(NOBODY, {**config, "debug": "all", "logger": logging.getLogger("theirs")})
-    printed.raised("topics", lambda: cluster.topics(1.5))
+    printed.raised("topics", lambda: cluster.topics(0.7))
     tail = cluster.tail("t", {0: 0})
     tail.read(0.2)
     reader = cluster.data_reader("g", {})
