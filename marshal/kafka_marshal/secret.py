@@ -22,8 +22,8 @@ _SAID = re.compile(rf"([\w.-]*{_NAME}(?!\.endpoint)[\w.-]*['\"]?\s*[=:,]\s*)(?:{
 #: What an URL says beside the place: ``user:password@`` (a password may hold an @) and ``?query``.
 _URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)(?:([^\s/?#\"']*)@)?([^\s?#\"']*)(?:\?([^\s#\"']*))?", re.IGNORECASE)
 
-#: A shorter value stands in many words, which would become unreadable.
-_SHORTEST = 4
+#: A shorter value, or a plain word, stands in many texts: hidden there, it would be told by where it is missing.
+_SHORTEST = 6
 
 
 def is_secret(name: str) -> bool:
@@ -42,7 +42,11 @@ def values_of(config: Mapping[str, object]) -> tuple[str, ...]:
         for _, user, _, query in _URL.findall(value):
             found |= {user, query}
     forms = found | {repr(value)[1:-1] for value in found}  # in the repr of a mapping newlines are escaped
-    return tuple(sorted((each for each in forms if len(each) >= _SHORTEST), key=len, reverse=True))
+    return tuple(sorted((each for each in forms if not _is_plain(each)), key=len, reverse=True))
+
+
+def _is_plain(value: str) -> bool:
+    return len(value) < _SHORTEST or value.isalpha()
 
 
 def hide(text: str, values: Iterable[str]) -> str:

@@ -241,7 +241,7 @@ class Watch:
                 self._poller.unregister(self._pipe)
             elif packet[:1] == CONFIG:
                 self._config = json.loads(packet[1:])
-                _secrets[:] = self._config["secrets"]
+                _secrets[:] = self._config.get("secrets", ())  # an older worker tells none
             elif packet[:1] == LAST_WILL:
                 self._take(packet)
             elif packet[:1] == ASK:
