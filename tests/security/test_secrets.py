@@ -1,6 +1,6 @@
 """No log line, error, page, report or process's command line shows a password, key or token.
 
-Each setting that holds a secret gets one that can be recognised. To have another page looked at, name it in PAGES.
+Each setting that holds a secret gets one that can be recognised. Pages of another server are one more line of SERVERS.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,6 @@ from tests.client.conftest import wait_until
 
 #: Stands in all secrets here, and nowhere else.
 MARK = "hunter2"
-
-#: What a Marshal serves over HTTP. Whoever adds a page adds its path.
-PAGES = ("/metrics", "/livez", "/readyz", "/lag")
 
 NOBODY = "127.0.0.1:1"
 
@@ -233,6 +231,18 @@ def test_the_command(printed: Printed, command: Command, tmp_path: Path, kafka_b
             printed.add(f"{args[0]} {more}", ran.out + ran.err)
 
 
+@contextmanager
+def metrics_server(marshal: Marshal, _: tuple[str, ...]) -> Iterator[str]:
+    """Its address."""
+    yield marshal.serve(0).url
+
+
+#: Whatever answers over HTTP, from a member and the options with which the command reaches the same log, and its paths.
+SERVERS: list[tuple[Callable[[Marshal, tuple[str, ...]], AbstractContextManager[str]], tuple[str, ...]]] = [
+    (metrics_server, ("/metrics", "/livez", "/readyz", "/lag", "/nowhere")),
+]
+
+
 def page(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -252,17 +262,18 @@ def test_a_member_at_work(printed: Printed, command: Command, tmp_path: Path, co
         assert marshal.watchdog is not None
         watchdog = marshal.watchdog
         wait_until(lambda: watchdog.is_ready, what="the watchdog")
-        server = marshal.serve(0)
-        for path in (*PAGES, "/nowhere"):
-            printed.add(path, page(server.url + path))
-        printed.add("reprs", [marshal, lease, marshal.world, marshal.health(), marshal.metrics(), server, watchdog])
-        printed.add("ids", marshal.instance_id)
+        printed.add("reprs", [marshal, lease, marshal.world, marshal.health(), marshal.metrics(), watchdog])
+        printed.add("texts", f"{marshal.health()} {marshal.metrics()} {marshal.instance_id}")
         for pid in (os.getpid(), watchdog.pid):
             for name in ("cmdline", "environ"):
                 printed.add(f"{name} of {pid}", Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace"))
         file = tmp_path / "client.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
         reach = ("--bootstrap", bootstrap, "--config", str(file), "--topic", topic, "--debug")
+        for server, paths in SERVERS:
+            with server(marshal, reach) as url:
+                for path in paths:
+                    printed.add(path, page(url + path))
         for args in (("status",), ("status", "--json"), ("log",), ("dump",), ("group", "g"), ("check",)):
             ran = command(*args, *reach)
             assert ran.status in (0, 1), ran.err
