@@ -19,6 +19,7 @@ from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.errors import AdminError, AuthorizationError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
+from kafka_marshal.rights import grant
 
 __all__ = ["DeadLetterTopics", "DeadLetters"]
 
@@ -185,8 +186,8 @@ class DeadLetters(Iterator[DeadLetter]):
                 return
             case FaultKind.REFUSED:
                 raise AuthorizationError(
-                    f"{where}: the cluster forbids reading it ({fault.message}). Nothing was changed. Ask for READ and "
-                    "DESCRIBE on the topic for the principal you connect as."
+                    f"{where}: the cluster forbids reading it ({fault.message}). Nothing was changed. "
+                    f"{grant('READ', 'topic', [self.topic])}."
                 )
             case FaultKind.OUT_OF_RANGE if fault.partition is not None:
                 self._go_on_behind((self.topic, fault.partition), fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal, TypeVar
 
 from kafka_marshal.client.view import LeaseInfo, holdings
@@ -95,7 +96,7 @@ def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
     other = "coordinated" if kind == "claimed" else "claimed"
     return WrongKindError(
         f"group {group_id!r} is a {kind} group, not a {other} one. Nothing was changed. To make it another: "
-        f"kafka-marshal convert-group {group_id} --to {other}"
+        f"kafka-marshal convert-group {quote(group_id)} --to {other}"
     )
 
 

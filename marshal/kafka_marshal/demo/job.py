@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
+from shlex import quote
 from typing import Any, Final
 
 from rich.text import Text
@@ -260,7 +261,7 @@ class Job:
         self.screen.show_line(f"Report: {_shown(page)}   ({seconds:.0f} s in all)")
         if self.options.keep and self.options.bootstrap is None:
             kept = _shown(self.folder / KAFKA)
-            self.screen.show_line(f"Kafka's data: {kept}   (kafka-marshal broker --keep {kept})")
+            self.screen.show_line(f"Kafka's data: {kept}   (kafka-marshal broker --keep {quote(kept)})")
 
     # Around them.
 
