@@ -372,8 +372,9 @@ def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
         print_json({"group": wanted.group, "paused": False, "held": len(held), "members": clients})
     else:
         say(
-            f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: {count(len(clients), 'member')} "
-            f"would finish what is in hand and let go of {count(len(held), 'partition')}; nothing is handed out meanwhile."
+            f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: "
+            f"{count(len(clients), 'member')} would finish what is in hand and let go of "
+            f"{count(len(held), 'partition')}; nothing is handed out meanwhile."
         )
     return DONE
 

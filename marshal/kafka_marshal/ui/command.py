@@ -50,8 +50,9 @@ PORT: Final = 9450
 def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_steering: bool, dump: Path | None) -> int:
     r"""A live page of the groups, and their whole history by a slider, until Ctrl-C.
 
-    Who owns what, lag and rates, rebalances as they happen, who waits for whom; and of any moment of the log: who owned
-    what, why that changed, what was rejected. The page needs nothing from elsewhere. Its address goes to standard output.
+    Who owns what, lag and rates, rebalances as they happen, who waits for whom; and of any moment of the log: who
+    owned what, why that changed, what was rejected. The page needs nothing from elsewhere. Its address goes to
+    standard output.
 
     It only shows, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
     with its dry run first. Who may: whoever has the whole address that is printed, with its token.

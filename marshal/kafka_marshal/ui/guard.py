@@ -1,7 +1,7 @@
 """Who may ask: the page that this server sent, and nobody else's.
 
-A page of another site can send requests to 127.0.0.1, and by a name of its own that it points there (DNS rebinding) read
-the answers. So the name in `Host` has to be one of ours, and what changes something has to come from a page of ours.
+A page of another site can send requests to 127.0.0.1, and by a name of its own that it points there (DNS rebinding)
+read the answers. So the name in `Host` has to be one of ours, and what changes something comes from a page of ours.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Series:
         self.sums = {name: array("q") for name in names}
 
     def add(self, name: str, at: int, amount: int) -> None:
-        """Count this amount at that log time (ms), in any order: coordination partitions are read one after the other."""
+        """Count this amount at that log time (ms), in any order: CPs are read one after the other."""
         if not self.begin:
             self.begin = at
         if at < self.begin:

@@ -19,7 +19,7 @@ from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.ui.archive import RETRY_S, Archive
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.moments import member_json, natural
+from kafka_marshal.ui.moments import member_json, natural, waits_json
 
 __all__ = ["Live"]
 
@@ -172,13 +172,7 @@ class Live:
             ],
             "topics": _topics(group.leases, numbers),
             "waiting": [
-                {
-                    "client": row.goes_to,
-                    "for": row.client,
-                    "topic": row.topic,
-                    "partition": row.partition,
-                    "text": f"{row.client} is to let go of {row.topic}/{row.place}, then {row.goes_to} gets it",
-                }
+                waits_json(row.goes_to or "", row.client or "", row.topic, row.partition, row.place)
                 for row in group.moving
             ],
             "pauses": [

@@ -1,7 +1,7 @@
 """Answers from a history: who owned what at a moment, why that changed, what was rejected, who waited for whom.
 
-A moment is a log time, or an offset of one coordination partition; the others then stand at that record's time. The state
-at a moment is the one after all records up to it, as in `who`.
+A moment is a log time, or an offset of one coordination partition; the others then stand at that record's time. The
+state at a moment is the one after all records up to it, as in `who`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "rebalances",
     "state",
     "timeline",
+    "waits_json",
     "waiting",
 ]
 
@@ -359,15 +360,7 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
             key = group.keys.get((each.topic, each.partition))
             held = () if key is None else _cells_of(history, group, key, moment)
             if any(cell.lo <= each.lo <= cell.hi and cell.client == each.owner for cell in held):
-                found.append(
-                    {
-                        "client": each.target,
-                        "for": each.owner,
-                        "topic": each.topic,
-                        "partition": each.partition,
-                        "text": f"{each.owner} is to let go of {each.topic}/{each.partition}, then {each.target} gets it",
-                    }
-                )
+                found.append(waits_json(each.target, each.owner, each.topic, each.partition, str(each.partition)))
         return found[:LISTED]
     seen: set[str] = set()
     numbers = history.events.down_from("rejected", group.name, moment.time, moment.cp, moment.offset)
@@ -387,6 +380,12 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
                 }
             )
     return found[:LISTED]
+
+
+def waits_json(target: str, owner: str, topic: str, partition: int, place: str) -> dict[str, Any]:
+    """A member that waits until another one has let go of a piece."""
+    text = f"{owner} is to let go of {topic}/{place}, then {target} gets it"
+    return {"client": target, "for": owner, "topic": topic, "partition": partition, "text": clean(text)}
 
 
 def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:

@@ -42,8 +42,6 @@ PACE_S: Final = 0.25
 #: Rows of lists that a page asks for at once, at most.
 MOST_ROWS: Final = 500
 
-Answer = Callable[["Page", Request], Any]
-
 
 class Page:
     """What the answers are made from."""
@@ -268,8 +266,8 @@ class _Stream:
         self._group = group
         #: CP → the offset up to which events were sent.
         self._sent = _offsets(last_id)
-        self._state: str | None = None
         self._at = -1
+        self._figures = ""
 
     async def lines(self) -> AsyncIterator[str]:
         """What goes to the browser, for as long as it listens."""
@@ -297,11 +295,15 @@ class _Stream:
         state = live.state_text(self._group)
         points = live.points.get(self._group)
         if state is not None and live.now_ms != self._at:
-            self._at, self._state = live.now_ms, state
+            self._at = live.now_ms
             found.append(f"event: state\ndata: {state}\n\n")
         point = points[-1] if points else None
-        figures = {"point": point, "problem": live.problem, "complete": archive.complete, "now": live.now_ms}
-        found.append(f"event: figures\ndata: {json.dumps(figures)}\n\n")
+        figures = json.dumps(
+            {"point": point, "problem": live.problem, "complete": archive.complete, "now": live.now_ms}
+        )
+        if figures != self._figures:
+            self._figures = figures
+            found.append(f"event: figures\ndata: {figures}\n\n")
         history = archive.newest
         if history is not None:
             with history.asking():
