@@ -20,6 +20,7 @@ from kafka_marshal.cli.words import Seen, is_beat, reason, what
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
 from rationalizer import Group, Outcome, Record, World, codes, route_group
+from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
 from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
@@ -175,7 +176,7 @@ class History:
             found.open = [span]
             lease = world.lease(*key)
             if lease is not None:
-                found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms)
+                found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
                 self._note_stable(found, None, lease.progress.stable, world.log_time)
         for group in world.groups():
             if cp == route_group(group.group_id, self.partitions):
@@ -256,7 +257,7 @@ class History:
             span = found.open[0]
             if span.epoch == lease.epoch and span.held == (lease.client_id is not None):
                 if lease.last_beat > found.pulse.last:
-                    found.pulse.beat(lease.last_beat)
+                    found.pulse.beat(lease.last_beat, world.next_offset - 1)
                     span.last_beat = lease.last_beat
                 stable = lease.progress.stable
                 if stable != found.stable:
@@ -273,12 +274,11 @@ class History:
         found.cp = world.partition
         found.open = [] if begun is None else [begun]
         if lease is None:
-            found.pulse = None
             return 1
         if found.pulse is None:
-            found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms)
+            found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, world.next_offset - 1)
         elif begun is not None and begun.held:
-            found.pulse.beat(lease.last_beat)
+            found.pulse.beat(lease.last_beat, world.next_offset - 1)
         found.pulse.interval_ms = lease.heartbeat_interval_ms
         self._note_stable(found, group, lease.progress.stable, world.log_time)
         if begun is not None:
@@ -313,7 +313,7 @@ class History:
         for place, spans in found.now.items():
             self._key(group, place, world.partition).open = list(spans)
         if (known := world.group(name)) is not None:
-            self._beat_members(group, known)
+            self._beat_members(group, known, world.next_offset - 1)
         return found
 
     def _pieces(self, group: GroupHistory, world: World, outcome: Outcome) -> int:
@@ -327,7 +327,7 @@ class History:
                 found.open = []
             return len(begun)
         changed = self._refit(group, fold, known, begun) if begun else 0
-        self._beat_sender(group, known, outcome)
+        self._beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
             is_work = bool(outcome.message[HEAD_FIELDS])  # the pausing client's has no member
             for place in {(entry[0], entry[1]) for entry in outcome.message[HEAD_FIELDS + 3]}:
@@ -356,26 +356,35 @@ class History:
             found.open = list(fold.now.get(place, ()))
         return sum(span.until is None for span in begun)
 
-    def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome) -> None:
+    def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:
         if outcome.message is None:
             return
         member = known.clients.get(outcome.message[3])
-        if member is not None:
-            self._beat(group, member.client_id, member.instance_id, member.last_beat, member.session_timeout_ms)
+        wanted = outcome.member or outcome.message[HEAD_FIELDS]
+        if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
+            member = next((each for each in known.members.values() if each.member_id == wanted), None)
+        if member is None:
+            return
+        pulse = group.pulses.get((member.client_id, member.instance_id))
+        if pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
+            self._beat_members(group, known, offset)  # the whole log may have been silent: all sessions begin anew (G8)
+        else:
+            self._beat(group, member, offset)
 
-    def _beat_members(self, group: GroupHistory, known: Group) -> None:
+    def _beat_members(self, group: GroupHistory, known: Group, offset: int) -> None:
         for member in known.members.values():
-            self._beat(group, member.client_id, member.instance_id, member.last_beat, member.session_timeout_ms)
+            self._beat(group, member, offset)
 
     @staticmethod
-    def _beat(group: GroupHistory, client: str, instance: str, at: int, session_ms: int) -> None:
-        half = (session_ms + 1) // 2
-        pulse = group.pulses.get((client, instance))
+    def _beat(group: GroupHistory, member: Member, offset: int) -> None:
+        half = (member.session_timeout_ms + 1) // 2
+        pulse = group.pulses.get((member.client_id, member.instance_id))
         if pulse is None:
-            group.pulses[client, instance] = Pulse(at, half)
-        elif at > pulse.last:
-            pulse.beat(at)
-            pulse.interval_ms = half
+            group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
+        else:
+            if member.last_beat > pulse.last:
+                pulse.beat(member.last_beat, offset)
+            pulse.change(half, member.last_beat, offset)
 
     def _rebalanced(self, group: GroupHistory, known: Group, found: Rebalance) -> None:
         if group.rebalances:

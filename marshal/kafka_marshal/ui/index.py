@@ -24,6 +24,9 @@ MOST_BUCKETS: Final = 2048
 #: Positions kept of each partition, at most; then every other one is dropped.
 MOST_SAMPLES: Final = 128
 
+#: A sum goes no higher: offsets of a hostile record may be anything up to 2^63.
+MOST: Final = 2**62
+
 #: Texts of events that are compressed together: one block is read for a page of events.
 BLOCK: Final = 256
 
@@ -56,29 +59,57 @@ class Pulse:
     than that say nothing, and what lies between others says all: freshness is exact at any moment.
     """
 
-    __slots__ = ("begins", "ends", "interval_ms", "last")
+    __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "_last_offset", "interval_ms", "last")
 
-    def __init__(self, at: int, interval_ms: int) -> None:
+    def __init__(self, at: int, interval_ms: int, offset: int) -> None:
+        """at: the log time (ms) of a first beat, at that offset of the CP."""
         #: A silence begins with the last beat before it, and ends with the next.
-        self.begins = array("q")
-        self.ends = array("q")
+        self._begins = array("q")
+        self._ends = array("q")
+        self._begin_offsets = array("q")
+        self._end_offsets = array("q")
+        self._last_offset = offset
         self.last = at
         self.interval_ms = interval_ms
+        #: Intervals that it had before: (until when, until which offset, interval).
+        self._before: list[tuple[int, int, int]] = []
 
-    def beat(self, at: int) -> None:
-        """A sign of life at this log time (ms)."""
+    def change(self, interval_ms: int, at: int, offset: int) -> None:
+        """It has another heartbeat interval from this log time and offset on."""
+        if interval_ms != self.interval_ms:
+            self._before.append((at, offset, self.interval_ms))
+            self.interval_ms = interval_ms
+
+    def interval(self, at: int, offset: int = -1) -> int:
+        """Its heartbeat interval at that log time, or after that offset, ms."""
+        for until, until_offset, interval_ms in self._before:
+            if (offset < until_offset) if offset >= 0 else (at < until):
+                return interval_ms
+        return self.interval_ms
+
+    def beat(self, at: int, offset: int) -> None:
+        """A sign of life at this log time (ms) and offset."""
         if at - self.last >= self.interval_ms:
-            self.begins.append(self.last)
-            self.ends.append(at)
+            self._begins.append(self.last)
+            self._ends.append(at)
+            self._begin_offsets.append(self._last_offset)
+            self._end_offsets.append(offset)
         self.last = at
+        self._last_offset = offset
 
-    def silence(self, at: int) -> int:
-        """How long it had been silent at this log time, ms; 0 where that was less than its interval."""
-        if at >= self.last:
+    def silence(self, at: int, offset: int = -1) -> int:
+        """How long it had been silent at this log time, ms; 0 where that was less than its interval.
+
+        offset: after this offset of its CP, which bears that log time; else after all records of that time.
+        """
+        is_placed = offset >= 0
+        if (offset >= self._last_offset) if is_placed else (at >= self.last):
             return at - self.last
-        index = bisect_right(self.ends, at)
-        if index < len(self.ends) and self.begins[index] <= at:
-            return at - self.begins[index]
+        begins, ends = (self._begin_offsets, self._end_offsets) if is_placed else (self._begins, self._ends)
+        wanted = offset if is_placed else at
+        index = bisect_right(ends, wanted)
+        if index < len(ends) and begins[index] <= wanted:
+            return at - self._begins[index]
         return 0
 
 
@@ -132,13 +163,13 @@ class Series:
         found = self.sums[name]
         if index >= len(found):
             found.extend([0] * (index + 1 - len(found)))
-        found[index] += amount
+        found[index] = min(found[index] + amount, MOST)
 
     def _widen(self) -> None:
         self.width_ms *= 2
         for key, sums in self.sums.items():
             sums.extend([0] * (len(sums) % 2))
-            self.sums[key] = array("q", (a + b for a, b in zip(sums[::2], sums[1::2], strict=True)))
+            self.sums[key] = array("q", (min(a + b, MOST) for a, b in zip(sums[::2], sums[1::2], strict=True)))
 
 
 class KeySpans:

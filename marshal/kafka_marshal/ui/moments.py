@@ -162,10 +162,11 @@ def _state(group: GroupHistory, found: KeySpans, names: tuple[str, str], interva
     if not names[0]:
         return "free"
     pulse = group.pulses.get(names)
+    offset = moment.offset if moment.cp == found.cp else -1
     if pulse is not None:  # a member's beats are of all its pieces
-        silence, interval = pulse.silence(moment.time), pulse.interval_ms
+        silence, interval = pulse.silence(moment.time, offset), pulse.interval(moment.time, offset)
         return "gone" if silence > 2 * interval else "silent" if silence > interval else "seen"
-    silence = 0 if found.pulse is None else found.pulse.silence(moment.time)
+    silence = 0 if found.pulse is None else found.pulse.silence(moment.time, offset)
     if silence < interval:
         return "seen"
     return "silent" if silence <= STALE_AFTER_INTERVALS * interval else "gone"
@@ -265,7 +266,8 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
             told = _span(history, group, found, cell)
             pulse = group.pulses.get((cell.client, cell.instance)) or found.pulse
             interval = 0 if pulse is None else pulse.interval_ms
-            last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time))
+            offset = moment.offset if moment.cp == found.cp else -1
+            last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, offset))
             freshness = {word: key for key, word in STATES.items()}[cell.state]
             asked = who.Moment(told, last_beat, interval, freshness)
             when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
