@@ -2,10 +2,11 @@
 
     python -m benchmarks.ui [--records N] [--partitions N] [--short] [--json FILE]
 
-A log of 8 CPs: 200 members share the partitions of one claimed group, each beats for what it has in each CP every 3 s in
-one record; every 30 s one is silent for long enough, and its partitions are claimed by the others. It is folded into a
-history as the server does, and opened in Chromium: from the address to the map drawn (`first paint`), and from a moment
-set to the map of that moment drawn (`slider`), at random moments. The same is measured while the log is still being read.
+A log of 8 CPs: 200 members share the partitions of one claimed group, each beats for what it has in each CP every 3 s
+in one record; every 30 s one is silent for long enough, and its partitions are claimed by the others. It is folded into
+a history as the server does, and opened in Chromium: from the address to the map drawn (`first paint`), and from a
+moment set to the map of that moment drawn (`slider`), at random moments. The same is measured while the log is still
+being read.
 
 `oracle` compares random moments with a plain replay of all records up to there.
 """
@@ -102,13 +103,13 @@ class Story:
 
 
 def read(story: Story, archive: Archive) -> float:
-    """Fold the log into the archive; seconds."""
+    """Fold the log into the archive; seconds of processor."""
     history = archive.whole = History(CPS)
     spent = 0.0
     for cp, run in story.runs():
-        began = time.perf_counter()
+        began = time.thread_time()
         history.take(cp, run)
-        spent += time.perf_counter() - began
+        spent += time.thread_time() - began
         archive.progress = (story.written, story.records)
     archive.finished()
     return spent
@@ -249,7 +250,7 @@ def main() -> None:
         browser.close()
     served = ask(url, begin, end, MOMENTS)
     rows.append(limit("… of that the server's, median", served[MOMENTS // 2], 100, "ms"))
-    rows.append(limit("records folded a second", story.written / spent[0], None, "records/s"))
+    rows.append(limit("records folded in a second of processor", story.written / spent[0], None, "records/s"))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(limit("memory of the server", memory, None, "MiB"))
     assert archive.whole is not None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from kafka_marshal.cli.group import why_rebalanced
 from kafka_marshal.cli.words import Seen, is_beat, reason, what
@@ -34,7 +34,7 @@ SLICE: Final = 512
 MARK_EVERY: Final = 64
 
 #: Accepted without remarks, they say how far somebody is and no more.
-_PROGRESS: Final = frozenset({"HeartbeatBatch", "GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
+_PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
 
 #: They carry some group id, which means nothing (T3).
 _OF_NO_GROUP: Final = frozenset({"Tick", "Upgrade"})
@@ -111,6 +111,14 @@ class GroupHistory:
     series: Series = field(default_factory=lambda: Series(_SERIES))
     #: topic → the most partitions that its members reported, in a coordinated group.
     counts: dict[str, int] = field(default_factory=dict)
+
+    _ordered: list[KeySpans] = field(default_factory=list)
+
+    def ordered(self) -> list[KeySpans]:
+        """All partitions that anybody ever had, by topic and number."""
+        if len(self._ordered) != len(self.keys):
+            self._ordered = [self.keys[place] for place in sorted(self.keys)]
+        return self._ordered
 
     @property
     def is_coordinated(self) -> bool:
@@ -201,10 +209,16 @@ class History:
             offsets.append(offset)
             times.append(outcome.log_time)
         message = outcome.message
-        if message is not None and outcome.code == codes.OK and self._is_only_progress(outcome, message):
-            if outcome.type != "Tick":
+        if message is not None and outcome.code == codes.OK:
+            if outcome.type == "HeartbeatBatch":
+                self._beats(cp, offset, outcome.log_time, message[4], message[HEAD_FIELDS])
+                return
+            if outcome.type == "Heartbeat" and message[HEAD_FIELDS + 2] is not None:
+                self._beats(cp, offset, outcome.log_time, message[4], (message[HEAD_FIELDS:],))
+                return
+            if outcome.type in _PROGRESS:
                 self._take_effect(cp, outcome)
-            return
+                return
         record = outcome.record
         before = self._before(record)
         changed = self._take_effect(cp, outcome) if outcome.accepted else 0
@@ -213,11 +227,26 @@ class History:
         if changed or not is_beat(outcome, record):
             self._note(cp, offset, outcome, record, value, before, changed)
 
-    @staticmethod
-    def _is_only_progress(outcome: Outcome, message: tuple[object, ...] | list[object]) -> bool:
-        if outcome.type in _PROGRESS:
-            return True
-        return outcome.type == "Heartbeat" and message[HEAD_FIELDS + 2] is not None
+    def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
+        """Holders' beats that were accepted, nearly all of a log: they change no owner. entries: as on the wire."""
+        world, group = self.worlds[cp], self.groups[name]
+        keys = group.keys
+        done = 0
+        for topic, partition, _, last_offset in entries:
+            found = keys[topic, partition]
+            pulse = found.pulse
+            assert pulse is not None
+            pulse.beat(at, offset)
+            if last_offset is not None and last_offset != found.stable:
+                lease = world.lease(name, topic, partition)
+                if lease is not None and (stable := lease.progress.stable) != found.stable:
+                    # The first position of a partition is where its consumer begins: no work.
+                    if NOTHING_DONE != found.stable < stable:
+                        done += stable - found.stable
+                    found.stable = stable
+                    found.samples.add(at, stable)
+        if done:
+            group.series.add("done", at, done)
 
     def _before(self, record: Record | None) -> Seen | None:
         """What the lease was that a record names."""
@@ -258,10 +287,8 @@ class History:
             if span.epoch == lease.epoch and span.held == (lease.client_id is not None):
                 if lease.last_beat > found.pulse.last:
                     found.pulse.beat(lease.last_beat, world.next_offset - 1)
-                    span.last_beat = lease.last_beat
                 stable = lease.progress.stable
                 if stable != found.stable:
-                    span.stable = stable
                     self._note_stable(found, group if outcome.code == codes.OK else None, stable, world.log_time)
                 return 0
         if found is None:
@@ -269,6 +296,9 @@ class History:
         if group.is_coordinated and lease is not None:  # it was converted: leases are what it has now (G1)
             group.assignments = None
         before = list(found.open)
+        for each in before:
+            each.stable = found.stable
+            each.last_beat = each.last_beat if found.pulse is None else max(each.last_beat, found.pulse.last)
         begun = owners.see(key, world, outcome)
         self._close(found, before, 0 if found.pulse is None else found.pulse.interval_ms)
         found.cp = world.partition
@@ -363,10 +393,8 @@ class History:
         wanted = outcome.member or outcome.message[HEAD_FIELDS]
         if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
             member = next((each for each in known.members.values() if each.member_id == wanted), None)
-        if member is None:
-            return
-        pulse = group.pulses.get((member.client_id, member.instance_id))
-        if pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
+        pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
+        if member is None or pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
             self._beat_members(group, known, offset)  # the whole log may have been silent: all sessions begin anew (G8)
         else:
             self._beat(group, member, offset)

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "is_local"]
+__all__ = ["Guard"]
 
 #: Nothing from elsewhere, and no script or style but those files that come with the page.
 POLICY: Final = (
@@ -48,11 +48,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_local(name: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 class Guard:

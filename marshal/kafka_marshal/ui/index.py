@@ -9,7 +9,7 @@ import heapq
 import json
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -149,6 +149,11 @@ class Series:
 
     def add(self, name: str, at: int, amount: int) -> None:
         """Count this amount at that log time (ms), in any order: CPs are read one after the other."""
+        found = self.sums[name]
+        index = (at - self.begin) // self.width_ms
+        if 0 <= index < len(found):
+            found[index] = min(found[index] + amount, MOST)
+            return
         if not self.begin:
             self.begin = at
         if at < self.begin:
@@ -379,10 +384,20 @@ class Events:
             reverse=True,
         )
 
-    def up_from(self, which: str, group: str, at: int, cp: int = -1, offset: int = 0) -> int | None:
-        """The number of the first of a group's events after this log time; of this CP after this offset. None: none."""
-        rest = [chosen[end] for chosen, end in self._cut(which, group, at, cp, offset) if end < len(chosen)]
-        return min(rest, key=self.time.__getitem__, default=None)
+    def first_beyond(self, which: str, group: str, here: tuple[int, int, int]) -> int | None:
+        """The number of a group's first event beyond this (log time, CP, offset); None: there is none."""
+        time, cp, offset = (self.columns[name] for name in ("time", "cp", "offset"))
+        found: tuple[tuple[int, int, int], int] | None = None
+        for (name, _), chosen in self.lists[which].items():
+            if name != group:
+                continue
+            for at in range(bisect_left(chosen, here[0], key=time.__getitem__), len(chosen)):
+                number = chosen[at]
+                place = time[number], cp[number], offset[number]
+                if place > here:
+                    found = (place, number) if found is None else min(found, (place, number))
+                    break
+        return None if found is None else found[1]
 
     def _cut(self, which: str, group: str, at: int, cp: int, offset: int) -> Iterator[tuple[array[int], int]]:
         for (name, of), chosen in self.lists[which].items():

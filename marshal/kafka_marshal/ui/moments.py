@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli import who
 from kafka_marshal.cli.rows import STATES, place_text
 from kafka_marshal.cli.text import clean, count, span, time_text
 from kafka_marshal.instance import Instance
-from kafka_marshal.ui.fold import GroupHistory, History
+from kafka_marshal.ui.fold import GroupHistory, History, Pausing
 from kafka_marshal.ui.index import Event, KeySpans
 from rationalizer import codes
 from rationalizer.history import BEFORE, Span
@@ -66,10 +66,6 @@ class Moment:
     cp: int = -1
     offset: int = 0
 
-    def of(self, found: KeySpans) -> tuple[int, bool]:
-        """Where it is in the history of a partition, and whether that is an offset."""
-        return (self.offset, True) if self.cp == found.cp else (self.time, False)
-
 
 def parse_moment(text: str, history: History) -> Moment:
     """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError."""
@@ -111,9 +107,24 @@ def at_text(moment: Moment) -> dict[str, object]:
 # -- who owned what --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+class Held(NamedTuple):
+    """One partition, or a part of its keys, at a moment. `client` "": nobody has it."""
+
+    client: str
+    instance: str
+    #: The heartbeat interval of a lease's holder, ms.
+    interval_ms: int
+    lo: int
+    hi: int
+    epoch: int
+    #: The number of a closed span; −1: it lasts, and `span` is it.
+    number: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """One partition, or a part of its keys, at a moment. `client` "": nobody."""
+    """The same with its place, and its holder's freshness in the words of `status`."""
 
     topic: str
     partition: int
@@ -123,115 +134,127 @@ class Cell:
     instance: str
     state: str
     epoch: int
-    since: int
-    number: int
-    #: Only what goes on has it.
-    span: Span | None
 
 
-def _cells_of(history: History, group: GroupHistory, found: KeySpans, moment: Moment) -> Iterator[Cell]:
+def _held_at(history: History, found: KeySpans, moment: Moment) -> list[Held]:
+    """Who had a partition: one, or one for each part of its keys; none: nobody ever had."""
     store = history.spans
-    at, by_offset = moment.of(found)
-    since = store.since_offset if by_offset else store.since
-    columns = store.columns
-    topic, partition = found.key[1], found.key[2]
+    at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
+    since, until = (store.since_offset, store.until_offset) if by_offset else (store.since, store.until)
+    held: list[Held] = []
+    closed = found.closed
     covered = 0
-    begin = store.last_ending_after(found.closed, at, by_offset=by_offset)
-    for index in range(begin, len(found.closed)):
-        number = found.closed[index]
-        if since[number] > at:
-            continue
-        client, lo, hi = columns["client"][number], columns["lo"][number], columns["hi"][number]
-        names = ("", "") if client < 0 else (store.names[client], store.names[columns["instance"][number]])
-        state = _state(group, found, names, columns["interval"][number], moment)
-        epoch, began = columns["epoch"][number], columns["since"][number]
-        yield Cell(topic, partition, lo, hi, *names, state, epoch, began, number, None)
-        covered += hi - lo + 1
-        if covered > MAX_KEY_HASH:
-            return
+    if closed and until[closed[-1]] > at:
+        columns, names = store.columns, store.names
+        for index in range(store.last_ending_after(closed, at, by_offset=by_offset), len(closed)):
+            number = closed[index]
+            if since[number] > at:
+                continue
+            client, lo, hi = columns["client"][number], columns["lo"][number], columns["hi"][number]
+            who_has = ("", "") if client < 0 else (names[client], names[columns["instance"][number]])
+            epoch, interval_ms = columns["epoch"][number], columns["interval"][number]
+            held.append(Held(*who_has, interval_ms, lo, hi, epoch, number, None))
+            covered += hi - lo + 1
+            if covered > MAX_KEY_HASH:
+                return held
     for each in found.open:
         if (each.since_offset if by_offset else each.since) <= at:
-            names = (each.client_id, each.instance_id) if each.held else ("", "")
-            interval = found.pulse.interval_ms if each.is_lease and found.pulse is not None else 0
-            state = _state(group, found, names, interval, moment)
-            yield Cell(topic, partition, each.lo, each.hi, *names, state, each.epoch, each.since, -1, each)
+            client_id, instance_id = (each.client_id, each.instance_id) if each.held else ("", "")
+            interval_ms = found.pulse.interval_ms if each.is_lease and found.pulse is not None else 0
+            held.append(Held(client_id, instance_id, interval_ms, each.lo, each.hi, each.epoch, -1, each))
+    if len(held) > 1:
+        held.sort(key=lambda each: each.lo)
+    return held
 
 
-def _state(group: GroupHistory, found: KeySpans, names: tuple[str, str], interval: int, moment: Moment) -> str:
-    """A holder's freshness at that moment, in the words of `status` (C1)."""
-    if not names[0]:
-        return "free"
-    pulse = group.pulses.get(names)
+#: A holder's freshness (C1), by number.
+FREE, SEEN, SILENT, GONE = range(4)
+WORDS: Final = ("free", "seen", "silent", "gone")
+
+
+def _freshness(group: GroupHistory, found: KeySpans, held: Held, moment: Moment) -> int:
+    if not held.client:
+        return FREE
     offset = moment.offset if moment.cp == found.cp else -1
-    if pulse is not None:  # a member's beats are of all its pieces
+    if group.pulses and (pulse := group.pulses.get((held.client, held.instance))) is not None:
+        # A member's beats are of all its pieces.
         silence, interval = pulse.silence(moment.time, offset), pulse.interval(moment.time, offset)
-        return "gone" if silence > 2 * interval else "silent" if silence > interval else "seen"
+        return GONE if silence > 2 * interval else SILENT if silence > interval else SEEN
     silence = 0 if found.pulse is None else found.pulse.silence(moment.time, offset)
-    if silence < interval:
-        return "seen"
-    return "silent" if silence <= STALE_AFTER_INTERVALS * interval else "gone"
+    if silence < held.interval_ms:
+        return SEEN
+    return SILENT if silence <= STALE_AFTER_INTERVALS * held.interval_ms else GONE
 
 
 def cells(history: History, group: GroupHistory, moment: Moment) -> list[Cell]:
     """All partitions of a group that anybody ever had, as they were."""
-    found = [cell for place in sorted(group.keys) for cell in _cells_of(history, group, group.keys[place], moment)]
-    if any(cell.lo for cell in found):
-        found.sort(key=lambda cell: (cell.topic, cell.partition, cell.lo))
-    return found
+    return [
+        Cell(
+            *found.key[1:],
+            held.lo,
+            held.hi,
+            held.client,
+            held.instance,
+            WORDS[_freshness(group, found, held, moment)],
+            held.epoch,
+        )
+        for found in group.ordered()
+        for held in _held_at(history, found, moment)
+    ]
 
 
 def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, Any]:
     """The ownership map: members, and for each topic the partitions, their owners' numbers and states."""
-    found = cells(history, group, moment)
     members: dict[tuple[str, str], dict[str, Any]] = {}
-    worst = ("free", "seen", "silent", "gone")
-    for cell in found:
-        if cell.client:
-            names = (cell.client, cell.instance)
-            member = members.get(names)
-            if member is None:
-                member = members[names] = member_json(*names)
-            member["held"] += 1
-            member["state"] = max(member["state"], cell.state, key=worst.index)
+    topics: dict[str, dict[str, Any]] = {}
+    for found in group.ordered():
+        _, name, partition = found.key
+        for held in _held_at(history, found, moment):
+            topic = topics.get(name)
+            if topic is None:
+                lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
+                topic = topics[name] = {"topic": name, **lists}
+            freshness = _freshness(group, found, held, moment)
+            who_has = (held.client, held.instance)
+            if freshness != FREE:
+                member = members.get(who_has)
+                if member is None:
+                    member = members[who_has] = {**member_json(*who_has), "state": SEEN}
+                member["held"] += 1
+                if freshness > member["state"]:
+                    member["state"] = freshness
+            if held.hi - held.lo != MAX_KEY_HASH:
+                topic["places"][len(topic["owners"])] = place_text(partition, held.lo, held.hi)
+            topic["partitions"].append(partition)
+            topic["owners"].append(who_has)
+            topic["states"].append(freshness)
     ordered = sorted(members, key=natural)
     numbers = {names: index for index, names in enumerate(ordered)}
-    topics: dict[str, dict[str, Any]] = {}
-    for cell in found:
-        topic = topics.get(cell.topic)
-        if topic is None:
-            topic = topics[cell.topic] = {
-                "topic": cell.topic,
-                "partitions": [],
-                "places": {},
-                "owners": [],
-                "states": [],
-            }
-        if cell.lo or cell.hi != MAX_KEY_HASH:
-            topic["places"][len(topic["owners"])] = place_text(cell.partition, cell.lo, cell.hi)
-        topic["partitions"].append(cell.partition)
-        topic["owners"].append(numbers[cell.client, cell.instance] if cell.client else -1)
-        topic["states"].append(worst.index(cell.state))
+    for topic in topics.values():
+        topic["owners"] = [numbers.get(names, -1) for names in topic["owners"]]
+    for member in members.values():
+        member["state"] = WORDS[member["state"]]
     return {
         "group": group.name,
         "kind": "coordinated" if group.is_coordinated else "claimed",
         "at": at_text(moment),
         "live": False,
-        "states": list(worst),
+        "states": list(WORDS),
         "members": [members[names] for names in ordered],
         "topics": list(topics.values()),
         "waiting": waiting(history, group, moment),
         "pauses": [
-            {
-                "client": each.client,
-                "until": each.until,
-                "text": f"paused by {each.client} until {time_text(each.until)}",
-            }
+            {"client": each.client, "until": each.until, "text": _paused_text(each)}
             for each in group.pauses
             if each.since <= moment.time < each.until
         ],
         "problems": [],
         "notes": [],
     }
+
+
+def _paused_text(each: Pausing) -> str:
+    return clean(f"paused by {each.client} until {time_text(each.until)}")
 
 
 def member_json(client: str, instance: str) -> dict[str, Any]:
@@ -262,21 +285,19 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
     answers, text = [], []
     rows: list[Span] = []
     if found is not None:
-        for cell in _cells_of(history, group, found, moment):
-            told = _span(history, group, found, cell)
-            pulse = group.pulses.get((cell.client, cell.instance)) or found.pulse
+        for held in _held_at(history, found, moment):
+            told = _span(history, group, found, held)
+            pulse = group.pulses.get((held.client, held.instance)) or found.pulse
             interval = 0 if pulse is None else pulse.interval_ms
             offset = moment.offset if moment.cp == found.cp else -1
             last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, offset))
-            freshness = {word: key for key, word in STATES.items()}[cell.state]
+            word = WORDS[_freshness(group, found, held, moment)]
+            freshness = {STATES[key]: key for key in STATES}[word]
             asked = who.Moment(told, last_beat, interval, freshness)
             when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
             text.append(who.moment_text(when, asked, not told.is_lease))
-            answers.append(
-                {**who.span_json(told), "state": cell.state, "place": place_text(place[1], told.lo, told.hi)}
-            )
-        at, by_offset = moment.of(found)
-        around = history.spans.last_ending_after(found.closed, at, by_offset=by_offset)
+            answers.append({**who.span_json(told), "state": word, "place": place_text(place[1], told.lo, told.hi)})
+        around = _ended_before(history, found, moment)
         first, last = max(0, around - 30), around + 20
         is_lease = not group.is_coordinated
         rows = [history.spans.span(number, found.key, is_lease) for number in found.closed[first:last]]
@@ -296,10 +317,16 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
     }
 
 
-def _span(history: History, group: GroupHistory, found: KeySpans, cell: Cell) -> Span:
-    if cell.span is not None:
-        return cell.span
-    return history.spans.span(cell.number, found.key, not group.is_coordinated)
+def _ended_before(history: History, found: KeySpans, moment: Moment) -> int:
+    """How many spans of a partition had ended."""
+    at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
+    return history.spans.last_ending_after(found.closed, at, by_offset=by_offset)
+
+
+def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) -> Span:
+    if held.span is not None:
+        return held.span
+    return history.spans.span(held.number, found.key, not group.is_coordinated)
 
 
 def _span_row(each: Span) -> dict[str, Any]:
@@ -345,12 +372,24 @@ def events(
 
 def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> dict[str, Any] | None:
     """The next event after which other owners were there, or the last one before this moment; None: there is none."""
+    columns = history.events.columns
+
+    def place(number: int) -> tuple[int, int, int]:
+        return columns["time"][number], columns["cp"][number], columns["offset"][number]
+
+    here = (moment.time, moment.cp, moment.offset)
+    found: int | None = None
     if forward:
-        number = history.events.up_from("changed", name, moment.time, moment.cp, moment.offset)
+        if moment.cp < 0:
+            here = (moment.time, len(history.worlds), 0)
+        found = history.events.first_beyond("changed", name, here)
     else:
-        before = history.events.down_from("changed", name, moment.time - (moment.cp < 0), moment.cp, moment.offset - 1)
-        number = next(before, None)
-    return None if number is None else _event_json(history.events[number])
+        for number in history.events.down_from("changed", name, moment.time):
+            if found is not None and columns["time"][number] < columns["time"][found]:
+                break
+            if place(number) < here and (found is None or place(number) > place(found)):
+                found = number
+    return None if found is None else _event_json(history.events[found])
 
 
 def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[str, Any]]:
@@ -360,8 +399,8 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
         last = next((each for each in reversed(group.rebalances) if each.time <= moment.time), None)
         for each in () if last is None else last.waiting:
             key = group.keys.get((each.topic, each.partition))
-            held = () if key is None else _cells_of(history, group, key, moment)
-            if any(cell.lo <= each.lo <= cell.hi and cell.client == each.owner for cell in held):
+            held = [] if key is None else _held_at(history, key, moment)
+            if any(part.lo <= each.lo <= part.hi and part.client == each.owner for part in held):
                 found.append(waits_json(each.target, each.owner, each.topic, each.partition, str(each.partition)))
         return found[:LISTED]
     seen: set[str] = set()
@@ -468,26 +507,22 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
     """Partitions that another owner, or another run of it, had at the second moment; how that came."""
     changed: list[dict[str, Any]] = []
     amount = 0
-    for place in sorted(group.keys):
-        found = group.keys[place]
-        before = list(_cells_of(history, group, found, first))
-        after = list(_cells_of(history, group, found, second))
-        if [_identity(cell) for cell in before] == [_identity(cell) for cell in after]:
+    for found in group.ordered():
+        place = found.key[1:]
+        before, after = _held_at(history, found, first), _held_at(history, found, second)
+        if [_identity(each) for each in before] == [_identity(each) for each in after]:
             continue
         amount += 1
         if len(changed) >= LISTED:
             continue
-        at, by_offset = first.of(found)
-        begin = history.spans.last_ending_after(found.closed, at, by_offset=by_offset)
-        at, by_offset = second.of(found)
-        end = history.spans.last_ending_after(found.closed, at, by_offset=by_offset)
-        why = [who.ended_text(_span(history, group, found, cell)) for cell in before if cell.span is None]
+        begin, end = _ended_before(history, found, first), _ended_before(history, found, second)
+        why = [who.ended_text(_span(history, group, found, each)) for each in before if each.span is None]
         changed.append(
             {
                 "topic": place[0],
                 "partition": place[1],
-                "before": _owners(before),
-                "after": _owners(after),
+                "before": _owners(before, place[1]),
+                "after": _owners(after, place[1]),
                 "changes": abs(end - begin),
                 "why": clean("; ".join(each for each in why if each)),
             }
@@ -502,18 +537,18 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
     }
 
 
-def _identity(cell: Cell) -> tuple[object, ...]:
-    return cell.lo, cell.hi, cell.client, cell.instance, cell.epoch
+def _identity(held: Held) -> tuple[object, ...]:
+    return held.lo, held.hi, held.client, held.instance, held.epoch if held.client else 0
 
 
-def _owners(found: list[Cell]) -> str:
+def _owners(found: list[Held], partition: int) -> str:
     if not found:
         return "nobody yet"
     if len(found) == 1:
         return clean(found[0].client) or "nobody"
     return ", ".join(
-        f"{place_text(cell.partition, cell.lo, cell.hi).partition(' ')[2]} {clean(cell.client) or 'nobody'}"
-        for cell in found
+        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {clean(each.client) or 'nobody'}"
+        for each in found
     )
 
 
