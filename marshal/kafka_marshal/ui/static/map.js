@@ -224,9 +224,8 @@ export class OwnershipMap {
     if (!keys.includes(key) || this.rects.length === 0) return null;
     const order = this.matrix ? this.cells.map((cell) => this.rects.find((rect) => rect.cell === cell)) : this.rects;
     const index = order.findIndex((rect) => rect.cell.id === this.selected);
-    if (index < 0) return order[0].cell;
-    if (key === "Home") return order[0].cell;
     if (key === "End") return order[order.length - 1].cell;
+    if (key === "Home" || index < 0) return order[0].cell;
     if (key === "ArrowLeft") return order[Math.max(0, index - 1)].cell;
     if (key === "ArrowRight") return order[Math.min(order.length - 1, index + 1)].cell;
     const here = order[index];
