@@ -73,9 +73,12 @@ def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_ste
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        with ExitStack() as stack:
+            found = stack.enter_context(socket.socket(family, kind, protocol))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(128)  # its address is told before the server runs: who is quick waits
+            stack.pop_all()
     except OSError as error:
         raise CommandError(
             f"can't listen on {clean(host)} port {port}: {error.strerror or error}. Nothing was started. Name another "
