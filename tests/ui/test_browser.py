@@ -129,8 +129,7 @@ def test_a_time_that_is_typed(page: Page, page_url: str) -> None:
     assert field.get_attribute("aria-invalid") == "true"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_light_and_dark_wide_and_narrow(page: Page, page_url: str, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

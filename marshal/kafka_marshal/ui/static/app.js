@@ -133,7 +133,7 @@ function App() {
     ask("diff", { group, from: view.from, to: view.at }).then(setDiff, (error) => setDiff({ text: error.message, partitions: [] }));
   }, [group, view.from, view.at, news]);
   const changed = useMemo(() => new Set(diff ? diff.partitions.map((each) => `${each.topic}:${each.partition}`) : []), [diff]);
-  const moment = dragged !== null ? dragged : view.at && state ? state.at.time : null;
+  const moment = dragged !== null ? dragged : timeOf(view.at, state);
   const setMoment = useCallback((time, replace = false) => {
     setDragged(null);
     go({ at: time === null ? null : iso(time) }, replace);
@@ -168,6 +168,14 @@ function App() {
     <${Slider} log=${log} group=${group} view=${view} timeline=${timeline} moment=${moment} theme=${theme}
       pinned=${diff && diff.from ? diff.from.time : null} onDrag=${setDragged} onPick=${setMoment} go=${go} />
     <${Steer} wish=${wish} onClose=${() => setWish(null)} />`;
+}
+
+// An offset of the log is a time as soon as the server has said which.
+function timeOf(at, state) {
+  if (!at) return null;
+  const time = /^[0-9]+:[0-9]+$/.test(at) ? NaN : Date.parse(at);
+  if (!Number.isNaN(time)) return time;
+  return state && !state.live ? state.at.time : null;
 }
 
 const share = (log) => (log.to_read ? `${Math.floor((100 * log.read) / log.to_read)} %` : "");
@@ -249,14 +257,24 @@ function Slider({ log, group, view, timeline, moment, theme, pinned, onDrag, onP
   const end = width ? Math.min(last, Math.max(log.begin + width, Math.ceil((centre + width / 2) / (width / 4)) * (width / 4))) : last;
   const begin = width ? Math.max(log.begin, end - width) : log.begin;
   const [text, setText] = useState("");
+  const acts = useRef(0); // what somebody does meanwhile prevails over an answer that comes late
   const near = async (direction) => {
+    const act = ++acts.current;
     const { event } = await ask("near", { group, at: view.at, direction }).catch(() => ({ event: null }));
+    if (act !== acts.current) return;
     if (event) go({ at: event.at, ...(event.topic ? { p: `${event.topic}:${event.partition}` } : {}) });
     else if (direction === "on") onPick(null);
   };
-  const step = (share) => onPick(bounded(centre + Math.round((end - begin) * share)));
   const bounded = (time) => (time >= last ? null : Math.max(log.begin, time));
+  const reached = useRef(centre); // keys may come faster than the page is drawn
+  reached.current = centre;
+  const step = (share) => {
+    const time = bounded(reached.current + Math.round((end - begin) * share));
+    reached.current = time === null ? last : time;
+    onPick(time);
+  };
   const keys = (event) => {
+    acts.current += 1;
     const steps = { ArrowLeft: -1 / 500, ArrowDown: -1 / 500, ArrowRight: 1 / 500, ArrowUp: 1 / 500, PageDown: -1 / 20, PageUp: 1 / 20 };
     if (event.key in steps) step(steps[event.key]);
     else if (event.key === "Home") onPick(log.begin);
@@ -282,7 +300,7 @@ function Slider({ log, group, view, timeline, moment, theme, pinned, onDrag, onP
       <span class="moment">${moment === null ? (log.live ? "now" : "end") : clock(moment, true)}</span>
       <button onClick=${() => near("back")} title="The change of an owner before ( [ )" aria-label="Previous change">◀ change</button>
       <button onClick=${() => near("on")} title="The next change of an owner ( ] )" aria-label="Next change">change ▶</button>
-      <button onClick=${() => onPick(null)} disabled=${!view.at}>${log.live ? "Live" : "End"}</button>
+      <button onClick=${() => { acts.current += 1; onPick(null); }} disabled=${!view.at}>${log.live ? "Live" : "End"}</button>
       ${view.from ? html`<button onClick=${() => go({ from: null })}>End comparison</button>`
         : html`<button onClick=${() => go({ from: view.at || iso(last) })} title="Compare other moments with this one">Compare from here</button>`}
       <select aria-label="How much the slider covers" value=${size} onChange=${(event) => setSize(event.target.value)}>
