@@ -29,6 +29,10 @@ if os.environ.get("KAFKA_MARSHAL_COMPILE") == "1":
         setup(setup_requires=["mypy>=1.14"])
     else:
         sources = [f"rationalizer/{name}.py" for name in HOT]
-        setup(ext_modules=mypycify(["--ignore-missing-imports", *sources], opt_level="3"))
+        setup(
+            ext_modules=mypycify(
+                ["--ignore-missing-imports", *sources], opt_level=os.environ.get("KAFKA_MARSHAL_OPT_LEVEL", "3")
+            )
+        )
 else:
     setup()

@@ -23,10 +23,15 @@ class CompileError(RuntimeError):
     """The core could not be compiled: says what the compiler said. The pure Python core is not affected."""
 
 
-def build(folder: Path = DEFAULT_FOLDER) -> Path:
-    """The folder with a compiled `rationalizer` in it, built if it is not there or of other source."""
+def build(folder: Path = DEFAULT_FOLDER, level: str = "3") -> Path:
+    """The folder with a compiled `rationalizer` in it, built if it is not there or of other source.
+
+    level: the C compiler's, 0 … 3.
+    """
     sources = [ROOT / "setup.py", *sorted((ROOT / "rationalizer").rglob("*.py"))]
-    state = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + sys.version.encode()).hexdigest()
+    state = hashlib.sha256(
+        b"".join(source.read_bytes() for source in sources) + (sys.version + level).encode()
+    ).hexdigest()
     stamp = folder / "built-from"
     if stamp.is_file() and stamp.read_text() == state:
         return folder
@@ -37,7 +42,7 @@ def build(folder: Path = DEFAULT_FOLDER) -> Path:
     run = subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=folder,
-        env={**os.environ, "KAFKA_MARSHAL_COMPILE": "1"},
+        env={"KAFKA_MARSHAL_OPT_LEVEL": level, **os.environ, "KAFKA_MARSHAL_COMPILE": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -37,7 +37,8 @@ class SharedEpoch(int):
     """The fencing token of a part of a partition that is shared by key: good for the key hashes lo … hi only (G5).
 
     Whoever fences by it keeps a token for each (topic, partition, lo, hi), and refuses one that is older than that of
-    any part which overlaps.
+    any part which overlaps. A share that grew has the token of its newest part; shrunk again by the next rebalance, its
+    owner comes with an older one, and is refused till somebody else owned the keys. Fence whole partitions instead.
     """
 
     lo: int

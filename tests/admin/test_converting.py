@@ -172,7 +172,7 @@ def test_each_kind_of_step_is_in_the_short_form() -> None:
 @pytest.mark.parametrize(
     "each", [False, pytest.param(True, marks=pytest.mark.campaign)], ids=["each kind", "each step"]
 )
-@pytest.mark.parametrize("to", ["claimed", "coordinated"])
+@pytest.mark.parametrize("to", [pytest.param("claimed", marks=pytest.mark.campaign), "coordinated"])
 def test_killed_between_any_two_steps_it_is_finished_by_the_next_run(
     empty: Group, to: Kind, each: bool, tmp_path: Path
 ) -> None:

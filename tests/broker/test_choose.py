@@ -149,6 +149,7 @@ def test_the_command_runs_until_it_is_told_to_end(number: signal.Signals, tmp_pa
 
 
 @pytest.mark.broker
+@pytest.mark.campaign
 def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
     program = COMMAND.format(port=None, keep=None)
     process = subprocess.Popen(
@@ -168,6 +169,7 @@ def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.campaign
 def test_the_command_can_be_ended_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "native")
     monkeypatch.setenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", NOBODY)

@@ -141,6 +141,7 @@ def test_a_forked_child_may_use_but_not_end_it(local: LocalBroker) -> None:
     assert Probe(local.bootstrap_servers).broker_ids(10) == {1}
 
 
+@pytest.mark.campaign
 def test_answers_are_lost_behind_a_proxy_but_requests_are_done() -> None:
     with TcpProxy() as proxy, LocalBroker(advertised_port=proxy.port) as local:
         proxy.target_port = local.port
@@ -162,6 +163,7 @@ def test_answers_are_lost_behind_a_proxy_but_requests_are_done() -> None:
         assert consume(local, topic, 2) == [b"1", b"2"]
 
 
+@pytest.mark.campaign
 def test_users_and_acls_by_settings_of_ones_own() -> None:
     with LocalBroker(properties=broker_properties(), client_config=login("root")) as local:
         topic = make_topic(local, "guarded")
@@ -170,6 +172,7 @@ def test_users_and_acls_by_settings_of_ones_own() -> None:
         assert stranger.broker_ids(1.0) is None
 
 
+@pytest.mark.campaign
 def test_a_port_lost_to_somebody_faster_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.create_server((LOOPBACK, 0))
     asked: list[int] = []
@@ -210,7 +213,11 @@ def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is
     [
         pytest.param("", id="alone"),
         # A forked child holds a copy of the pipe that tells the supervisor of its parent's end.
-        pytest.param("import os, time\nif os.fork() == 0: time.sleep(30); os._exit(0)", id="with-a-forked-child"),
+        pytest.param(
+            "import os, time\nif os.fork() == 0: time.sleep(30); os._exit(0)",
+            id="with-a-forked-child",
+            marks=pytest.mark.campaign,
+        ),
     ],
 )
 def test_kill_9_of_the_parent_ends_the_broker_and_removes_its_data(then: str) -> None:
@@ -234,6 +241,7 @@ def test_kill_9_of_the_parent_ends_the_broker_and_removes_its_data(then: str) ->
     assert len(others) == bool(then)
 
 
+@pytest.mark.campaign
 def test_an_unhandled_exception_and_an_ordinary_exit_end_it_too() -> None:
     for last, status in (("sys.exit(0)", 0), ("sys.stderr.close(); raise RuntimeError", 1)):
         parent = run_python(STARTS_AND_WAITS.format(then="", last=last))
@@ -264,6 +272,7 @@ def test_a_killed_supervisor_takes_the_broker_with_it_and_the_next_start_tidies_
     assert not Path(folder).exists()
 
 
+@pytest.mark.campaign
 def test_keep_keeps_the_data_also_after_kill_9_and_goes_on_with_it(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     program = f"""

@@ -78,6 +78,7 @@ def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, k
     assert ROWS - BATCH <= told <= ROWS
 
 
+@pytest.mark.campaign
 def test_without_watchdogs_the_killed_one_is_replaced_after_its_silence(demo: Demo, kafka_bootstrap: str) -> None:
     run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1, watchdog=False)
     found = run.result()
@@ -122,6 +123,7 @@ def test_the_only_worker_is_killed(demo: Demo, kafka_bootstrap: str) -> None:
     assert len(found["takeovers"]) == 12
 
 
+@pytest.mark.campaign
 def test_as_fast_as_they_can(demo: Demo, kafka_bootstrap: str) -> None:
     assert demo(bootstrap=kafka_bootstrap, rows=ROWS, pace=0, seed=3).result()["equal"]
 
@@ -223,6 +225,7 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 # -- bad days -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo, kafka_bootstrap: str) -> None:
     run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
     wrote = "SELECT 1 FROM batches WHERE client_id = 'worker-1' LIMIT 1"
@@ -252,6 +255,7 @@ def test_when_all_workers_crash_it_says_what_is_done_and_that_nothing_is_lost(de
     assert state_of(run.folder).startswith("failed: No worker is left")
 
 
+@pytest.mark.campaign
 def test_a_broker_that_dies_midway_and_comes_back_costs_nothing_but_time(demo: Demo) -> None:
     with LocalBroker() as broker:
         run = demo(bootstrap=broker.bootstrap_servers, rows=20_000, seed=2, heartbeat_interval_ms=1_000)
@@ -271,6 +275,7 @@ def test_a_disk_that_fills_up_ends_it_with_the_files_name(demo: Demo, kafka_boot
     assert "Traceback" not in run.said
 
 
+@pytest.mark.campaign
 def test_two_runs_do_not_share_a_folder(demo: Demo, kafka_bootstrap: str) -> None:
     first = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
     first.says("3/5 Process")
@@ -286,13 +291,13 @@ OWN, NAMED = True, False
 @pytest.mark.parametrize(
     ("at", "number", "own"),
     [
-        ("1/5 Kafka", signal.SIGINT, OWN),
-        ("2/5 Publish", signal.SIGINT, OWN),
-        ("3/5 Process", signal.SIGINT, OWN),
+        pytest.param("1/5 Kafka", signal.SIGINT, OWN, marks=pytest.mark.campaign),
+        pytest.param("2/5 Publish", signal.SIGINT, OWN, marks=pytest.mark.campaign),
+        pytest.param("3/5 Process", signal.SIGINT, OWN, marks=pytest.mark.campaign),
         ("was killed with -9", signal.SIGINT, NAMED),
         ("was killed with -9", signal.SIGTERM, OWN),
         ("4/5 Check", signal.SIGTERM, NAMED),
-        ("5/5 Report", signal.SIGINT, NAMED),
+        pytest.param("5/5 Report", signal.SIGINT, NAMED, marks=pytest.mark.campaign),
     ],
 )
 def test_an_interruption_anywhere_leaves_nothing_running(

@@ -58,6 +58,7 @@ def is_as_it_should_be(run: Run, found: dict[str, Any], rows: int = ROWS) -> Non
 # -- good days ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafka_bootstrap: str) -> None:
     before = topics_of(kafka_bootstrap)
     run = spark_run(demo, bootstrap=kafka_bootstrap, seed=3)

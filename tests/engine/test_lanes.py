@@ -67,6 +67,19 @@ def test_a_failed_message_is_tried_again_before_the_next_of_its_key(bench: Bench
     assert bench.counts() == (0, 2)
 
 
+def test_retries_that_are_due_are_no_reason_not_to_read_on(bench: Bench) -> None:
+    one = bench.assignment()
+    for lane in bench.spread(one, records("abc")):
+        bench.begin(lane)
+        bench.failed(lane, due=1.0)
+    due = bench.lanes.due(1.0, bench.call)
+    assert (len(due), bench.lanes.ready) == (3, 0)
+    bench.spread(one, records("d", first=3))
+    assert bench.lanes.ready == 1
+    assert [bench.begin(lane) for lane in due] == [0, 1, 2]
+    assert bench.lanes.ready == 1
+
+
 def test_t4_nothing_begins_while_the_lease_is_in_doubt_and_all_does_after(bench: Bench) -> None:
     one = bench.assignment()
     lanes = bench.spread(one, records("ab"))

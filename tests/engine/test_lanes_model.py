@@ -128,7 +128,7 @@ class Model:
     def check(self) -> None:
         lanes, tracker = self.bench.lanes, self.one.tracker
         assert lanes.running == len(self.running)
-        assert lanes.ready == sum(call is self.bench.call for _, call in self.queue)
+        assert lanes.ready == sum(call is self.bench.call and lane.number == 1 for lane, call in self.queue)
         in_hand = [offset_of(x) for run in tracker.runs.values() for x in run.messages if not self.is_done(x)]
         assert len(in_hand) == len(set(in_hand)) == tracker.in_hand, "a message is in hand twice, or not counted"
         done = {offset_of(x) for x in self.log if self.is_done(x)}

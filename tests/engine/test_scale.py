@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import mean
 
+import pytest
+
 from kafka_marshal.engine.effects import Append, Call, Callback
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
@@ -190,6 +192,7 @@ def test_ten_members_and_900_partitions() -> None:
     assert moved[1:] == [90, 90], "as few as possible"
 
 
+@pytest.mark.campaign
 def test_100_members_and_5000_partitions() -> None:
     rounds, records, moved = changes(100, 5_000, rest=0.2)
     assert rounds[0] <= 5

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -18,7 +18,16 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KafkaUnavailableError, Marshal, Policy
+from kafka_marshal import (
+    Admin,
+    Balanced,
+    ClosedError,
+    ConfigurationError,
+    Consumer,
+    KafkaUnavailableError,
+    Marshal,
+    Policy,
+)
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.addresses import AddressCheck
 from kafka_marshal.adapters.kafka.errors import Troubles
@@ -358,6 +367,17 @@ def test_what_belongs_to_a_process_is_not_pickled(scene: Scene, send: Callable[[
     for of_this_process in (marshal, admin, admin.pause("g")):
         with pytest.raises(TypeError, match=f"a {type(of_this_process).__name__} can't be pickled.*in each process"):
             send(of_this_process)
+
+
+def test_an_exit_stack_ends_what_it_has_entered(scene: Scene) -> None:
+    with ExitStack() as stack:
+        marshal = stack.enter_context(Marshal(scene.bootstrap, group_id="stacked", topic=scene.coordination))
+        lease = stack.enter_context(marshal.claim("by-hand", 1))
+        consumer = stack.enter_context(marshal.consumer([scene.topic()]))
+        assert lease.valid
+    assert not lease.valid
+    with pytest.raises(ClosedError):
+        consumer.poll(0)
 
 
 @pytest.mark.parametrize("make", [lambda: Marshal("127.0.0.1:1", group_id="g"), lambda: Admin("127.0.0.1:1")])

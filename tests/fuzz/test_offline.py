@@ -101,6 +101,7 @@ def test_what_is_planted_is_found(
     pytest.fail(f"20,000 inputs, and only {[str(finding) for finding in found]}")
 
 
+@pytest.mark.campaign
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--inputs", "2000", "--jobs", "1", "--seed", str(SEED)]) == 0
     line = capsys.readouterr().out

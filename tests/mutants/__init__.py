@@ -28,15 +28,10 @@ MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + 
 QUICK = frozenset(
     [
         "stale at exactly 2 HI",
-        "the latest claim wins",
         "the epoch is ignored",
-        "ranges with a gap of one are merged",
         "progress goes back on the short cut",
-        "a lease is trusted for 3 HI",
-        "the message in hand is committed",
         "the balance drops a partition",
         "a torn read is not seen",
-        "what fetched messages take is not looked at",
         "who lost it and got it back is not fenced",
         "the dead own on",
         "a key goes on while its first message waits for its next try",

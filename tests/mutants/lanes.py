@@ -109,7 +109,7 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "lanes that were begun count as ready",
         "Lanes.begin",
-        "self.ready -= 1",
+        "self.ready -= lane.number == 1",
         "self.ready -= lane.message is None",
         "C14",
     ),

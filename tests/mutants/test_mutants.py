@@ -1,4 +1,4 @@
-"""The list of planted bugs holds, and thirteen of them are caught in every run of the tests."""
+"""The list of planted bugs holds, and eight of them are caught in every run of the tests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
 @pytest.mark.timeout(600)  # on a machine that others use, too
 def test_the_fixed_ones_are_caught_and_the_product_passes() -> None:
     chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
-    assert len(chosen) == len(QUICK) == 13
+    assert len(chosen) == len(QUICK) == 8
     rows = list(run_all(chosen, SHORT, budget_s=150))
     assert rows[0].name == CONTROL
     assert [(row.name, row.what) for row in rows if not row.is_right] == []
@@ -125,7 +125,7 @@ def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stories_hold_against_the_oracle() -> None:
-    simulate(seeds=6, judge=OracleJudge).raise_for_violation()
+    simulate(seeds=3, judge=OracleJudge).raise_for_violation()
 
 
 # A violation is one though a second try has none: CI's --reruns is not for these.

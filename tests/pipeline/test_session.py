@@ -137,6 +137,7 @@ again.stop()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.campaign
 def test_after_a_session_without_the_connector_a_notebook_goes_on_without_a_restart() -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-c", NOTEBOOK]

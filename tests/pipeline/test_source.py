@@ -178,6 +178,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
     assert sorted(s.rows) == [(0, offset) for offset in range(110, 120)] + [(1, offset) for offset in range(115, 120)]
 
 
+@pytest.mark.campaign
 def test_a_batch_that_failed_comes_again(scene: Scene, stream: Any) -> None:
     """Restarted with its checkpoint, Spark asks for the batch it had written down: it is empty, the next has all."""
     topic = scene.topic(2, 40)

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a machine that others use, too
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_a_dozen_seeds(coordinated: bool) -> None:
+def test_half_a_dozen_seeds(coordinated: bool) -> None:
     report = Report()
-    for seed in range(12):
+    for seed in range(6):
         report.add(simulate_one(Scenario.from_seed(seed, intervals=40, coordinated=coordinated, lanes=True)))
     report.raise_for_violation()
-    assert report.counts["messages"] > 6_000
-    assert report.counts["repeats"] > 20
+    assert report.counts["messages"] > 3_000
+    assert report.counts["repeats"] > 10
 
 
 def test_a_few_seeds() -> None:

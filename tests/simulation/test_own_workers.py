@@ -36,7 +36,7 @@ FILE = str(Path(workers.__file__))
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.campaign)], ids=["few", "many"]
+    "seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.campaign)], ids=["few", "many"]
 )
 @pytest.mark.parametrize(
     "worker",

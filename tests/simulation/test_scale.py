@@ -179,6 +179,7 @@ def test_twenty_members_and_400_partitions_are_one_history_byte_for_byte() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_forty_members_and_1600_partitions() -> None:
     check(share_out(3, 40, 1_600, rest=1.2), 40, 1_600)
 

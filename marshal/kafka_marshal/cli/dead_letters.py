@@ -87,11 +87,11 @@ class Row:
 
     def add(self, letter: DeadLetter) -> None:
         """One more."""
-        self.first_ms = letter.time_ms if not self.letters else min(self.first_ms, letter.time_ms)
+        place = _place(letter)
+        if not self.letters or (letter.time_ms, place) < (self.first_ms, self.example):
+            self.first_ms, self.example = letter.time_ms, place
         self.last_ms = max(self.last_ms, letter.time_ms)
         self.letters += 1
-        if not self.example:
-            self.example = _place(letter)
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Summary:
             row = self.rows[which] = Row(letter.error, letter.reason, letter.key)
         if row is None:
             row = self.rest
-        if self.by == "key":
+        if self.by == "key" and letter.time_ms >= row.last_ms:
             row.error, row.reason = letter.error, letter.reason
         row.add(letter)
 

@@ -22,6 +22,13 @@ class OneProcess:
         )
 
 
+class _Itself(property):
+    """A reference that is called returns what it refers to; ``ExitStack`` asks the class, and calls what it finds."""
+
+    def __call__(self, entered: object) -> object:
+        return entered
+
+
 class WithBlock:
     """``__enter__`` that returns the object itself.
 
@@ -35,4 +42,4 @@ class WithBlock:
         def __enter__(self) -> Self: ...
 
     else:
-        __enter__ = property(weakref.ref)  # a reference that is called returns what it refers to
+        __enter__ = _Itself(weakref.ref)

@@ -130,7 +130,7 @@ class Lanes:
         #: Tries to come: (when, a number that keeps them apart, lane).
         self._retries: list[tuple[float, int, Lane]] = []
         self._count = 0
-        #: Lanes that a worker may begin.
+        #: Lanes that a worker may begin with a first try: that many retries are due is no reason not to read on.
         self.ready = 0
         #: Messages with a handler.
         self.running = 0
@@ -184,7 +184,7 @@ class Lanes:
         with self._lock:
             if self.owner is not owner:
                 return None  # what waited was recalled as that run ended
-            self.ready -= 1
+            self.ready -= lane.number == 1
             message = lane.message
             if message is None:
                 return None
@@ -258,7 +258,6 @@ class Lanes:
                 lane = heappop(self._retries)[2]
                 if lane.message is not None:
                     found.append(lane)
-            self.ready += len(found)
         return found
 
     @property
@@ -277,7 +276,7 @@ class Lanes:
                 if partition.parked and now < partition.assignment.lease.hand_out_until:
                     found += [lane for lane in partition.parked if lane.message is not None]
                     partition.parked.clear()
-            self.ready += len(found)
+            self.ready += sum(lane.number == 1 for lane in found)
         return found
 
     def recall(self, assignment: Assignment) -> list[Message]:
