@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -136,13 +136,21 @@ class Cell:
     epoch: int
 
 
-def _held_at(history: History, found: KeySpans, moment: Moment) -> list[Held]:
+def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]:
     """Who had a partition: one, or one for each part of its keys; none: nobody ever had."""
     store = history.spans
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
     since, until = (store.since_offset, store.until_offset) if by_offset else (store.since, store.until)
-    held: list[Held] = []
     closed = found.closed
+    if len(found.open) == 1 and (not closed or until[closed[-1]] <= at):  # nearly always
+        last = found.open[0]
+        if (last.since_offset if by_offset else last.since) > at:
+            return ()
+        interval_ms = found.pulse.interval_ms if found.pulse is not None else 0
+        if last.held:
+            return (Held(last.client_id, last.instance_id, interval_ms, last.lo, last.hi, last.epoch, -1, last),)
+        return (Held("", "", interval_ms, last.lo, last.hi, last.epoch, -1, last),)
+    held: list[Held] = []
     covered = 0
     if closed and until[closed[-1]] > at:
         columns, names = store.columns, store.names
@@ -208,14 +216,13 @@ def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, An
     members: dict[tuple[str, str], dict[str, Any]] = {}
     topics: dict[str, dict[str, Any]] = {}
     for found in group.ordered():
-        _, name, partition = found.key
+        topic = topics.get(found.key[1])
+        if topic is None:
+            lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
+            topic = topics[found.key[1]] = {"topic": found.key[1], **lists}
         for held in _held_at(history, found, moment):
-            topic = topics.get(name)
-            if topic is None:
-                lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
-                topic = topics[name] = {"topic": name, **lists}
             freshness = _freshness(group, found, held, moment)
-            who_has = (held.client, held.instance)
+            who_has = held[:2]
             if freshness != FREE:
                 member = members.get(who_has)
                 if member is None:
@@ -224,10 +231,11 @@ def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, An
                 if freshness > member["state"]:
                     member["state"] = freshness
             if held.hi - held.lo != MAX_KEY_HASH:
-                topic["places"][len(topic["owners"])] = place_text(partition, held.lo, held.hi)
-            topic["partitions"].append(partition)
+                topic["places"][len(topic["owners"])] = place_text(found.key[2], held.lo, held.hi)
+            topic["partitions"].append(found.key[2])
             topic["owners"].append(who_has)
             topic["states"].append(freshness)
+    topics = {name: topic for name, topic in topics.items() if topic["owners"]}
     ordered = sorted(members, key=natural)
     numbers = {names: index for index, names in enumerate(ordered)}
     for topic in topics.values():
@@ -399,7 +407,7 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
         last = next((each for each in reversed(group.rebalances) if each.time <= moment.time), None)
         for each in () if last is None else last.waiting:
             key = group.keys.get((each.topic, each.partition))
-            held = [] if key is None else _held_at(history, key, moment)
+            held = () if key is None else _held_at(history, key, moment)
             if any(part.lo <= each.lo <= part.hi and part.client == each.owner for part in held):
                 found.append(waits_json(each.target, each.owner, each.topic, each.partition, str(each.partition)))
         return found[:LISTED]
@@ -541,7 +549,7 @@ def _identity(held: Held) -> tuple[object, ...]:
     return held.lo, held.hi, held.client, held.instance, held.epoch if held.client else 0
 
 
-def _owners(found: list[Held], partition: int) -> str:
+def _owners(found: Sequence[Held], partition: int) -> str:
     if not found:
         return "nobody yet"
     if len(found) == 1:

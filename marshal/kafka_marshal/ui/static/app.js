@@ -1,6 +1,6 @@
 // The page: one state, what the address says, and the newest answers.
 
-import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
+import { html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { ask, clock, iso, newestOnly, readAddress, setLastDay, writeAddress } from "./api.js";
 import { Chart, Strip } from "./charts.js";
 import { OwnershipMap } from "./map.js";
@@ -90,7 +90,8 @@ function useState_(group, at, log) {
   );
   const isLive = log !== null && log.live;
   const hasGroup = log !== null && log.groups.includes(group);
-  useEffect(() => {
+  // Before the page is painted, not after it: a frame sooner.
+  useLayoutEffect(() => {
     if (!group || (!at && isLive && !hasGroup)) return undefined;
     fetchState(group, at);
     if (at || !isLive) return undefined;
@@ -214,13 +215,13 @@ function Map_({ state, selected, changed, theme, onSelect }) {
   const map = useRef(null);
   const [spoken, setSpoken] = useState("");
   const [hovered, setHovered] = useState("");
-  useEffect(() => {
+  useLayoutEffect(() => {
     map.current = new OwnershipMap(canvas.current);
     const observer = new ResizeObserver(() => map.current.draw());
     observer.observe(canvas.current.parentElement);
     return () => observer.disconnect();
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const began = performance.now();
     map.current.show(state, selected, changed);
     performance.measure("map", { start: began, end: performance.now() });
