@@ -200,7 +200,7 @@ def test_what_the_log_says_is_text_and_no_markup(browser: Browser, tmp_path: Any
     with served(archive) as url:
         page = browser.new_page()
         dialogs: list[object] = []
-        page.on("dialog", dialogs.append)
+        page.on("dialog", lambda dialog: dialogs.append(dialog))
         page.goto(f"{url}#p={name}:0&tab=members")
         page.get_by_text(f"{name}/0: {name}, seen").wait_for()
         page.locator(".answer").wait_for()

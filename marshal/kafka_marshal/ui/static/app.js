@@ -118,6 +118,7 @@ function App() {
   const [timeline, setTimeline] = useState(null);
   const [diff, setDiff] = useState(null);
   const [wish, setWish] = useState(null);
+  const [size, setSize] = useState("all");
   const refresh = log ? `${log.complete}${log.reached}` : "";
   useEffect(() => {
     if (!group) return undefined;
@@ -140,6 +141,7 @@ function App() {
     go({ at: time === null ? null : iso(time) }, replace);
   }, []);
   if (!log) return html`<p class="pad quiet" role="status">${lost || "Reading …"}</p>`;
+  const [begin, end] = windowOf(log, size, moment);
   const selected = selectedPlace(view.p);
   const isPast = Boolean(at);
   return html`
@@ -155,7 +157,7 @@ function App() {
             ${state && html`<${Map_} state=${state} selected=${view.p} changed=${changed} theme=${theme} onSelect=${(id) => go({ p: id }, true)} />`}
           </div>
           <div class="panel"><h2>Done and lag</h2>
-            ${timeline && html`<${Chart} timeline=${timeline} begin=${Math.max(log.begin, log.end - 3_600_000 * 24)} end=${log.end} moment=${moment} theme=${theme} onPick=${setMoment} />`}
+            ${timeline && html`<${Chart} timeline=${timeline} begin=${begin} end=${end} moment=${moment} theme=${theme} onPick=${setMoment} />`}
           </div>
           <${Lists} group=${group} at=${view.at} tab=${view.tab || "all"} state=${state} news=${news} go=${go} />
         </section>
@@ -166,7 +168,7 @@ function App() {
         </aside>
       </div>
     </main>
-    <${Slider} log=${log} group=${group} view=${view} timeline=${timeline} moment=${moment} theme=${theme}
+    <${Slider} log=${log} begin=${begin} end=${end} size=${size} onSize=${setSize} group=${group} view=${view} timeline=${timeline} moment=${moment} theme=${theme}
       pinned=${diff && diff.from ? diff.from.time : null} onDrag=${setDragged} onPick=${setMoment} go=${go} />
     <${Steer} wish=${wish} onClose=${() => setWish(null)} />`;
 }
@@ -250,13 +252,19 @@ function Map_({ state, selected, changed, theme, onSelect }) {
     <p class="quiet" id="map-cell" aria-live="polite">${hovered || spoken || `${amount.toLocaleString("en")} partitions, ${state.members.length.toLocaleString("en")} members. Arrow keys, or a click, choose one.`}</p>`;
 }
 
-function Slider({ log, group, view, timeline, moment, theme, pinned, onDrag, onPick, go }) {
-  const [size, setSize] = useState("all");
+// What slider and chart cover: all, or so much around the moment, in steps, so that it does not slide along with it.
+function windowOf(log, size, moment) {
   const width = WINDOWS.find(([name]) => name === size)[2];
+  if (!width) return [log.begin, log.end];
+  const step = width / 4;
+  const middle = Math.ceil(((moment === null ? log.end : moment) + width / 2) / step) * step;
+  const end = Math.min(log.end, Math.max(log.begin + width, middle));
+  return [Math.max(log.begin, end - width), end];
+}
+
+function Slider({ log, begin, end, size, onSize, group, view, timeline, moment, theme, pinned, onDrag, onPick, go }) {
   const last = log.end;
   const centre = moment === null ? last : moment;
-  const end = width ? Math.min(last, Math.max(log.begin + width, Math.ceil((centre + width / 2) / (width / 4)) * (width / 4))) : last;
-  const begin = width ? Math.max(log.begin, end - width) : log.begin;
   const [text, setText] = useState("");
   const acts = useRef(0); // what somebody does meanwhile prevails over an answer that comes late
   const near = async (direction) => {
@@ -304,7 +312,7 @@ function Slider({ log, group, view, timeline, moment, theme, pinned, onDrag, onP
       <button onClick=${() => { acts.current += 1; onPick(null); }} disabled=${!view.at}>${log.live ? "Live" : "End"}</button>
       ${view.from ? html`<button onClick=${() => go({ from: null })}>End comparison</button>`
         : html`<button onClick=${() => go({ from: view.at || iso(last) })} title="Compare other moments with this one">Compare from here</button>`}
-      <select aria-label="How much the slider covers" value=${size} onChange=${(event) => setSize(event.target.value)}>
+      <select aria-label="How much the slider covers" value=${size} onChange=${(event) => onSize(event.target.value)}>
         ${WINDOWS.map(([name, label]) => html`<option value=${name} key=${name}>${label}</option>`)}
       </select>
       <form onSubmit=${jump}><input type="text" size="12" placeholder="03:14, or CP:offset" aria-label="Go to a time, or an offset of the log"

@@ -1,6 +1,7 @@
 // Lag and rate over time (uPlot), and the strip above the slider: what changed, what was rejected, pauses.
 
 import { html, useEffect, useRef } from "./vendor/preact.js";
+import { clock } from "./api.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -33,6 +34,7 @@ export function Chart({ timeline, begin, end, moment, theme, onPick }) {
   useEffect(() => {
     if (!timeline || !place.current) return undefined;
     const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
+    const hasLag = timeline.lag.length > 0;
     const short = (self, values) => values.map((value) => (value === null ? "" : brief(value)));
     const chart = new uPlot(
       {
@@ -41,14 +43,14 @@ export function Chart({ timeline, begin, end, moment, theme, onPick }) {
         cursor: { y: false, drag: { setScale: false } },
         scales: { x: { range: [begin / 1000, end / 1000] }, rate: { range: from0 }, lag: { range: from0 } },
         axes: [
-          { ...axis },
+          { ...axis, values: (self, ticks) => ticks.map((tick) => clock(tick * 1000)), space: 90 },
           { ...axis, scale: "rate", values: short, size: 50 },
-          { ...axis, scale: "lag", side: 1, values: short, size: 50, grid: { show: false } },
+          { ...axis, scale: "lag", side: 1, values: short, size: 50, grid: { show: false }, show: hasLag },
         ],
         series: [
-          { value: (self, value) => (value === null ? "-" : new Date(value * 1000).toLocaleString()) },
+          { value: (self, value) => (value === null ? "-" : clock(value * 1000)) },
           { label: "done, msg/s", scale: "rate", stroke: css("--rate"), width: 1.5, fill: css("--rate") + "22", spanGaps: true, value: figure },
-          { label: "lag", scale: "lag", stroke: css("--lag"), width: 1.5, dash: [5, 3], spanGaps: true, value: figure },
+          { label: hasLag ? "lag" : "lag (only of what this page saw live)", scale: "lag", stroke: css("--lag"), width: 1.5, dash: [5, 3], spanGaps: true, value: figure },
         ],
         hooks: {
           draw: [

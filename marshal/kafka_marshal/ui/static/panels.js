@@ -72,7 +72,7 @@ export function Detail({ group, at, selected, news, setMoment, go }) {
     <table aria-label="Owners of this partition"><thead><tr><th>since</th><th>owner</th><th class="number">epoch</th><th>ended</th></tr></thead>
       <tbody>${[...found.spans].reverse().slice(0, 25).map((each) => html`<tr class=${isNow(each) ? "now" : ""} key=${each.since_offset + "." + each.keys[0]}>
         <td class="time">${each.is_before ? "before" : html`<button class="link" onClick=${() => go({ at: `${found.cp}:${each.since_offset}` })}>${clock(each.since)}</button>`}</td>
-        <td>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
+        <td class="name" title=${each.client}>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
         <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
     ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}
   </div>`;
@@ -83,7 +83,7 @@ function Events({ events, go, short }) {
   return html`<div class="scroll"><table aria-label="Records"><thead><tr><th>time</th>${!short && html`<th>who</th>`}<th>what</th><th>outcome</th></tr></thead>
     <tbody>${events.map((each) => html`<tr key=${each.at} class=${each.accepted ? "" : "rejected"}>
       <td class="time"><button class="link" title=${`partition:offset of the log ${each.at}`} onClick=${() => go({ at: each.at, ...(each.topic ? { p: `${each.topic}:${each.partition}` } : {}) })}>${clock(each.time)}</button></td>
-      ${!short && html`<td>${each.client}</td>`}
+      ${!short && html`<td class="name" title=${each.client}>${each.client}</td>`}
       <td>${short ? `${each.client} ` : ""}${each.what}</td>
       <td class="code">${each.code}${each.why ? html`<br /><span class="quiet">${each.why}</span>` : ""}</td></tr>`)}</tbody></table></div>`;
 }
@@ -94,7 +94,7 @@ export function Diff({ diff, go }) {
     ${diff.partitions.length > 0 && html`<div class="scroll"><table aria-label="What differs"><thead><tr><th>partition</th><th>before</th><th>after</th><th>how it ended</th></tr></thead>
       <tbody>${diff.partitions.slice(0, 200).map((each) => html`<tr key=${each.topic + each.partition}>
         <td><button class="link" onClick=${() => go({ p: `${each.topic}:${each.partition}` }, true)}>${each.topic}/${each.partition}</button></td>
-        <td>${each.before}</td><td>${each.after}</td><td>${each.why}${each.changes > 1 ? html` <span class="quiet">${each.changes} changes</span>` : ""}</td></tr>`)}</tbody></table></div>`}
+        <td class="name" title=${each.before}>${each.before}</td><td class="name" title=${each.after}>${each.after}</td><td>${each.why}${each.changes > 1 ? html` <span class="quiet">${each.changes} changes</span>` : ""}</td></tr>`)}</tbody></table></div>`}
     ${diff.changed > 200 && html`<p class="quiet">The first 200 of ${diff.changed.toLocaleString("en")}.</p>`}
   </div>`;
 }
@@ -145,7 +145,7 @@ function Waiting({ state, go }) {
 function Members({ state }) {
   if (state.members.length === 0) return html`<p class="quiet">Nobody holds anything.</p>`;
   return html`<div class="scroll"><table aria-label="Members"><thead><tr><th>member</th><th class="optional">runs at</th><th class="optional">release</th><th class="number">holds</th><th class="number">lag</th><th>state</th></tr></thead>
-    <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}><td>${each.client}</td><td class="optional">${each.where || each.instance}</td><td class="optional">${each.release || "-"}</td>
+    <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}><td class="name" title=${each.client}>${each.client}</td><td class="optional">${each.where || each.instance}</td><td class="optional">${each.release || "-"}</td>
       <td class="number">${each.held}</td><td class="number">${each.lag === undefined || each.lag === null ? "-" : each.lag.toLocaleString("en")}</td>
       <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}</td></tr>`)}</tbody></table></div>`;
 }
