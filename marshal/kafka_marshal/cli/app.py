@@ -22,7 +22,7 @@ from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
 from kafka_marshal.extras import lacks_cli
 
-__all__ = ["COMMANDS", "PROGRAM", "root", "run"]
+__all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
 
 PROGRAM: Final = "kafka-marshal"
 COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"

@@ -412,6 +412,8 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool, dry_
 
 
 def _would_resume(options: Options, group: str, pauses: list[PausedPartition]) -> int:
+    if not pauses:
+        refuse_unknown(options, group, effect="Nothing was changed.")
     ends = sorted({(each.client_id, each.expires) for each in pauses})
     if options.json:
         print_json({"group": group, "ended": [], "pauses": [{"client": by, "expires": until} for by, until in ends]})
