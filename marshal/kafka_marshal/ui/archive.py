@@ -125,12 +125,14 @@ def read_kafka(archive: Archive, options: Options, stop: threading.Event) -> Non
     while not stop.is_set():
         try:
             _read_on(archive, options, stop)
-        except (MarshalError, CommandError) as error:
+        except (KafkaUnavailableError, CommandError) as error:
             archive.problem = str(error)
-            if not isinstance(error, (KafkaUnavailableError, CommandError)):
-                log(logging.ERROR, "history_ended", "the history is not read any further: %s", error)
-                return
             stop.wait(RETRY_S)
+        except Exception as error:  # noqa: BLE001  (the thread's end must be seen: the page would stand still silently)
+            archive.problem = f"The history is not read any further: {error}. Start kafka-marshal ui again."
+            expected = isinstance(error, MarshalError)
+            log(logging.ERROR, "history_ended", "%s", archive.problem, error=None if expected else error)
+            return
 
 
 def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
+from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
 from kafka_marshal.cli.text import clean
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     import uvicorn
 
     from kafka_marshal.ui.archive import Archive
+    from kafka_marshal.ui.live import Live
     from kafka_marshal.ui.steering import Steering
 
 __all__ = ["ui"]
 
 PORT: Final = 9450
+
+#: Threads that read get so long to see that they shall end; then the process ends without them.
+JOIN_S: Final = 5.0
 
 
 @command()
@@ -58,7 +62,7 @@ def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_ste
     with its dry run first. Who may: whoever has the whole address that is printed, with its token.
 
     \b
-    Exit status: 0 ended by Ctrl-C; 1 the dump is none; 2 wrong use, or the port is taken; 3 no Kafka.
+    Exit status: 0 ended by Ctrl-C; 2 wrong use, the port is taken, or the dump is none; 3 no Kafka.
     """
     needs("ui", "starlette", "uvicorn")
     if dump is not None and allow_steering:
@@ -107,7 +111,7 @@ def _serve(
     archive = Archive(options.topic, is_live=dump is None)
     live, steering = None, None
     if dump is None:
-        live = _start_live(options, archive, stop)
+        live = _start_live(stack, options, archive, stop)
         if allow_steering:
             steering = Steering(options)
             stack.callback(steering.close)
@@ -122,10 +126,10 @@ def _serve(
         _start_dump(archive, dump, stop, server, failed)
     url = _announce(options, listener, steering)
     options.if_interrupted = f"{url} is gone."
-    _run(server, listener)
+    _run(server, listener, live)
     for error in failed:
         raise error
-    return NO if failed else DONE
+    return DONE
 
 
 def _announce(options: Options, listener: socket.socket, steering: Steering | None) -> str:
@@ -143,7 +147,7 @@ def _announce(options: Options, listener: socket.socket, steering: Steering | No
     return url
 
 
-def _start_live(options: Options, archive: Archive, stop: threading.Event) -> Live:
+def _start_live(stack: ExitStack, options: Options, archive: Archive, stop: threading.Event) -> Live:
     """Ask first whether there is such a Kafka, and such a topic: raises as `status` does."""
     from kafka_marshal.cli.reading import Log, connected
     from kafka_marshal.ui.archive import read_kafka
@@ -152,11 +156,12 @@ def _start_live(options: Options, archive: Archive, stop: threading.Event) -> Li
     with connected(options) as cluster:
         Log(cluster, options.topic, options.timeout)
     live = Live(options, archive)
-    threading.Thread(target=live.run, args=(stop,), name="kafka-marshal-live", daemon=True).start()
-    whole = threading.Thread(
-        target=read_kafka, args=(archive, options, stop), name="kafka-marshal-history", daemon=True
-    )
-    whole.start()
+    for thread in (
+        threading.Thread(target=live.run, args=(stop,), name="kafka-marshal-live", daemon=True),
+        threading.Thread(target=read_kafka, args=(archive, options, stop), name="kafka-marshal-history", daemon=True),
+    ):
+        thread.start()
+        stack.callback(thread.join, JOIN_S)
     return live
 
 
@@ -177,11 +182,13 @@ def _start_dump(
     threading.Thread(target=read, name="kafka-marshal-dump", daemon=True).start()
 
 
-def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+def _run(server: uvicorn.Server, listener: socket.socket, live: Live | None) -> None:
     """Serve until Ctrl-C or SIGTERM; both end it in order."""
 
     def end(number: int, frame: FrameType | None) -> None:
         server.should_exit = True
+        if live is not None:
+            live.end()
 
     before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -191,10 +198,6 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
         for number, handler in before.items():
             with suppress(TypeError):
                 signal.signal(number, handler)
-
-
-if TYPE_CHECKING:
-    from kafka_marshal.ui.live import Live
 
 
 def _no_signals() -> nullcontext[None]:

@@ -141,19 +141,21 @@ class History:
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
         self._owners = {cp: Owners() for cp in self.worlds}
         self._lock = threading.Lock()
-        self._asked = 0
+        #: Questions that wait or are being answered, a token each: adding to a set can't be interrupted half-way.
+        self._asked: set[object] = set()
         for cp, world in self.worlds.items():
             self._begin(cp, world)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Nothing changes meanwhile."""
-        self._asked += 1
+        token = object()
+        self._asked.add(token)
         try:
             with self._lock:
                 yield
         finally:
-            self._asked -= 1
+            self._asked.discard(token)
 
     def take(self, cp: int, entries: list[LogEntry]) -> None:
         """Replay records of one CP, ascending (*blocking*: questions in between have priority)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from kafka_marshal.cli.rows import GroupRow, LeaseRow, partitions_held, partitio
 from kafka_marshal.cli.text import clean, count, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.ports import Cluster
 from kafka_marshal.ui.archive import RETRY_S, Archive
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import member_json, natural, waits_json
@@ -26,6 +29,12 @@ __all__ = ["Live"]
 #: A picture is taken so often; where taking one is slow, it takes a fifth of the time at most.
 INTERVAL_S: Final = 1.0
 SHARE: Final = 5
+
+#: The topic that is read is checked so often: was it recreated (L2)?
+CHECK_S: Final = 10.0
+
+#: While watching, a broker gets so long to answer before the page says that it does not.
+PATIENCE_S: Final = 2.0
 
 #: Points of lag and rate that are kept of each group: an hour of them.
 POINTS: Final = 3_600
@@ -49,6 +58,8 @@ class Live:
         self.now_ms = 0
         self._taken = 0
         self._texts: dict[str, tuple[int, str]] = {}
+        #: The server ends: who waits for news goes.
+        self.ended = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         archive.on_news = self.tell
 
@@ -57,8 +68,10 @@ class Live:
         while not stop.is_set():
             try:
                 self._follow(stop)
-            except (MarshalError, CommandError) as error:
-                self.problem = clean(str(error))
+            except Exception as error:  # noqa: BLE001  (whatever it is: it is shown, and tried again)
+                self.problem = f"What is shown is from before: {clean(str(error))}"
+                if not isinstance(error, (MarshalError, CommandError)):
+                    log(logging.ERROR, "live_failed", "reading the log failed; it is tried again", error=error)
                 self.tell()
                 stop.wait(RETRY_S)
 
@@ -75,7 +88,8 @@ class Live:
                     view.observers.append(recent.see)
                 view.catch_up(self._show)
                 view.learn_time()
-                self._watch(view, stop)
+                view.patience_s = PATIENCE_S
+                self._watch(view, cluster, stop)
             finally:
                 view.replica.close()
         finally:
@@ -84,8 +98,13 @@ class Live:
     def _show(self, done: int, of_all: int) -> None:
         self.progress = (done, of_all)
 
-    def _watch(self, view: View, stop: threading.Event) -> None:
-        wait_s = 0.0
+    def end(self) -> None:
+        """Nothing new comes any more: streams end."""
+        self.ended = True
+        self.tell()
+
+    def _watch(self, view: View, cluster: Cluster, stop: threading.Event) -> None:
+        wait_s, checked = 0.0, time.monotonic()
         while not stop.is_set():
             view.follow(wait_s, until=stop.is_set)
             if self._archive.complete:
@@ -93,6 +112,10 @@ class Live:
             began = time.monotonic()
             try:
                 view.outage = False
+                if began - checked > CHECK_S:
+                    topics = cluster.topic_info([self._options.topic], view.patience_s)
+                    view.replica.check(topics.get(self._options.topic))
+                    checked = began
                 view.look_at_data()
                 self.problem = ""
             except KafkaUnavailableError as error:

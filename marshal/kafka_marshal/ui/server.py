@@ -276,7 +276,7 @@ class _Stream:
         news, done = live.subscribe()
         try:
             yield "retry: 1000\n\n"
-            while True:
+            while not live.ended:
                 news.clear()
                 for line in await run_in_threadpool(self._news):
                     yield line

@@ -103,7 +103,7 @@ function useState_(group, at, log) {
     source.addEventListener("figures", (event) => setFigures(JSON.parse(event.data)));
     source.addEventListener("happened", () => setNews((before) => before + 1));
     return () => source.close();
-  }, [group, at, isLive, hasGroup, log !== null && !isLive && log.complete]);
+  }, [group, at, isLive, hasGroup, log === null || log.complete || (isLive && !at) ? 0 : log.read]);
   return { state, figures, news, problem };
 }
 
