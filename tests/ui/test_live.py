@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -18,6 +19,9 @@ from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command, start
 from tests.client.conftest import wait_until
 from tests.ui.conftest import Answer, get
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["command", "environment", "kafka", "log_topic"]
 
@@ -104,7 +108,24 @@ def stream(served: Served, last_id: str, until: Callable[[str, Any], bool]) -> t
     raise AssertionError("the stream ended")
 
 
-def test_the_live_state_events_and_steering(served: Served, append: Append, data: str) -> None:
+def evict_in_the_page(browser: Browser, served: Served, data: str) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(30_000)
+    page.goto(f"{served.url}#group=g&p={data}:1&token={served.token}")
+    page.get_by_role("button", name=f"Evict from {data}/1").click()
+    assert "token" not in page.url
+    page.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Dry run").click()
+    page.get_by_text("would be evicted from").wait_for()
+    page.get_by_role("button", name="Confirm").click()
+    page.get_by_text("released: worker-1 no longer holds").wait_for()
+    page.get_by_text("Done.").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text(f"{data}/1: nobody, free").wait_for()
+    page.close()
+
+
+def test_the_live_state_events_and_steering(served: Served, append: Append, data: str, browser: Browser) -> None:
     state = wait_until(lambda: (found := served.ask("state?group=g"))["live"] and found, 30)
     (topic,) = state["topics"]
     assert [(each["client"], each["where"], each["held"]) for each in state["members"]] == [
@@ -136,18 +157,18 @@ def test_the_live_state_events_and_steering(served: Served, append: Append, data
     assert (jobs()[0]["id"], jobs()[0]["status"]) == (job["id"], 1), "it beat a moment ago: left alone without --force"
     assert "or force it" in "\n".join(jobs()[0]["lines"])
 
-    planned = served.send("plan", {"action": "evict", "group": "g", "topic": data, "partition": 1, "force": True}).json
-    served.send("carry-out", {"plan": planned["plan"]})
+    evict_in_the_page(browser, served, data)
     wait_until(lambda: served.ask("state?group=g")["topics"][0]["owners"] == [0, -1, 1], 30)
     past = served.ask(f"partition?group=g&topic={data}&partition=1")
     assert [each["client"] for each in past["spans"]] == ["worker-1", None]
     assert past["spans"][0]["ended"].startswith("released")
 
 
-def test_without_kafka_it_ends_with_3_and_a_port_that_is_taken_is_named(command: Command, served: Served) -> None:
+def test_without_kafka_it_ends_with_3_and_a_port_that_is_taken_is_named(command: Command) -> None:
     assert command("--bootstrap", "127.0.0.1:1", "--timeout", 1, "ui", "--port", 0).status == 3
-    port = served.url.rsplit(":", 1)[1].rstrip("/")
-    taken = command("--bootstrap", "127.0.0.1:1", "ui", "--port", port)
-    assert taken.status == 2
-    assert "Name another one with --port" in taken.err
-    assert command("ui", "--dump", "/nowhere").status == 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ran = command("--bootstrap", "127.0.0.1:1", "ui", "--port", taken.getsockname()[1])
+    assert ran.status == 2
+    assert "Name another one with --port" in ran.err

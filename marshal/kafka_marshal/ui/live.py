@@ -122,7 +122,7 @@ class Live:
                 view.outage = True
                 self.problem = f"Kafka does not answer; what is shown is from before. {clean(str(error))}"
             self._take(view)
-            wait_s = max(INTERVAL_S, SHARE * (time.monotonic() - began))
+            wait_s = INTERVAL_S if view.outage else max(INTERVAL_S, SHARE * (time.monotonic() - began))
 
     def _take(self, view: View) -> None:
         found = {each.group: each for each in view.groups()}
