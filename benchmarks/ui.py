@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -232,7 +233,7 @@ def main() -> None:
     url = serve(archive)
     rows: list[Row] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         while archive.progress[0] < story.records // 4:
             time.sleep(0.1)

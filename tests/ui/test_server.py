@@ -180,6 +180,10 @@ def test_hosts_and_origins_of_others_are_refused(page_url: str, headers: dict[st
     assert get(f"{page_url}api/log", **headers).status == status
 
 
+def test_a_link_to_the_page_may_stand_on_another_site(page_url: str) -> None:
+    assert get(page_url, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+
+
 def test_a_name_that_was_allowed(archive: Archive) -> None:
     with served(archive, names=["Marshal.example"]) as url:
         assert get(f"{url}api/log", Host="marshal.example:80").status == 200

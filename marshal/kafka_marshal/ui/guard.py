@@ -71,13 +71,13 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        problem = self._problem(scope["method"], Headers(scope=scope))
+        problem = self._problem(scope["method"], scope["path"], Headers(scope=scope))
         if problem:
             await JSONResponse({"error": problem}, 403)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
-    def _problem(self, method: str, headers: Headers) -> str:
+    def _problem(self, method: str, path: str, headers: Headers) -> str:
         """Why this request is refused; "": it is not."""
         host = headers.get("host", "")
         name = _name_of(host)
@@ -87,7 +87,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "This request comes from a page of another site."
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        # A link to the page itself may stand anywhere.
+        if path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "This request comes from a page of another site."
         if method not in ("GET", "HEAD"):
             if origin is None:
