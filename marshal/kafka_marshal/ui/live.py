@@ -53,13 +53,13 @@ class Live:
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
         #: Why nothing is known, or nothing new; "": all is well.
-        self.problem = "The log is being read."
-        self.progress = (0, 0)
-        self.now_ms = 0
+        self.problem: str = "The log is being read."
+        self.progress: tuple[int, int] = (0, 0)
+        self.now_ms: int = 0
         self._taken = 0
         self._texts: dict[str, tuple[int, str]] = {}
         #: The server ends: who waits for news goes.
-        self.ended = False
+        self.ended: bool = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         archive.on_news = self.tell
 
