@@ -21,6 +21,7 @@ from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
 from kafka_marshal.extras import lacks_cli
+from kafka_marshal.secret import hide
 
 __all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
 
@@ -161,16 +162,17 @@ def _invoke(args: list[str], options: Options) -> int:
 def _failed(error: Exception, options: Options) -> int:
     """Say what went wrong, without a traceback unless one was asked for."""
     if options.debug:
-        for line in "".join(traceback.format_exception(error)).splitlines():
+        for line in hide("".join(traceback.format_exception(error)), options.secrets).splitlines():
             click.echo(clean(line), err=True)
     explained = failures.explain(error)
     if explained is not None:
         status, text = explained
-        say_error(text)
+        say_error(hide(text, options.secrets))
         _say_notes(error)
         return status
+    text = clean(hide(str(error), options.secrets))
     say_error(
-        f"{type(error).__name__}: {clean(str(error))}. This is a fault of kafka-marshal, not of your data. "
+        f"{type(error).__name__}: {text}. This is a fault of kafka-marshal, not of your data. "
         "The same command with --debug shows where; please report it."
     )
     return failures.BUG

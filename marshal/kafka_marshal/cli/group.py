@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from shlex import quote
 
 import click
 
@@ -236,7 +237,7 @@ def _configure(options: Options, name: str, wishes: dict[str, object], yes: bool
         tell(options, "Nothing was changed.")
         return NO
     options.if_interrupted = (
-        f"The settings may have been written: kafka-marshal group {name}{options.reach()} shows it."
+        f"The settings may have been written: kafka-marshal group {quote(name)}{options.reach()} shows it."
     )
     with admin_of(options) as admin:
         found = admin.configure_group(name, **wishes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -271,7 +272,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
             return NO
         options.if_interrupted = (
             f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "
-            f"release-group {group} --resume --client-id {admin.client_id}{options.reach()}"
+            f"release-group {quote(group)} --resume --client-id {quote(admin.client_id)}{options.reach()}"
         )
         forgotten = admin.forget(group, within / 1000, force=force)
     if options.json:

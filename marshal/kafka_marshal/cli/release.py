@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -315,7 +316,7 @@ def _move(
             )
         options.if_interrupted = (
             "What had been moved was put back, and the group goes on; where that was interrupted too, "
-            f"kafka-marshal lag --group {wanted.group}{options.reach()} shows the positions."
+            f"kafka-marshal lag --group {quote(wanted.group)}{options.reach()} shows the positions."
         )
         lost = {move.key: move.lost for move in plan}
         moves = [replace(move, lost=lost.get(move.key, "")) for move in pause.reposition(targets, force=wanted.force)]

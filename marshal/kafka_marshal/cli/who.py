@@ -128,7 +128,7 @@ class PieceOwnership(Ownership):
     def begin(self, world: World) -> None:
         self.world = world
         self.assignments.begin(world)
-        self.spans = list(self.assignments.now.get(self.key[1:], []))
+        self.spans: list[Span] = list(self.assignments.now.get(self.key[1:], []))
         for each in self.spans:
             each.since = world.log_time
 
