@@ -14,7 +14,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "out" / "docs"
-FROM_ROOT = ("README.md", "PROTOCOL.md", "ARCHITECTURE.md", "RELIABILITY.md", "HACKING.md", "CHANGELOG.md")
+FROM_ROOT = (
+    "README.md",
+    "PROTOCOL.md",
+    "ARCHITECTURE.md",
+    "RELIABILITY.md",
+    "HACKING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+)
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 
 

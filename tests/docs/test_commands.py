@@ -94,7 +94,7 @@ def _asks(command: str) -> bool:
 
 def test_targets_and_modules_that_the_docs_name_are_there() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z][a-z-]+)", text, re.MULTILINE)) - targets == set()
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z][a-z0-9-]+)", text, re.MULTILINE)) - targets == set()
     modules = set(re.findall(r"python -m ([\w.]+)", text)) - {"venv", "pip"}
     assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
