@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.cli.rows import STATES
 from kafka_marshal.client.view import holdings
 from kafka_marshal.ui import moments
-from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.moments import Moment, cells
 from rationalizer import World
 from tests.audit.group_logs import random_group_log
@@ -104,6 +104,24 @@ def test_any_time_is_what_replays_of_all_parts_give(write: object, seed: int) ->
                 world.apply(*entry)
             wanted.update(truth(world, at))
         assert merged(said(history, Moment(at))) == merged(wanted)
+        for group in history.groups.values():
+            assert shown(history, group, Moment(at)) == [
+                (cell.topic, cell.partition, cell.client, cell.instance, cell.state)
+                for cell in cells(history, group, Moment(at))
+            ]
+
+
+def shown(history: History, group: GroupHistory, moment: Moment) -> list[tuple[str, int, str, str, str]]:
+    """The map as the page gets it."""
+    state = moments.state(history, group, moment)
+    names = [(member["client"], member["instance"]) for member in state["members"]] + [("", "")]
+    held = [owner for topic in state["topics"] for owner in topic["owners"] if owner >= 0]
+    assert [member["held"] for member in state["members"]] == [held.count(at) for at in range(len(names) - 1)]
+    return [
+        (topic["topic"], partition, *names[owner], state["states"][code])
+        for topic in state["topics"]
+        for partition, owner, code in zip(topic["partitions"], topic["owners"], topic["states"], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("seed", [1])

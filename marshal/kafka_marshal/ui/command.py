@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from kafka_marshal.ui.live import Live
     from kafka_marshal.ui.steering import Steering
 
-__all__ = ["ui"]
+__all__ = ["SWITCH_S", "ui"]
 
 PORT: Final = 9450
+
+#: Threads take turns so often: who asks does not wait long for the one that reads the history.
+SWITCH_S: Final = 0.001
 
 #: Threads that read get so long to see that they shall end; then the process ends without them.
 JOIN_S: Final = 5.0
@@ -107,6 +111,7 @@ def _serve(
     from kafka_marshal.ui.server import application
     from kafka_marshal.ui.steering import Steering
 
+    sys.setswitchinterval(SWITCH_S)
     stop = threading.Event()
     archive = Archive(options.topic, is_live=dump is None)
     live, steering = None, None

@@ -27,8 +27,8 @@ from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
 
 __all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting"]
 
-#: Records applied with the lock in hand: some 10 ms, after which a question gets its turn.
-SLICE: Final = 512
+#: Records applied with the lock in hand: some milliseconds, after which a question gets its turn.
+SLICE: Final = 128
 
 #: Offsets between two whose log time is kept.
 MARK_EVERY: Final = 64
@@ -134,7 +134,9 @@ class History:
         self.worlds: dict[int, World] = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
         self.partitions = partitions
         self.names: Names = Names()
-        self.spans: SpanStore = SpanStore(self.names)
+        #: (client_id, instance_id) by number.
+        self.owners: Names = Names()
+        self.spans: SpanStore = SpanStore(self.names, self.owners)
         self.events: Events = Events(self.names)
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
@@ -183,7 +185,7 @@ class History:
         owners.begin(world)
         for key, span in owners.now.items():
             found = self._key(self._group(key[0]), key[1:], cp)
-            found.open = [span]
+            found.begin([span], self.owners)
             lease = world.lease(*key)
             if lease is not None:
                 found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
@@ -304,7 +306,7 @@ class History:
         begun = owners.see(key, world, outcome)
         self._close(found, before, 0 if found.pulse is None else found.pulse.interval_ms)
         found.cp = world.partition
-        found.open = [] if begun is None else [begun]
+        found.begin([] if begun is None else [begun], self.owners)
         if lease is None:
             return 1
         if found.pulse is None:
@@ -330,7 +332,7 @@ class History:
     def _close(self, found: KeySpans, spans: Iterable[Span], interval_ms: int) -> None:
         for span in spans:
             if span.until is not None:
-                found.closed.append(self.spans.close(span, interval_ms))
+                self.spans.close(found, span, interval_ms)
 
     # -- pieces of coordinated groups ------------------------------------------------------------------------
 
@@ -341,9 +343,9 @@ class History:
         if fresh:
             found.begin(world)
         for place in [place for place, known in group.keys.items() if known.open and known.open[0].is_lease]:
-            group.keys[place].open = []
+            group.keys[place].begin([], self.owners)
         for place, spans in found.now.items():
-            self._key(group, place, world.partition).open = list(spans)
+            self._key(group, place, world.partition).begin(list(spans), self.owners)
         if (known := world.group(name)) is not None:
             self._beat_members(group, known, world.next_offset - 1)
         return found
@@ -356,7 +358,7 @@ class History:
         if known is None:
             for found in group.keys.values():
                 self._close(found, found.open, 0)
-                found.open = []
+                found.begin([], self.owners)
             return len(begun)
         changed = self._refit(group, fold, known, begun) if begun else 0
         self._beat_sender(group, known, outcome, world.next_offset - 1)
@@ -385,7 +387,7 @@ class History:
             for span in sorted(ended, key=lambda span: span.lo):
                 pulse = group.pulses.get((span.client_id, span.instance_id))
                 self._close(found, [span], 0 if pulse is None else pulse.interval_ms)
-            found.open = list(fold.now.get(place, ()))
+            found.begin(list(fold.now.get(place, ())), self.owners)
         return sum(span.until is None for span in begun)
 
     def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:

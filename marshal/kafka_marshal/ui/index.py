@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rationalizer.history import End, LeaseKey, Span
+from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["Events", "KeySpans", "Names", "Pulse", "Samples", "Series", "SpanStore"]
 
@@ -34,22 +35,27 @@ _ENDS: Final = tuple(End)
 
 
 class Names:
-    """Texts as small numbers: there are few, and each stands in many records."""
+    """Texts, or pairs of texts, as small numbers: there are few, and each stands in many records."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self._texts: list[tuple[str, ...]] = []
+        self._numbers: dict[tuple[str, ...], int] = {}
 
-    def __call__(self, text: str) -> int:
-        """The number of a text, the same one every time."""
-        number = self._numbers.get(text)
+    def __call__(self, *texts: str) -> int:
+        """The number of a text, or of several together, the same one every time."""
+        number = self._numbers.get(texts)
         if number is None:
-            number = self._numbers[text] = len(self.texts)
-            self.texts.append(text)
+            number = self._numbers[texts] = len(self._texts)
+            self._texts.append(texts)
         return number
 
     def __getitem__(self, number: int) -> str:
-        return self.texts[number]
+        return self._texts[number][0]
+
+    def pair(self, number: int) -> tuple[str, str]:
+        """The texts of a number that stands for two."""
+        first, second = self._texts[number]
+        return first, second
 
 
 class Pulse:
@@ -180,26 +186,58 @@ class Series:
 class KeySpans:
     """All spans of one partition of a group: the closed ones by number, in the order in which they ended."""
 
-    __slots__ = ("closed", "cp", "key", "open", "pulse", "samples", "stable")
+    __slots__ = (
+        "closed",
+        "cp",
+        "is_shared",
+        "key",
+        "open",
+        "owner",
+        "pulse",
+        "samples",
+        "stable",
+        "until",
+        "until_offset",
+    )
 
     def __init__(self, key: LeaseKey, cp: int) -> None:
         self.key: LeaseKey = key
         self.cp: int = cp
         self.closed: array[int] = array("L")
+        #: When those ended, and at which offsets: what a moment is looked up in.
+        self.until: array[int] = array("q")
+        self.until_offset: array[int] = array("q")
         #: Those that last: one, or several where a coordinated group shares the partition by key.
         self.open: list[Span] = []
+        #: The number of the open one's owner; −1: nobody has it, or there are none, or several.
+        self.owner: int = -1
+        #: It had several owners at a time, some time.
+        self.is_shared: bool = False
         #: Of a lease; members of coordinated groups have one each.
         self.pulse: Pulse | None = None
         self.stable: int = -1
         self.samples: Samples = Samples()
+
+    def begin(self, spans: list[Span], owners: Names) -> None:
+        """These last from now on."""
+        self.open = spans
+        self.is_shared = self.is_shared or len(spans) > 1
+        self.owner = owners(*_names_of(spans[0])) if len(spans) == 1 and spans[0].held else -1
+
+    def ended(self, at: int, *, by_offset: bool) -> int:
+        """How many spans had ended at this log time, or after this offset."""
+        return bisect_right(self.until_offset if by_offset else self.until, at)
+
+
+def _names_of(span: Span) -> tuple[str, str]:
+    return span.client_id, span.instance_id
 
 
 class SpanStore:
     """Closed spans, one row each in arrays."""
 
     _COLUMNS: Final = (
-        "client",
-        "instance",
+        "owner",
         "epoch",
         "since",
         "since_offset",
@@ -214,23 +252,24 @@ class SpanStore:
         "hi",
     )
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, owners: Names) -> None:
+        """owners: (client_id, instance_id) by number."""
         self.names = names
+        self.owners = owners
         self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
-        self.until: array[int] = self.columns["until"]
-        self.until_offset: array[int] = self.columns["until_offset"]
+        self.owner: array[int] = self.columns["owner"]
+        self.interval: array[int] = self.columns["interval"]
         self.since: array[int] = self.columns["since"]
         self.since_offset: array[int] = self.columns["since_offset"]
 
     def __len__(self) -> int:
-        return len(self.until)
+        return len(self.owner)
 
-    def close(self, span: Span, interval_ms: int) -> int:
-        """Keep a span that has ended; its number."""
+    def close(self, found: KeySpans, span: Span, interval_ms: int) -> None:
+        """Keep a span of this partition that has ended."""
         names = self.names
         row = (
-            names(span.client_id) if span.held else -1,
-            names(span.instance_id),
+            self.owners(*_names_of(span)) if span.held else -1,
             span.epoch,
             span.since,
             span.since_offset,
@@ -246,17 +285,19 @@ class SpanStore:
         )
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
-        return len(self) - 1
+        found.closed.append(len(self) - 1)
+        found.until.append(span.until or 0)
+        found.until_offset.append(span.until_offset or 0)
+        found.is_shared = found.is_shared or span.hi - span.lo != MAX_KEY_HASH
 
     def span(self, number: int, key: LeaseKey, is_lease: bool) -> Span:
         """A closed span as it was."""
         row = {name: column[number] for name, column in self.columns.items()}
-        held = row["client"] >= 0
+        held = row["owner"] >= 0
         span = Span(
             key,
             held,
-            self.names[row["client"]] if held else "",
-            self.names[row["instance"]],
+            *(self.owners.pair(row["owner"]) if held else ("", "")),
             row["epoch"],
             row["since"],
             row["since_offset"],
@@ -269,17 +310,6 @@ class SpanStore:
         )
         span.lo, span.hi, span.is_lease = row["lo"], row["hi"], is_lease
         return span
-
-    def interval(self, number: int) -> int:
-        """The heartbeat interval of a closed span's owner, ms."""
-        return self.columns["interval"][number]
-
-    def last_ending_after(self, closed: array[int], at: int, *, by_offset: bool) -> int:
-        """Where in this list of closed spans those begin that end after this log time, or offset."""
-        until = self.until_offset if by_offset else self.until
-        if not closed or until[closed[-1]] <= at:
-            return len(closed)
-        return bisect_right(closed, at, key=until.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,31 +140,20 @@ def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held
     """Who had a partition: one, or one for each part of its keys; none: nobody ever had."""
     store = history.spans
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
-    since, until = (store.since_offset, store.until_offset) if by_offset else (store.since, store.until)
-    closed = found.closed
-    if len(found.open) == 1 and (not closed or until[closed[-1]] <= at):  # nearly always
-        last = found.open[0]
-        if (last.since_offset if by_offset else last.since) > at:
-            return ()
-        interval_ms = found.pulse.interval_ms if found.pulse is not None else 0
-        if last.held:
-            return (Held(last.client_id, last.instance_id, interval_ms, last.lo, last.hi, last.epoch, -1, last),)
-        return (Held("", "", interval_ms, last.lo, last.hi, last.epoch, -1, last),)
+    since = store.since_offset if by_offset else store.since
     held: list[Held] = []
     covered = 0
-    if closed and until[closed[-1]] > at:
-        columns, names = store.columns, store.names
-        for index in range(store.last_ending_after(closed, at, by_offset=by_offset), len(closed)):
-            number = closed[index]
-            if since[number] > at:
-                continue
-            client, lo, hi = columns["client"][number], columns["lo"][number], columns["hi"][number]
-            who_has = ("", "") if client < 0 else (names[client], names[columns["instance"][number]])
-            epoch, interval_ms = columns["epoch"][number], columns["interval"][number]
-            held.append(Held(*who_has, interval_ms, lo, hi, epoch, number, None))
-            covered += hi - lo + 1
-            if covered > MAX_KEY_HASH:
-                return held
+    columns = store.columns
+    for index in range(found.ended(at, by_offset=by_offset), len(found.closed)):
+        number = found.closed[index]
+        if since[number] > at:
+            continue
+        owner, lo, hi = columns["owner"][number], columns["lo"][number], columns["hi"][number]
+        who_has = ("", "") if owner < 0 else store.owners.pair(owner)
+        held.append(Held(*who_has, store.interval[number], lo, hi, columns["epoch"][number], number, None))
+        covered += hi - lo + 1
+        if covered > MAX_KEY_HASH:
+            return held
     for each in found.open:
         if (each.since_offset if by_offset else each.since) <= at:
             client_id, instance_id = (each.client_id, each.instance_id) if each.held else ("", "")
@@ -213,43 +202,22 @@ def cells(history: History, group: GroupHistory, moment: Moment) -> list[Cell]:
 
 def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, Any]:
     """The ownership map: members, and for each topic the partitions, their owners' numbers and states."""
-    members: dict[tuple[str, str], dict[str, Any]] = {}
-    topics: dict[str, dict[str, Any]] = {}
-    for found in group.ordered():
-        topic = topics.get(found.key[1])
-        if topic is None:
-            lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
-            topic = topics[found.key[1]] = {"topic": found.key[1], **lists}
-        for held in _held_at(history, found, moment):
-            freshness = _freshness(group, found, held, moment)
-            who_has = held[:2]
-            if freshness != FREE:
-                member = members.get(who_has)
-                if member is None:
-                    member = members[who_has] = {**member_json(*who_has), "state": SEEN}
-                member["held"] += 1
-                if freshness > member["state"]:
-                    member["state"] = freshness
-            if held.hi - held.lo != MAX_KEY_HASH:
-                topic["places"][len(topic["owners"])] = place_text(found.key[2], held.lo, held.hi)
-            topic["partitions"].append(found.key[2])
-            topic["owners"].append(who_has)
-            topic["states"].append(freshness)
-    topics = {name: topic for name, topic in topics.items() if topic["owners"]}
-    ordered = sorted(members, key=natural)
-    numbers = {names: index for index, names in enumerate(ordered)}
-    for topic in topics.values():
-        topic["owners"] = [numbers.get(names, -1) for names in topic["owners"]]
-    for member in members.values():
-        member["state"] = WORDS[member["state"]]
+    topics, held, worst = _map_of(history, group, moment)
+    names = {owner: history.owners.pair(owner) for owner in held}
+    ordered = sorted(held, key=lambda owner: natural(names[owner]))
+    places = {owner: index for index, owner in enumerate(ordered)}
+    for topic in topics:
+        topic["owners"] = [places.get(owner, -1) for owner in topic["owners"]]
     return {
         "group": group.name,
         "kind": "coordinated" if group.is_coordinated else "claimed",
         "at": at_text(moment),
         "live": False,
         "states": list(WORDS),
-        "members": [members[names] for names in ordered],
-        "topics": list(topics.values()),
+        "members": [
+            {**member_json(*names[owner]), "held": held[owner], "state": WORDS[worst[owner]]} for owner in ordered
+        ],
+        "topics": topics,
         "waiting": waiting(history, group, moment),
         "pauses": [
             {"client": each.client, "until": each.until, "text": _paused_text(each)}
@@ -259,6 +227,66 @@ def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, An
         "problems": [],
         "notes": [],
     }
+
+
+def _map_of(
+    history: History, group: GroupHistory, moment: Moment
+) -> tuple[list[dict[str, Any]], dict[int, int], dict[int, int]]:
+    """The map's topics, with owners as numbers of the history; owner → partitions, and owner → its worst state.
+
+    A slider asks for ten thousand partitions ten times a second: those that were never shared are looked up here,
+    without a call for each.
+    """
+    topics: dict[str, dict[str, Any]] = {}
+    held: dict[int, int] = {}
+    worst: dict[int, int] = {}
+    at, owners_of, interval_of, since_of = moment.time, history.spans.owner, history.spans.interval, history.spans.since
+    is_claimed = not group.pulses
+    for found in group.ordered():
+        _, name, partition = found.key
+        topic = topics.get(name)
+        if topic is None:
+            lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
+            topic = topics[name] = {"topic": name, **lists}
+        pulse = found.pulse
+        if found.is_shared or pulse is None or found.cp == moment.cp or not is_claimed:
+            for part in _held_at(history, found, moment):
+                freshness = _freshness(group, found, part, moment)
+                owner = history.owners(part.client, part.instance) if part.client else -1
+                if part.hi - part.lo != MAX_KEY_HASH:
+                    topic["places"][len(topic["owners"])] = place_text(partition, part.lo, part.hi)
+                _put(topic, partition, owner, freshness, held, worst)
+            continue
+        index = bisect_right(found.until, at)
+        if index < len(found.until):
+            number = found.closed[index]
+            if since_of[number] > at:
+                continue
+            owner, interval_ms = owners_of[number], interval_of[number]
+        elif found.open and found.open[0].since <= at:
+            owner, interval_ms = found.owner, pulse.interval_ms
+        else:
+            continue
+        if owner < 0:
+            freshness = FREE
+        elif (silence := pulse.silence(at)) < interval_ms:
+            freshness = SEEN
+        else:
+            freshness = SILENT if silence <= STALE_AFTER_INTERVALS * interval_ms else GONE
+        _put(topic, partition, owner, freshness, held, worst)
+    return [topic for topic in topics.values() if topic["owners"]], held, worst
+
+
+def _put(
+    topic: dict[str, Any], partition: int, owner: int, freshness: int, held: dict[int, int], worst: dict[int, int]
+) -> None:
+    topic["partitions"].append(partition)
+    topic["owners"].append(owner)
+    topic["states"].append(freshness)
+    if owner >= 0:
+        held[owner] = held.get(owner, 0) + 1
+        if freshness > worst.get(owner, FREE):
+            worst[owner] = freshness
 
 
 def _paused_text(each: Pausing) -> str:
@@ -328,7 +356,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
 def _ended_before(history: History, found: KeySpans, moment: Moment) -> int:
     """How many spans of a partition had ended."""
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
-    return history.spans.last_ending_after(found.closed, at, by_offset=by_offset)
+    return found.ended(at, by_offset=by_offset)
 
 
 def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) -> Span:

@@ -64,7 +64,6 @@ export class OwnershipMap {
       if (!rows.has(cell.owner)) rows.set(cell.owner, []);
       rows.get(cell.owner).push([cell, column]);
     });
-    const order = [...rows.keys()].sort((a, b) => a - b); // nobody first
     const wide = width >= WIDE;
     const left = wide ? 170 : 0;
     const room = width - left - 2;
@@ -72,10 +71,13 @@ export class OwnershipMap {
     let size = 0;
     if (matrix) size = Math.min(22, Math.floor(room / this.cells.length));
     else size = this.cells.length > 4000 ? 8 : this.cells.length > 1000 ? 10 : 13;
+    // Nobody first. Where members are many, those that are gone or silent come next: the others don't fit on a screen.
+    const bad = (owner) => (matrix || owner < 0 ? 0 : -["seen", "silent", "gone"].indexOf(this.state.members[owner].state));
+    const order = [...rows.keys()].sort((a, b) => (a < 0 || b < 0 ? a - b : bad(a) - bad(b) || a - b));
     const perLine = Math.max(1, Math.floor(room / size));
     this.rects = [];
     this.lines = [];
-    let y = matrix && this.state.topics.length > 0 ? 16 : 0;
+    let y = matrix && this.state.topics.length > 0 ? 16 : 4;
     this.top = y;
     for (const owner of order) {
       const found = rows.get(owner);
