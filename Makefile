@@ -17,10 +17,10 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
-.PHONY: demo demo-plain dist clean distclean
+.PHONY: docs demo demo-plain dist clean distclean spark42
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # An interpreter is tested by running it: one on PATH may be a shim of a version that isn't there.
 $(PY):
@@ -53,6 +53,21 @@ test: setup ## all tests but campaigns, in four processes, 15 to 20 minutes on t
 
 test-quick: $(VENV)/.stamp-setup ## the tests that need no broker and are not slow
 	$(PY) -m pytest -m 'not broker and not cluster3 and not slow' $(ARGS)
+
+# Spark 4.2 beside the pinned 4.0, in an environment of its own; everything else as constraints.txt pins it.
+VENV42 := .venv-spark42
+SPARK42 := 4.2.0
+
+$(VENV42)/.stamp-setup: constraints.txt setup.cfg | $(PY)
+	@echo "make: installing PySpark $(SPARK42) and what constraints.txt pins into $(VENV42) (some minutes)" >&2
+	$(PY) -m venv $(VENV42)
+	sed 's/^pyspark==.*/pyspark==$(SPARK42)/' constraints.txt > $(VENV42)/constraints.txt
+	PIP_CONSTRAINT=$(VENV42)/constraints.txt $(VENV42)/bin/python -m pip install -qq --editable '.[spark,test,cli,delta]' duckdb
+	@touch $@
+
+spark42: $(VENV42)/.stamp-setup ## the Spark tests with PySpark 4.2, in .venv-spark42; ARGS='...' goes to pytest
+	@$(VENV42)/bin/python -m kafka_marshal.testing >/dev/null
+	$(VENV42)/bin/python -m pytest -m 'not campaign' $(if $(ARGS),$(ARGS),tests/pipeline tests/audit tests/demo)
 
 campaign: setup ## the tests that take minutes each (Spark on a cluster of its own, many kills)
 	$(PY) -m pytest -m campaign $(ARGS)
@@ -102,11 +117,15 @@ format: $(VENV)/.stamp-setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(VENV)/.stamp-setup ## mypy --strict
+types: $(VENV)/.stamp-setup ## mypy --strict; pyright --verifytypes: every type that users see is known
 	$(BIN)/mypy
+	PATH=$(CURDIR)/$(BIN):$$PATH PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
 
 layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.stamp-setup ## the site of the documentation, with the reference from docstrings, in out/site; needs no network
+	$(PY) docs/build_site.py
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
 
@@ -133,7 +152,7 @@ dist: $(VENV)/.stamp-setup ## wheel and source package in dist/
 
 clean: ## remove what builds and runs left behind (not .venv)
 	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
-distclean: clean ## remove .venv too
-	rm -rf $(VENV)
+distclean: clean ## remove .venv and .venv-spark42 too
+	rm -rf $(VENV) $(VENV42)

@@ -535,6 +535,7 @@ BLOCKED = "import sys\nsys.modules[{module!r}] = None\n{code}\n"
         ("pyspark", "import kafka_marshal.pipeline.source", "spark"),
         ("pyarrow", "import kafka_marshal.pipeline.audit.audit", "spark"),
         ("psycopg", "from kafka_marshal.sinks import PostgresSink; PostgresSink('')", "postgres"),
+        ("deltalake", "from kafka_marshal.sinks import DeltaSink; DeltaSink('x')", "delta"),
         ("pytest", "import kafka_marshal.testing.plugin", "test"),
         ("greenlet", "import kafka_marshal.testing.simulation", "simulation"),
         ("click", "from kafka_marshal.cli import main; sys.exit(main(['status']))", "cli"),

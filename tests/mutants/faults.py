@@ -140,7 +140,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "there is a line between a claim and its block",
         "WithBlock",
-        "__enter__ = property(weakref.ref)  # a reference that is called returns what it refers to",
+        "__enter__ = _Itself(weakref.ref)",
         "__enter__ = lambda self: self",
         "C17",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -333,3 +334,39 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
     lease.release(3)
     s.wait_stable(9, 1, query)
     assert s.rows == everything(1, 10) + everything(1, 10, 4)
+
+
+def test_available_now_reads_what_is_there_commits_it_and_ends(scene: Scene, stream: Any) -> None:
+    reason = "before Spark 4.2 a Python source can't know of availableNow"
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason=reason)
+    topic = scene.topic(3, 100)
+    s = stream(topic)
+
+    def see(df: DataFrame, number: int) -> None:
+        if number == 0:
+            scene.publish(topic, 3, 10)
+        s.see(df, number)
+
+    def run() -> StreamingQuery:
+        writer = s.frame(max_records_per_batch=120).writeStream.trigger(availableNow=True)
+        query: StreamingQuery = (
+            writer.option("checkpointLocation", str(s.folder / "checkpoint")).foreachBatch(see).start()
+        )
+        s.queries.append(query)
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        return query
+
+    query = run()
+    assert sorted(s.rows) == everything(3, 100), "what came later is left"
+    assert all(len(batch) <= 120 for batch in s.batches)
+    s.wait_stable(99, 3)
+    assert query.lastProgress is not None
+    ends = json.loads(query.lastProgress.sources[0].latestOffset)
+    assert ends == {topic: {"0": 110, "1": 110, "2": 110}}
+    run()
+    assert sorted(s.rows) == everything(3, 110)
+    s.wait_stable(109, 3)
+    s.batches.clear()
+    run()
+    assert not any(s.batches), "with nothing new it ends at once"

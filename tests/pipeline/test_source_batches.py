@@ -6,13 +6,24 @@ import json
 import pickle
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError, MarshalError, RangeGoneError, TopicAbsentError
+from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.errors import (
+    ConfigurationError,
+    KafkaUnavailableError,
+    MarshalError,
+    PositionLostError,
+    RangeGoneError,
+    TopicAbsentError,
+)
+from kafka_marshal.pipeline.admission import ReadAllAvailable, ReadMaxRows, rows_of
 from kafka_marshal.pipeline.source import (
     NOTHING,
     ClaimedStream,
@@ -253,3 +264,73 @@ def test_a_batch_read_is_refused() -> None:
     source = KafkaMarshalSource({"bootstrap_servers": "a:1", "group_id": "g", "topics": "t"})
     with pytest.raises(ConfigurationError, match="ClaimedBatches"):
         source.reader(source.schema())  # type: ignore[arg-type]
+
+
+# -- how much, and up to where: Spark 4.2 asks; older releases ask for the default ------------------------------------
+
+
+def test_a_limit_of_sparks_is_kept(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(1, 20)
+    stream = drivers(options(scene, topic, max_records_per_batch="5")).stream
+    wait_until(lambda: stream.latest(None, rows_of(ReadMaxRows(3), 5))["ranges"])
+    assert spans(stream.plan(stream._last)) == [(0, 0, 2)]
+    assert spans(stream.plan(stream.latest(stream._last))) == [(0, 3, 7)]
+    assert spans(stream.plan(stream.latest(stream._last, rows_of(ReadAllAvailable(), 5)))) == [(0, 8, 19)]
+    assert KafkaMarshalReader(stream._settings).getDefaultReadLimit() == ReadMaxRows(5)
+
+
+def test_the_start_that_spark_names_is_the_answer_where_there_is_nothing_new(scene: Scene, drivers: Any) -> None:
+    """Else a restarted query would take the difference for a batch."""
+    earlier = {"run": "an earlier one", "batch": 7, "ranges": []}
+    stream = drivers(options(scene, scene.topic(1))).stream
+    assert stream.latest(earlier, 5) == earlier
+    assert stream.latest(earlier, 5) == earlier
+
+
+def test_available_now_ends_with_what_was_there(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(2, 10)
+    stream = drivers(options(scene, topic, max_records_per_batch="8")).stream
+    stream.end_with_what_is_there()
+    scene.publish(topic, 2, 10)
+    seen, start = list[tuple[int, int, int]](), dict[str, Any](NOTHING)
+    while (end := stream.latest(start, 8)) != start:
+        assert end["batch"] == start["batch"] + 1, "it waits for its leases, and for the log, and never gives up early"
+        seen += spans(stream.plan(end))
+        start = end
+    assert sorted((p, offset) for p, first, last in seen for offset in range(first, last + 1)) == [
+        (p, offset) for p in range(2) for offset in range(10)
+    ]
+    leases = stream._marshal.world.leases()
+    assert {lease.partition: lease.stable for lease in leases} == {0: 9, 1: 9}, "the last batch is done, too"
+
+
+def test_available_now_waits_for_what_another_member_does(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(1, 10)
+    lease = scene.member("other").claim(topic, 0, timeout=20)
+    stream = drivers(options(scene, topic)).stream
+    stream.end_with_what_is_there()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(stream.latest, dict(NOTHING), 5)
+        lease.release(7)
+        end = answer.result(60)
+    assert spans(stream.plan(end)) == [(0, 8, 9)]
+    assert stream.latest(end, 5) == end
+
+
+def test_available_now_does_not_take_a_lost_position_for_done(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(1, 10)
+    stream = drivers(options(scene, topic)).stream
+    stream.end_with_what_is_there()
+    lost = Stuck(topic, 0, 99, "position_lost", "position lost")
+    stream._consumer = Mock(take=lambda *_, timeout: [], wait_done=lambda *_: True, lost_positions=[lost])
+    with pytest.raises(PositionLostError, match="position lost"):
+        stream.latest(dict(NOTHING), 5)
+
+
+def test_where_the_logs_end_is_said_for_the_querys_progress(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(2, 10)
+    stream = drivers(options(scene, topic)).stream
+    scene.publish(topic, 1, 3)
+    assert stream.log_ends() == {topic: {"0": 13, "1": 10}}
+    stream._consumer = Mock(ends=Mock(side_effect=KafkaUnavailableError("no leader")))
+    assert stream.log_ends() is None, "the query goes on without"

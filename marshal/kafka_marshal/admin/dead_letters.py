@@ -47,7 +47,7 @@ class DeadLetters(Iterator[DeadLetter]):
     def __init__(self, cluster: Cluster, topic: str, since_ms: int | None, timeout_s: float, close: bool) -> None:
         """Find the topic's present start and end (*blocking*). close: the cluster ends with this."""
         self.topic = topic
-        self.others = 0
+        self.others: int = 0
         self._since_ms = since_ms
         self._timeout_s = timeout_s
         self._cluster = cluster
@@ -60,7 +60,7 @@ class DeadLetters(Iterator[DeadLetter]):
         except BaseException:
             self.close()
             raise
-        self.total = sum(part.end - part.next for part in self._parts.values())
+        self.total: int = sum(part.end - part.next for part in self._parts.values())
 
     @property
     def done(self) -> int:

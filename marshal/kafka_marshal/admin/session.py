@@ -146,9 +146,9 @@ class Session:
         """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.client.marshal.Marshal` does."""
         self.group_id = group_id
         self.client_id = client_id
-        self.instance_id = cluster.runtime.new_instance_id()
+        self.instance_id: str = cluster.runtime.new_instance_id()
         self.cluster = cluster
-        self.now_ms = cluster.runtime.now_ms
+        self.now_ms: Callable[[], float] = cluster.runtime.now_ms
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
         #: Whether the caller of what is being done now waits no longer; it is told once, in a wait.

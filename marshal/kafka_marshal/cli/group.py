@@ -25,7 +25,7 @@ from kafka_marshal.instance import Instance
 from rationalizer import Group, Settings, route_group
 from rationalizer.groups.history import Assignments, Moved, Rebalance
 
-__all__ = ["group", "groups"]
+__all__ = ["group", "groups", "why_rebalanced"]
 
 _GROUPS = (
     Column("group", fold=True, least=8),
@@ -357,7 +357,7 @@ def _piece_cells(row: LeaseRow) -> list[str | Cell]:
     return [row.topic, row.place, Cell(owner, style), number(row.epoch), number(row.next), lag_cell([row])]
 
 
-def _why(each: Rebalance) -> Iterator[str]:
+def why_rebalanced(each: Rebalance) -> Iterator[str]:
     """What began a rebalance, in words."""
     for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
         if names:
@@ -375,7 +375,7 @@ def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
     return [
         str(each.generation),
         Cell(time_text(each.log_time), short=clock_text(each.log_time, view.clock.now_ms())),
-        "; ".join(_why(each)) or "-",
+        "; ".join(why_rebalanced(each)) or "-",
         str(each.members),
         str(len(each.moved)),
         span(max(vacant)) if vacant else "-",
@@ -453,7 +453,7 @@ def _rebalance_json(each: Rebalance) -> dict[str, object]:
     return {
         "generation": each.generation,
         "time": each.log_time,
-        "why": "; ".join(_why(each)),
+        "why": "; ".join(why_rebalanced(each)),
         "joined": each.joined,
         "restarted": each.restarted,
         "left": each.left,

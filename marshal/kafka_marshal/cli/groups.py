@@ -185,8 +185,9 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 @command()
 @click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
 @click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
 @click.pass_obj
-def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
+def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
     r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
     A member of a coordinated group finishes, commits and leaves it.
 
@@ -205,6 +206,12 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
         name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
         is_last = _say_if_last(admin, name, client)
+        if dry_run:
+            if options.json:
+                print_json({"group": name, "member": client, "held": len(held), "waited": False, "last": is_last})
+            else:
+                say(f"{client} would be asked to hand over {count(len(held), 'partition')} of group {name}.")
+            return DONE
         held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
     if options.json:
         print_json(

@@ -142,7 +142,7 @@ class Command(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         r"""Docstrings are raw strings: their ``\b`` is click's mark for a paragraph that keeps its lines."""
         if self.help is not None:
-            self.help = self.help.replace("\\b\n", "\b\n")
+            self.help: str = self.help.replace("\\b\n", "\b\n")
         super().format_help_text(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -52,10 +52,10 @@ class View:
         #: One picture after the other is shown to people: what is wrong comes first.
         self.watched = False
         self._window_start = local_ms() - window_ms
-        self.replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
-        self.clock = BrokerClock()
-        self.meter = Meter(window_ms)
-        self.heard = Heard(self.replica.worlds)
+        self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
+        self.clock: BrokerClock = BrokerClock()
+        self.meter: Meter = Meter(window_ms)
+        self.heard: Heard = Heard(self.replica.worlds)
         #: Called for each record that is applied, from the first one on, while there are any.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: What each data partition's log reached from and to when last asked.

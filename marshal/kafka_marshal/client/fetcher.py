@@ -64,7 +64,7 @@ class Fetcher:
         #: Partitions of which nothing is fetched until there is room for them.
         self._held_up: set[Key] = set()
         #: How often messages were fetched again, as a read was not noted.
-        self.reread = 0
+        self.reread: int = 0
 
     @property
     def _engine(self) -> ConsumerEngine:

@@ -79,12 +79,13 @@ class Job:
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self.options = options
         self.screen = screen
-        self.file, self.tables = find_file(), find_folder()
-        self.folder = options.directory.absolute()
-        self.database = self.folder / DATABASE
+        self.file: Path = find_file()
+        self.tables: Path = find_folder()
+        self.folder: Path = options.directory.absolute()
+        self.database: Path = self.folder / DATABASE
         #: How many are published.
-        self.flights = ROWS if options.rows is None else min(options.rows, ROWS)
-        self.seed = SystemRandom().randrange(10_000) if options.seed is None else options.seed
+        self.flights: int = ROWS if options.rows is None else min(options.rows, ROWS)
+        self.seed: int = SystemRandom().randrange(10_000) if options.seed is None else options.seed
 
     def run(self) -> int:
         """All steps; the exit status."""

@@ -23,7 +23,8 @@ from random import Random
 from typing import Any
 
 from kafka_marshal.engine import inputs
-from kafka_marshal.engine.claims.leases import LeaseState
+from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.groups.client import GroupClient, Host
@@ -46,9 +47,10 @@ class Engine:
 
     def __init__(self, settings: EngineSettings, worlds: Mapping[int, World], rng: Random) -> None:
         self.settings = settings
-        self.outbox = Outbox()
-        self.leases = LeaseRecords(settings, worlds, self.outbox, rng, self)
-        self.peers, self.book = self.leases.peers, self.leases.book
+        self.outbox: Outbox = Outbox()
+        self.leases: LeaseRecords = LeaseRecords(settings, worlds, self.outbox, rng, self)
+        self.peers: Peers = self.leases.peers
+        self.book: LeaseBook = self.leases.book
         self.consumers: dict[int, ConsumerEngine] = {}
         #: Of consumers that are members of coordinated groups, by number.
         self.groups: dict[int, GroupClient] = {}
@@ -58,8 +60,8 @@ class Engine:
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
-        self.topic_ids = TopicIds()
-        self.commits = RangeCommits(settings.heartbeat_interval_ms)
+        self.topic_ids: TopicIds = TopicIds()
+        self.commits: RangeCommits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []
         #: Called with each input and its time, before it is taken: see ``InputLog``.

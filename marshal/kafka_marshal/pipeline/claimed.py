@@ -42,7 +42,6 @@ from kafka_marshal.errors import (
     ConfigurationError,
     LeaseLostError,
     MarshalError,
-    PositionLostError,
     RangeGoneError,
     StaleEpochError,
 )
@@ -53,6 +52,7 @@ from kafka_marshal.pipeline.reading import (
     check_properties,
     java_properties,
     read_ranges,
+    refuse_lost,
     refuse_missing,
     without_done,
 )
@@ -293,16 +293,11 @@ class ClaimedBatches:
                         batches, records = batches + 1, records + sum(given.count for given in ranges)
                 elif ends is None or self._is_over() or self._consumer.wait_done(ends, WAIT_S):
                     break
-            self._refuse_lost(ends or {})
+            if not self._is_over():
+                refuse_lost(self._consumer.lost_positions, ends or {})
             return Totals(batches, records)
         finally:
             self._working.release()
-
-    def _refuse_lost(self, ends: Mapping[Key, int]) -> None:
-        """Who asked for all that is there must not take a partition that was left alone for done (P11)."""
-        for lost in self._consumer.lost_positions:
-            if (lost.topic, lost.partition) in ends and not self._is_over():
-                raise PositionLostError(lost.text, topic=lost.topic, partition=lost.partition, offset=lost.offset)
 
     def _take(self, ends: Mapping[Key, int] | None) -> list[OffsetRange]:
         try:

@@ -14,9 +14,11 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from kafka_marshal import arguments
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError, TopicAbsentError
+from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.errors import ConfigurationError, PositionLostError, TopicAbsentError
+from kafka_marshal.types import Key
 
-__all__ = ["check_options", "check_properties", "java_properties", "read_ranges", "refuse_missing"]
+__all__ = ["check_options", "check_properties", "java_properties", "read_ranges", "refuse_lost", "refuse_missing"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -142,6 +144,13 @@ def refuse_missing(topics: Sequence[str]) -> None:
             f"the topic {topics[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
             "was claimed. Create it first, or mend its name"
         )
+
+
+def refuse_lost(lost: Iterable[Stuck], ends: Mapping[Key, int]) -> None:
+    """PositionLostError: who asked for all up to ``ends`` must not take a partition left alone for done (P11)."""
+    for each in lost:
+        if (each.topic, each.partition) in ends:
+            raise PositionLostError(each.text, topic=each.topic, partition=each.partition, offset=each.offset)
 
 
 def read_ranges(spark: SparkSession, ranges: Sequence[OffsetRange], options: Mapping[str, str]) -> DataFrame:

@@ -10,7 +10,8 @@ ranges in it. Where to read is never taken from it: the coordination log says wh
 
 A micro-batch, from top to bottom::
 
-    latestOffset    the batch before is over, and well: done. Take ranges of what is held, and name them
+    latestOffset    the batch before is over, and well: done. Take ranges of what is held, and name them. With
+                    availableNow (Spark 4.2): wait for ranges until the group has done what was there at the start
     partitions      these ranges, cut into tasks. Of a batch that an earlier run named: nothing, see ClaimedStream.plan
     read            in the executors
 """
@@ -33,10 +34,12 @@ from pyspark.sql.types import StructType
 from kafka_marshal import arguments
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.errors import ConfigurationError, MarshalError
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.pipeline.reading import refuse_missing
+from kafka_marshal.pipeline.admission import ReadMaxRows, SupportsTriggerAvailableNow, rows_of
+from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
 from kafka_marshal.pipeline.source_options import SourceOptions
+from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +89,7 @@ class KafkaMarshalSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self.settings = SourceOptions.parse(options)
+        self.settings: SourceOptions = SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
@@ -117,7 +120,7 @@ class Piece(InputPartition):
     done: tuple[tuple[int, int], ...] = ()
 
 
-class KafkaMarshalReader(DataSourceStreamReader):
+class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark's handle. Made in several processes; the one that is asked for offsets becomes a member of the group."""
 
     def __init__(self, settings: SourceOptions) -> None:
@@ -137,8 +140,19 @@ class KafkaMarshalReader(DataSourceStreamReader):
     def initialOffset(self) -> Token:  # noqa: N802
         return dict(NOTHING)
 
-    def latestOffset(self) -> Token:  # noqa: N802
-        return self._ask(lambda stream: stream.latest())
+    def latestOffset(self, start: Token | None = None, limit: object = None) -> Token:  # noqa: N802
+        """Spark 4.2 names where the next batch starts, and how much it may have; older releases neither."""
+        return self._ask(lambda stream: stream.latest(start, rows_of(limit, self.settings.max_records_per_batch)))
+
+    def getDefaultReadLimit(self) -> ReadMaxRows:  # noqa: N802
+        return ReadMaxRows(self.settings.max_records_per_batch)
+
+    def reportLatestOffset(self) -> Token | None:  # noqa: N802
+        """For the query's progress: topic → partition → where its log ends. None: Kafka does not say at the moment."""
+        return self._ask(lambda stream: stream.log_ends())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._ask(lambda stream: stream.end_with_what_is_there())
 
     def partitions(self, start: Token, end: Token) -> Sequence[Piece]:
         """Where to read is the log's to say; of end only which batch it is counts."""
@@ -212,6 +226,8 @@ class ClaimedStream:
         self._last: Token = dict(NOTHING)
         #: What the last token names.
         self._taken: list[OffsetRange] = []
+        #: availableNow: (topic, partition) → the first offset not wanted. None: the query runs until it is stopped.
+        self._ends: Mapping[Key, int] | None = None
         #: The token of the batch that Spark works on, and its ranges.
         self._running: tuple[Token, list[OffsetRange]] | None = None
 
@@ -232,21 +248,46 @@ class ClaimedStream:
             marshal.close()
             raise
 
-    def latest(self) -> Token:
-        """The end of the batch to come; the end of the last one where there is nothing new.
+    def end_with_what_is_there(self) -> None:
+        """From now on nothing is taken that comes later (availableNow). Raises KafkaUnavailableError."""
+        self._ends = self._consumer.ends()
+
+    def latest(self, start: Token | None = None, most: int | None = None) -> Token:
+        """The end of the batch to come; the end of the last one, or start, where there is nothing new.
 
         Spark asks for the next batch only when the last one went well (a query whose batch fails, ends): so what was
-        running is done.
+        running is done. With availableNow, "nothing new" ends the query: it is the answer once the log says that the
+        group has done everything that was there, whichever member did it. Until then this waits.
+
+        start: where Spark begins the batch (None before 4.2). most: offsets it may have (None: as the options say).
         """
         self._finish()
         if self._taken:
             return self._last  # named, and not yet planned: not taken twice
-        self._taken = self._consumer.take(self._settings.max_records_per_batch, timeout=POLL_S)
+        if self._number == 0 and start is not None:
+            self._last = start
+        most = self._settings.max_records_per_batch if most is None else most
+        self._taken = self._consumer.take(most, self._ends, timeout=POLL_S)
+        while not self._taken and self._ends is not None:
+            if self._consumer.wait_done(self._ends, POLL_S):
+                refuse_lost(self._consumer.lost_positions, self._ends)
+                break
+            self._taken = self._consumer.take(most, self._ends, timeout=0.0)
         if self._taken:
             self._number += 1
             ranges = [[x.topic, x.partition, x.first, x.last, x.epoch] for x in self._taken]
             self._last = {"run": self._marshal.instance_id, "batch": self._number, "ranges": ranges}
         return self._last
+
+    def log_ends(self) -> dict[str, dict[str, int]] | None:
+        """topic → partition → the offset of the next record; None: a leader does not answer."""
+        found: dict[str, dict[str, int]] = {}
+        try:
+            for (topic, partition), end in sorted(self._consumer.ends().items()):
+                found.setdefault(topic, {})[str(partition)] = end
+        except KafkaUnavailableError:
+            return None
+        return found
 
     def plan(self, end: Token) -> list[OffsetRange]:
         """The ranges of the batch that ends there. Asked twice for one batch, the answer is the same.

@@ -29,6 +29,7 @@ from kafka_marshal.sinks.claims import (
     Progress,
     checked,
     kind_of,
+    last_offset_of,
     nobody_yet,
     refuse_others,
 )
@@ -82,13 +83,7 @@ class Transaction(_Statements[Connection]):
 
     def last_offset(self, topic: str, partition: int) -> int:
         """The offset up to which this partition's rows are in the sink already, -1: none. Skip what is not above it."""
-        try:
-            return self._stored[topic, partition].last_offset
-        except KeyError:
-            raise ConfigurationError(
-                f"{topic} [{partition}] is not one of this transaction's partitions, so it is not fenced for it. "
-                f"Nothing of this transaction is written; name it where the transaction begins"
-            ) from None
+        return last_offset_of(self._stored, topic, partition)
 
 
 class RecordTransaction(_Statements[Connection]):

@@ -7,6 +7,7 @@ them for newer epochs, and is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -69,6 +70,17 @@ def kind_of(stored: int) -> GroupKind | None:
     if stored == _NOBODY:
         return None
     return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
+
+
+def last_offset_of(stored: Mapping[Key, Progress], topic: str, partition: int) -> int:
+    """Of one of a transaction's partitions. Raises ConfigurationError where it is none of them."""
+    try:
+        return stored[topic, partition].last_offset
+    except KeyError:
+        raise ConfigurationError(
+            f"{topic} [{partition}] is not one of this transaction's partitions, so it is not fenced for it. "
+            f"Nothing of this transaction is written; name it where the transaction begins"
+        ) from None
 
 
 def stored_as(epoch: int, kind: GroupKind) -> int:

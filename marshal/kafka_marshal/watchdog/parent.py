@@ -122,7 +122,7 @@ class Watchdog:
         self._deaf_s = DEAF_S + heartbeat_interval_ms / 1000
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self.last_will = LastWill(ids)
+        self.last_will: LastWill = LastWill(ids)
         self._pipe: Pipe | None = None
         #: Whose progress it is told.
         self._driver: Driver | None = None
@@ -132,7 +132,7 @@ class Watchdog:
         #: Process id of the watchdog; None while there is none.
         self.pid: int | None = None
         #: Whether it has met the cluster, so that it can speak at once.
-        self.is_ready = False
+        self.is_ready: bool = False
         self._thread = threading.Thread(target=self._run, name="kafka-marshal-watchdog", daemon=True)
 
     def start(self) -> None:

@@ -27,8 +27,8 @@ class Positions:
         self._subscription = subscription
         self._group_id = group_id
         self._want_ids = want_ids
-        self.marks = TopicMarks(consumer.source, subscription)
-        self.stuck = StuckPartitions(consumer, group_id)
+        self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
+        self.stuck: StuckPartitions = StuckPartitions(consumer, group_id)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
         #: Lost positions: left alone until somebody sets them (P11).

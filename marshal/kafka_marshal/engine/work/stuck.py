@@ -85,7 +85,7 @@ class StuckPartitions:
         #: Since when a partition has had no leader.
         self._leaderless: dict[Key, float] = {}
         #: Assigning again did not help: the reader is to be replaced. Whoever does it takes this back.
-        self.is_reader_deaf = False
+        self.is_reader_deaf: bool = False
         self._renewed_at = float("-inf")
         #: Of which the leader is asked where its log ends.
         self._asked: Assignment | None = None

@@ -1,0 +1,394 @@
+"""The fenced sink in a Delta table (extra ``[delta]``): rows, last offsets and epochs in one commit, without a JVM.
+
+A Delta log keeps the latest version of each application id (``txn``). Each partition has two ids:
+``group/topic/partition`` with the last offset, ``group/topic/partition/epoch`` with the fencing token. Every commit for
+a partition carries both.
+
+Commits are optimistic: a commit names the table version it read, and Delta rejects it if a commit since then carries
+one of its ids. The sink then reads and checks again, so that no check is older than the commit that relies on it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from kafka_marshal import arguments
+from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.errors import ConfigurationError, SinkError
+from kafka_marshal.sinks.claims import (
+    KINDS,
+    NOTHING_WRITTEN,
+    Claim,
+    Progress,
+    checked,
+    kind_of,
+    last_offset_of,
+    nobody_yet,
+    refuse_others,
+)
+from kafka_marshal.sinks.records import refuse_out_of_order
+from kafka_marshal.types import Key
+
+if TYPE_CHECKING:
+    from arro3.core import RecordBatch
+    from deltalake import DeltaTable
+
+__all__ = ["DeltaSink", "DeltaTransaction"]
+
+#: Commits tried for one transaction. Commits of other partitions do not count: deltalake retries these itself.
+_ATTEMPTS: Final = 10
+
+#: The longest pause before the next attempt, in seconds: writers that met once should not meet again.
+_PAUSE_S: Final = 0.2
+
+#: Storage options, or variables of the environment, that let one commit replace another: nothing would be fenced.
+_UNSAFE: Final = ("ALLOW_UNSAFE_RENAME", "AWS_S3_ALLOW_UNSAFE_RENAME", "MOUNT_ALLOW_UNSAFE_RENAME")
+
+#: A table property that lets ids expire, and the fence with them.
+_EXPIRY: Final = "delta.setTransactionRetentionDuration"
+
+#: The process whose deltalake has started its threads; they do not survive a fork.
+_started_in: int | None = None
+
+
+class DeltaTransaction:
+    """Inside a fenced transaction. Leaving the block commits all appended rows at once; an exception writes nothing."""
+
+    def __init__(self, stored: Mapping[Key, Progress]) -> None:
+        self._stored = stored
+        self._batches: list[RecordBatch] = []
+
+    def last_offset(self, topic: str, partition: int) -> int:
+        """The offset up to which this partition's rows are in the table, -1: none. Leave out what is not above it."""
+        return last_offset_of(self._stored, topic, partition)
+
+    def append(self, rows: Any) -> None:
+        """Add rows to the commit: an Arrow table or batch, or a DataFrame of Polars or pandas. Kept in memory.
+
+        Raises ConfigurationError where ``rows`` has no Arrow interface (``__arrow_c_stream__``, ``__arrow_c_array__``).
+        """
+        from arro3.core import Table
+
+        if not (hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")):
+            raise arguments.wrong("rows", "an Arrow table, or a DataFrame of Polars or pandas", rows, NOTHING_WRITTEN)
+        self._batches += Table.from_arrow(rows).to_batches()
+
+
+class DeltaSink:
+    """Fenced appends to a Delta table: a local folder, or an object store that deltalake supports.
+
+    Any thread may use it, several at once; writers of different partitions do not disturb each other. It can be
+    pickled, and keeps nothing open. deltalake does not survive ``os.fork()``: start processes with "spawn".
+    """
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        schema: Any = None,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            table: a folder, or an URL such as ``s3://bucket/flights``.
+            schema: an Arrow schema (or a Delta one). An absent table is created with it; without it, that is an error.
+            partition_by: columns by which a table that is created here is partitioned.
+            storage_options: credentials and settings of the object store, as deltalake takes them.
+
+        Raises:
+            SinkError: the extra is not installed.
+            ConfigurationError: the options allow unsafe renames, with which nothing would be fenced.
+        """
+        try:
+            from deltalake import Schema
+        except ImportError as error:
+            raise SinkError(
+                "writing to Delta needs deltalake, which is not installed; nothing was written. "
+                "pip install 'kafka-marshal[delta]'"
+            ) from error
+        table = arguments.an_instance("table", table, (str, os.PathLike), "a path or an URL")
+        self._table = arguments.text("table", os.fspath(table), "a path or an URL")
+        self._partition_by = arguments.several("partition_by", partition_by, "a list of columns")
+        self._storage_options = arguments.a_mapping("storage_options", storage_options)
+        for name, value in (*self._storage_options.items(), *os.environ.items()):
+            if name.upper() in _UNSAFE and str(value).lower() in ("1", "true", "yes", "on"):
+                raise ConfigurationError(
+                    f"{name}={value} lets one Delta commit replace another, so that an old writer could not be refused "
+                    "and rows could be lost. Nothing was opened. Unset it, and use a store with conditional puts"
+                )
+        #: As JSON, which can be pickled.
+        self._schema: str | None = None
+        if schema is not None:
+            if not isinstance(schema, Schema) and not hasattr(schema, "__arrow_c_schema__"):
+                raise arguments.wrong("schema", "an Arrow schema", schema, "Nothing was opened")
+            self._schema = (schema if isinstance(schema, Schema) else Schema.from_arrow(schema)).to_json()
+
+    # What users call.
+
+    @contextmanager
+    def transaction(
+        self, group_id: str, claims: Iterable[tuple[str, int, int, int]], *, kind: GroupKind = "claimed"
+    ) -> Iterator[DeltaTransaction]:
+        """One commit over partitions that this writer holds: (topic, partition, epoch, last_offset) each.
+
+        Arguments and promises are those of :meth:`FencedSink.transaction`, but there are no locks: an epoch that is new
+        here is committed when the block is entered, and older writers are refused from then on. On leaving the block
+        the rows are written, epochs and last offsets checked again, and all committed at once.
+
+        Raises:
+            ConfigurationError: in a handler of ``run`` with another order than "partition", or rows of offsets that are
+                all stored already. Nothing was written.
+            StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
+            WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
+            SinkError: the table can't be written; ``retry`` says whether trying again makes sense.
+        """
+        arguments.one_of("kind", kind, KINDS)
+        refuse_out_of_order()
+        wanted = checked(group_id, claims, kind)
+        stored = self._enter(group_id, wanted)
+        tx = DeltaTransaction(stored)
+        yield tx
+        self._store(group_id, wanted, stored, tx._batches)
+
+    def record(self, *_message: object, **_of: object) -> NoReturn:
+        """Refused, with the reason: a Delta log has no room for single records in any order."""
+        raise ConfigurationError(
+            "DeltaSink has no record(…): a Delta log keeps one number for each id and never forgets an id, so each "
+            "record that ends out of order would stay in it for good, and each would be a commit of one row. "
+            f"{NOTHING_WRITTEN}. Use transaction(…) with batches or order='partition'; for single records, use "
+            "SqliteSink or PostgresSink"
+        )
+
+    def progress(self, group_id: str, partitions: Iterable[Key]) -> dict[Key, Progress]:
+        """(topic, partition) → what is stored for this group, of these partitions; those with nothing are left out.
+
+        (deltalake looks ids up by name and does not list them.) Raises SinkError.
+        """
+        stored = self._read(self._open(), arguments.text("group_id", group_id), _keys(partitions))
+        nothing = Progress(-1, -1)
+        found = {key: Progress.of(each.last_offset, each.epoch) for key, each in stored.items()}
+        return {key: each for key, each in found.items() if each != nothing}
+
+    def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
+        """After a reposition of the group (C11): take these as last offsets (-1: from the start), back or forward.
+
+        What lies above is written again when it comes again: delete its rows yourself where they would be double.
+        Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
+        """
+        arguments.offsets("positions", positions, -1)
+        self._set(group_id, positions, lambda key, stored: Progress(positions[key], stored.epoch))
+
+    def convert(self, group_id: str, kind: GroupKind, partitions: Iterable[Key]) -> None:
+        """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
+
+        Writers of the other kind are refused from now on, whatever their epoch. Raises SinkError.
+        """
+        arguments.one_of("kind", kind, KINDS)
+
+        def converted(_key: Key, stored: Progress) -> Progress:
+            return stored if kind_of(stored.epoch) == kind else Progress(stored.last_offset, nobody_yet(kind))
+
+        self._set(group_id, partitions, converted)
+
+    def forget(self, group_id: str, partitions: Iterable[Key]) -> None:
+        """Reset what is stored for this group, epochs too: for a group that is gone, or a recreated coordination topic.
+
+        (Epochs compare only within one coordination topic, L2.) Raises SinkError.
+        """
+        self._set(group_id, partitions, lambda _key, _stored: Progress(-1, -1))
+
+    # Fencing.
+
+    def _enter(self, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
+        """Refuse where a newer epoch is stored, and commit ours where it is new: older writers end here."""
+        for attempt in range(_ATTEMPTS):
+            table = self._open()
+            stored = self._read(table, group_id, [each.key for each in wanted])
+            for each in wanted:
+                refuse_others(group_id, each, stored[each.key].epoch)
+            entered = {
+                each.key: Progress(stored[each.key].last_offset, each.epoch)
+                for each in wanted
+                if stored[each.key].epoch != each.epoch
+            }
+            if not entered or self._commit(table, group_id, entered, (), attempt):
+                return stored
+        raise AssertionError("the last attempt raises")
+
+    def _store(
+        self, group_id: str, wanted: Sequence[Claim], stored: Mapping[Key, Progress], batches: Sequence[RecordBatch]
+    ) -> None:
+        """Commit rows and last offsets, if the table still holds what the block has seen."""
+        moved = [each for each in wanted if each.last_offset > stored[each.key].last_offset]
+        has_rows = any(batch.num_rows for batch in batches)
+        if has_rows and not moved:
+            raise ConfigurationError(
+                f"{self._name()}: rows were appended, although all offsets of this transaction are in the table "
+                f"already: they would be double. {NOTHING_WRITTEN}. Append only what is above tx.last_offset(…)"
+            )
+        if not moved:
+            return
+        after = {each.key: Progress(max(each.last_offset, stored[each.key].last_offset), each.epoch) for each in wanted}
+        for attempt in range(_ATTEMPTS):
+            table = self._open()
+            now = self._read(table, group_id, list(after))
+            for each in wanted:
+                refuse_others(group_id, each, now[each.key].epoch)
+                if now[each.key] != Progress(stored[each.key].last_offset, each.epoch):
+                    raise SinkError(
+                        f"{self._name()}: what is stored of {each.topic} [{each.partition}] changed while this "
+                        f"transaction ran, from last offset {stored[each.key].last_offset} to "
+                        f"{now[each.key].last_offset}: by another transaction of this epoch, by rewind() or forget(), "
+                        "or by this one, whose answer was lost. It is there as a whole or not at all. Run it again: "
+                        "tx.last_offset(…) says what is there.",
+                        retry=True,
+                    )
+            if self._commit(table, group_id, after, batches if has_rows else (), attempt):
+                return
+        raise AssertionError("the last attempt raises")
+
+    def _set(self, group_id: str, partitions: Iterable[Key], change: Any) -> None:
+        """Commit other progress for these partitions, whoever holds them."""
+        arguments.text("group_id", group_id)
+        keys = _keys(partitions)
+        for attempt in range(_ATTEMPTS):
+            table = self._open()
+            stored = self._read(table, group_id, keys)
+            changed = {key: new for key in keys if (new := change(key, stored[key])) != stored[key]}
+            if not changed or self._commit(table, group_id, changed, (), attempt):
+                return
+
+    # The table.
+
+    def _open(self) -> DeltaTable:
+        """The table as it is now, created where it is absent and we know how. Raises SinkError."""
+        global _started_in
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        if _started_in not in (None, os.getpid()):
+            raise SinkError(
+                f"{self._name()}: deltalake was used before this process was forked, and does not work after a fork. "
+                f'{NOTHING_WRITTEN}. Start processes with multiprocessing.get_context("spawn")'
+            )
+        _started_in = os.getpid()
+        try:
+            try:
+                table = DeltaTable(self._table, storage_options=self._storage_options or None)
+            except TableNotFoundError:
+                if self._schema is None:
+                    raise
+                try:
+                    DeltaTable.create(
+                        self._table,
+                        Schema.from_json(self._schema),
+                        mode="ignore",
+                        partition_by=self._partition_by or None,
+                        storage_options=self._storage_options or None,
+                    )
+                except DeltaError:
+                    # Another writer may have created it at this moment.
+                    if not DeltaTable.is_deltatable(self._table, self._storage_options or None):
+                        raise
+                table = DeltaTable(self._table, storage_options=self._storage_options or None)
+        except (DeltaError, OSError) as error:
+            raise self._explain(error) from error
+        if _EXPIRY in table.metadata().configuration:
+            raise SinkError(
+                f"{self._name()}: the table has the property {_EXPIRY}, by which Delta forgets last offsets and "
+                f"epochs: old rows would be taken again, and old writers not refused. {NOTHING_WRITTEN}. Remove the "
+                "property, or use another table"
+            )
+        return table
+
+    def _read(self, table: DeltaTable, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+        """As the table has it: epochs as they are stored."""
+
+        def version(app_id: str) -> int:
+            found = table.transaction_version(app_id)
+            return -1 if found is None else found
+
+        ids = {key: _app_ids(group_id, key) for key in keys}
+        return {key: Progress(version(offset_id), version(epoch_id)) for key, (offset_id, epoch_id) in ids.items()}
+
+    def _commit(
+        self,
+        table: DeltaTable,
+        group_id: str,
+        progress: Mapping[Key, Progress],
+        batches: Sequence[RecordBatch],
+        attempt: int,
+    ) -> bool:
+        """Whether it was committed; False: another commit came first, so read and check again. The last one raises."""
+        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake.exceptions import CommitFailedError
+
+        versions = [
+            Transaction(app_id, version)
+            for key, each in progress.items()
+            for app_id, version in zip(_app_ids(group_id, key), (each.last_offset, each.epoch), strict=True)
+        ]
+        properties = CommitProperties(app_transactions=versions)
+        try:
+            if batches:
+                write_deltalake(table, batches, mode="append", commit_properties=properties)
+            else:
+                columns = table.metadata().partition_columns
+                table.create_write_transaction([], "append", table.schema(), columns, commit_properties=properties)
+        except CommitFailedError as error:
+            if attempt + 1 == _ATTEMPTS:
+                raise self._explain(error) from error
+            time.sleep(random.random() * _PAUSE_S)
+            return False
+        except Exception as error:  # deltalake raises plain ones, too, where rows can't be cast
+            raise self._explain(error, is_commit=True) from error
+        return True
+
+    def _name(self) -> str:
+        return f"Delta table {self._table}"
+
+    def _explain(self, error: Exception, is_commit: bool = False) -> SinkError:
+        from deltalake.exceptions import CommitFailedError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
+
+        fate, retry = NOTHING_WRITTEN, False
+        match error:
+            case CommitFailedError():
+                why, retry = f"{_ATTEMPTS} commits in a row came too late", True
+                remedy = "Try again; if it persists, use larger batches, so that there are fewer commits"
+            case TableNotFoundError():
+                why = "there is no such table, or this process may not read it"
+                remedy = "Create it, or give the sink its schema"
+            case SchemaMismatchError():
+                why, remedy = "the rows do not fit the table's columns", "Mend the rows, or change the table first"
+            case DeltaProtocolError():
+                why = "the table uses features that deltalake does not support"
+                remedy = "Upgrade deltalake, or use another table"
+            case OSError():
+                why, retry = "the storage failed", True
+                remedy = "See that it answers, has room, and may be written to; then try again"
+                if is_commit:
+                    fate = (
+                        "Whether this transaction was committed is not known, but it was as a whole or not at all: run "
+                        "it again, last_offset() then tells"
+                    )
+            case _:
+                why, remedy = "deltalake refused it", "See what it says, and mend the rows or the table"
+        text = " ".join(str(error).split()) or type(error).__name__
+        return SinkError(f"{self._name()}: {why} ({text}). {fate}. {remedy}.", retry=retry)
+
+
+def _app_ids(group_id: str, key: Key) -> tuple[str, str]:
+    """Of the last offset, and of the epoch. A topic has no slash, so that no two partitions share an id."""
+    topic, partition = key
+    return f"{group_id}/{topic}/{partition}", f"{group_id}/{topic}/{partition}/epoch"
+
+
+def _keys(partitions: Iterable[Key]) -> list[Key]:
+    return sorted(set(arguments.partitions("partitions", partitions)))
