@@ -119,7 +119,7 @@ format: $(VENV)/.stamp-setup ## let ruff format and mend what it can
 
 types: $(VENV)/.stamp-setup ## mypy --strict; pyright --verifytypes: every type that users see is known
 	$(BIN)/mypy
-	PATH=$(CURDIR)/$(BIN):$$PATH PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
+	PATH=$(CURDIR)/$(BIN):$$PATH PYTHONPATH=marshal:. PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
 
 layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache

@@ -255,12 +255,12 @@ class SpanStore:
     def __init__(self, names: Names, owners: Names) -> None:
         """owners: (client_id, instance_id) by number."""
         self.names = names
-        self.key: LeaseKey = key
-        self.cp: int = cp
-        self.closed: array[int] = array("L")
-        #: When those ended, and at which offsets: what a moment is looked up in.
-        self.until: array[int] = array("q")
-        self.until_offset: array[int] = array("q")
+        self.owners = owners
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+        self.owner: array[int] = self.columns["owner"]
+        self.interval: array[int] = self.columns["interval"]
+        self.since: array[int] = self.columns["since"]
+        self.since_offset: array[int] = self.columns["since_offset"]
 
     def __len__(self) -> int:
         return len(self.owner)
