@@ -52,8 +52,8 @@ class Live:
         #: group → (broker's time, lag or None, messages a second or None)
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
-        #: Why nothing is known, or nothing new; "": all is well.
-        self.problem: str = "The log is being read."
+        #: Why there is nothing new; "": all is well.
+        self.problem: str = ""
         self.progress: tuple[int, int] = (0, 0)
         self.now_ms: int = 0
         self._taken = 0
