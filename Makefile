@@ -17,7 +17,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
-.PHONY: demo demo-plain dist clean distclean spark42
+.PHONY: docs demo demo-plain dist clean distclean spark42
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -117,11 +117,15 @@ format: $(VENV)/.stamp-setup ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(VENV)/.stamp-setup ## mypy --strict
+types: $(VENV)/.stamp-setup ## mypy --strict; pyright --verifytypes: every type that users see is known
 	$(BIN)/mypy
+	PATH=$(CURDIR)/$(BIN):$$PATH PYTHONPATH=marshal:. PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
 
 layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.stamp-setup ## the site of the documentation, with the reference from docstrings, in out/site; needs no network
+	$(PY) docs/build_site.py
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
 
@@ -147,7 +151,7 @@ dist: $(VENV)/.stamp-setup ## wheel and source package in dist/
 	$(PY) -m build --outdir dist .
 
 clean: ## remove what builds and runs left behind (not .venv)
-	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build dist out .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 distclean: clean ## remove .venv and .venv-spark42 too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,9 +37,9 @@ class Row:
 
 
 @contextmanager
-def bench_kafka() -> Iterator[str]:
-    """A broker to measure on: KAFKA_MARSHAL_TEST_BOOTSTRAP, or one of our own."""
-    kafka = open_kafka()
+def bench_kafka(properties: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A broker to measure on: KAFKA_MARSHAL_TEST_BOOTSTRAP, or one of our own with these properties."""
+    kafka = open_kafka(properties=properties)
     try:
         yield kafka.bootstrap_servers
     finally:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kafka_marshal import Marshal
 
-__all__ = ["BROKERS", "CLASSIC", "CLASSIC_FAST", "GROUP", "MARSHAL", "Contestant", "Side"]
+__all__ = ["BEST", "BROKERS", "CLASSIC", "CLASSIC_FAST", "GROUP", "KIP848", "MARSHAL", "Contestant", "Side"]
 
 
 class Side(StrEnum):

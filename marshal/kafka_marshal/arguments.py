@@ -20,6 +20,7 @@ from operator import index
 from typing import Any, TypeVar
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.secret import HIDDEN, is_secret, scrub
 
 __all__ = [
     "a_flag",
@@ -57,6 +58,7 @@ def wrong(
     """The error to raise; fate: what became of the call, for people. hint: what :func:`near` says."""
     kind = "" if value is None or isinstance(value, str | int | float) else f" ({type(value).__name__})"
     shown = repr(value)
+    shown = HIDDEN if is_secret(name) or scrub(shown) != shown else shown
     shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
     return ConfigurationError(f"{name} must be {wanted}, not {shown}{kind}{hint} {fate}")
 

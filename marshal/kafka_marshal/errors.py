@@ -297,11 +297,11 @@ class AdminError(MarshalError):
     ) -> None:
         super().__init__(message)
         #: (topic, partition)s that are still held by members.
-        self.in_hand = tuple(in_hand)
+        self.in_hand: tuple[tuple[str, int], ...] = tuple(in_hand)
         #: (topic, partition)s whose position was moved and not put back.
-        self.moved = tuple(moved)
+        self.moved: tuple[tuple[str, int], ...] = tuple(moved)
         #: (topic, partition)s of which the log had not said by then whether they moved.
-        self.unknown = tuple(unknown)
+        self.unknown: tuple[tuple[str, int], ...] = tuple(unknown)
 
 
 class SinkError(MarshalError):
@@ -363,7 +363,7 @@ class RangeGoneError(BatchError):
     def __init__(self, message: str, *, gone: Sequence[tuple[str, int, int, int]]) -> None:
         super().__init__(message)
         #: (topic, partition, first, last offset) of what was lost.
-        self.gone = tuple(gone)
+        self.gone: tuple[tuple[str, int, int, int], ...] = tuple(gone)
 
 
 class AlreadyReadError(BatchError):

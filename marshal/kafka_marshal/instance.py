@@ -36,7 +36,7 @@ class Instance(NamedTuple):
 
 
 #: The first release that can follow a log at each level (E4).
-FIRST_RELEASES = {1: (0,), 2: (0, 1)}
+FIRST_RELEASES: dict[int, tuple[int, ...]] = {1: (0,), 2: (0, 1)}
 
 
 def knows_level(instance_id: str | None, level: int) -> bool:

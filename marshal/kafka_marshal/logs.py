@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from kafka_marshal.visible import visible
+
 __all__ = ["LOGGER", "Event", "log"]
 
 #: The library's logger. librdkafka's own lines go to its child ``kafka_marshal.librdkafka``.
@@ -34,5 +36,9 @@ def log(
     error: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Log message % args; the line's record has ``event`` and the fields as attributes. error: with its traceback."""
-    LOGGER.log(severity, message, *args, exc_info=error, extra={"event": event, **fields}, stacklevel=2)
+    """Log message % args; the line's record has ``event`` and the fields as attributes. error: with its traceback.
+
+    It is one line, whatever others call themselves.
+    """
+    safe = [visible(str(arg)) if isinstance(arg, str | BaseException) else arg for arg in args]
+    LOGGER.log(severity, visible(message), *safe, exc_info=error, extra={"event": event, **fields}, stacklevel=2)

@@ -156,8 +156,8 @@ class _Mailbox:
 
     def __init__(self) -> None:
         things: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.put = things.put
-        self.get = things.get
+        self.put: Callable[..., None] = things.put
+        self.get: Callable[..., Any] = things.get
 
 
 class _Box:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Whoever may append may call themselves anything that is no control character.
-HOSTILE = "<script>alert(1)</script>$x_{\u202e--><b>"
+HOSTILE = "<script>alert(1)</script>$x_{\u202e\u2028'\"--><b>"
 
 
 class Page(HTMLParser):
@@ -165,7 +165,8 @@ def test_names_from_the_log_are_shown_and_do_nothing(
     page = Page(text)
     assert "\u202e" not in text
     assert not {"script", "b"} & set(page.tags)
-    assert "<script>alert(1)</script>$x_{\\u202e--><b>" in page.text
+    assert "\u2028" not in text
+    assert "<script>alert(1)</script>$x_{\\u202e\\u2028'\"--><b>" in page.text
 
 
 def test_a_report_of_one_group_or_a_no_that_names_one(spark: SparkSession, command: Command, tmp_path: Path) -> None:

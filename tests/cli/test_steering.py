@@ -359,6 +359,12 @@ def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None
     append(ClaimingPartition(*A, "t", 0, 100))
     assert kafka("release-group", "g", "--resume").out == "group g is not paused\n"
     assert kafka("release-group", "gg", "--resume").status == 1
+    assert kafka("release-group", "gg", "--resume", "--dry-run").status == 1
+    dry = kafka("release-group", "g", "--dry-run", "--expires", "1m")
+    assert dry.out.startswith("group g would be paused for 1 min at most: 1 member would finish what is in hand")
+    asked = kafka("drain", "g", "a", "--dry-run")
+    assert asked.out == "a would be asked to hand over 1 partition of group g.\n"
+    assert kafka("status", "--json").json["pauses"] == []
     append(ReleaseGroup("x1", "dead-admin", "g", 2**62))
     refused = kafka("release-group", "g", "--resume", "--yes", "--client-id", "another")
     assert refused.status == 1
@@ -367,6 +373,8 @@ def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None
     blocked = kafka("release-group", "g", "--yes")
     assert blocked.status == 1
     assert "is paused by 'dead-admin'" in blocked.err
+    dry = kafka("release-group", "g", "--resume", "--dry-run")
+    assert dry.out.startswith("the pause of group g by dead-admin would end; by itself it ends at ")
     ran = kafka("release-group", "g", "--resume", "--yes")
     assert (ran.status, ran.err) == (0, "")
     assert "its pause by dead-admin ended" in ran.out

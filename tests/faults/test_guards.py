@@ -374,8 +374,8 @@ def test_an_exit_stack_ends_what_it_has_entered(scene: Scene) -> None:
         marshal = stack.enter_context(Marshal(scene.bootstrap, group_id="stacked", topic=scene.coordination))
         lease = stack.enter_context(marshal.claim("by-hand", 1))
         consumer = stack.enter_context(marshal.consumer([scene.topic()]))
-        assert lease.valid
-    assert not lease.valid
+        was_valid = lease.valid
+    assert (was_valid, lease.valid) == (True, False)
     with pytest.raises(ClosedError):
         consumer.poll(0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,15 @@ from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.source import register
 from kafka_marshal.testing import LocalBroker
-from tests.secured import MEMBER, READER, Config, allow, broker_properties, certified, key_store, login
+from tests.secured import Config, broker_properties, certified, key_store, login, password_of
+from tests.security.rights import PAGE, give, roles_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 MESSAGES = 30
+
+#: Least rights, as SECURITY.md has them.
+RIGHTS = roles_of(PAGE.read_text(encoding="utf-8"))["spark"]
 EVERYTHING = [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES)]
 
 
@@ -48,7 +52,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         create_topic(cluster, "__marshal", 2, 30)
         cluster.create_topic("t", 2, 1, {}, 30)
         cluster.close()
-        allow(broker.bootstrap_servers, root, "ann", {"__marshal": MEMBER, "t": READER})
+        rights = [replace(right, name=right.name.replace("orders", "t")) for right in RIGHTS]
+        give(broker.bootstrap_servers, {"ann": rights}, root)
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers, **root})
         for partition, offset in EVERYTHING:
             producer.produce("t", b"%d" % offset, partition=partition)
@@ -56,10 +61,16 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(broker.bootstrap_servers, ca)
 
 
+def plan_of(df: DataFrame) -> str:
+    """All plans of it, as the pages of Spark's UI and its log show them."""
+    return str(df._jdf.queryExecution().toString())
+
+
 def test_claimed_batches_read_what_the_marshal_may(spark: SparkSession, secured: Secured) -> None:
     rows: list[tuple[int, int]] = []
 
     def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        assert password_of("ann") not in plan_of(df)
         rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
     config = secured.login("ann")
@@ -78,6 +89,7 @@ def test_the_stream_source_logs_in_from_its_own_process(spark: SparkSession, sec
     rows: list[tuple[int, int]] = []
 
     def see(df: DataFrame, number: int) -> None:
+        assert password_of("ann") not in plan_of(df)
         rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
     options = {f"kafka.{name}": str(value) for name, value in secured.login("ann").items()}
@@ -91,6 +103,11 @@ def test_the_stream_source_logs_in_from_its_own_process(spark: SparkSession, sec
         while len(rows) < len(EVERYTHING):
             assert query.isActive, query.exception()
             query.processAllAvailable()
+        shown = [*query.recentProgress, query.status, query._jsq.toString()]
+        assert password_of("ann") not in str(shown)
     finally:
         query.stop()
     assert sorted(rows) == EVERYTHING
+    kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert kept
+    assert [path for path in kept if password_of("ann").encode() in path.read_bytes()] == []

@@ -76,6 +76,21 @@ def test_s2_one_that_lies_is_an_alarm_that_names_the_offset(
     wait_until(lambda: (K, story.digests[K]) in story.stored(), "the truth is written beside the lie")
 
 
+def test_s2_one_between_two_places_is_an_alarm_though_nobody_takes_one_there(
+    story: Story, at_once: Callable[[], None]
+) -> None:
+    """Two lies that agree deceive a start, and a forger would write them where no member compares."""
+    story.up_to(K - 5)
+    member = story.member("a")
+    story.up_to(K + 7)
+    lie = story.lie()
+    assert K < lie < 2 * K
+    story.up_to(2 * K + 3)
+    wait_until(lambda: member.alarms, "the alarm")
+    assert [f"at offset {lie}" in str(alarm) for alarm in member.alarms] == [True]
+    assert "no snapshot is due" in str(member.alarms[0])
+
+
 def test_s2_one_that_lay_there_at_start_is_an_alarm(story: Story, at_once: Callable[[], None]) -> None:
     story.beat(10)
     lie = story.lie()

@@ -11,6 +11,7 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     ProduceError,
 )
+from kafka_marshal.rights import grant
 
 __all__ = [
     "Headers",
@@ -58,8 +59,8 @@ def too_large(topic: str, size: int) -> ProduceError:
 def forbidden(topic: str, why: str) -> AuthorizationError:
     """An ACL is missing."""
     return AuthorizationError(
-        f"A record was not produced to topic {topic!r}: the cluster forbids it ({why}). {_COMES_AGAIN} Ask for an ACL "
-        "that allows WRITE and DESCRIBE on the topic to the principal you connect as."
+        f"A record was not produced to topic {topic!r}: the cluster forbids it ({why}). {_COMES_AGAIN} "
+        f"{grant('WRITE', 'topic', [topic])}."
     )
 
 

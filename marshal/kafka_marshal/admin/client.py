@@ -112,10 +112,10 @@ class Admin(GroupMoves, DeadLetterTopics):
         heartbeat_interval_ms: int,
         timeout: float,
     ) -> None:
-        self.topic = check_log_name(topic)
+        self.topic: str = check_log_name(topic)
         self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
         #: Unique for this Admin unless it was given.
-        self.client_id = f"admin-{new_client_id()}" if client_id is None else client_id
+        self.client_id: str = f"admin-{new_client_id()}" if client_id is None else client_id
         self._is_new = client_id is None
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self._open_cluster = open_cluster

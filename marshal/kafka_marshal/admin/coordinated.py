@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from shlex import quote
 from types import MappingProxyType
 
 from kafka_marshal.admin.positions import Move, moves_to
@@ -77,7 +78,7 @@ def _check_configured(session: Session, answers: Sequence[Asked]) -> None:
             raise GroupPausedError(
                 f"group {session.group_id!r} is paused by {asked.pause.client_id!r}: its settings can't be changed "
                 f"until that ends. Do it again then, or end a dead admin's pause: kafka-marshal release-group "
-                f"{session.group_id} --resume",
+                f"{quote(session.group_id)} --resume",
                 client_id=asked.pause.client_id,
                 expires=asked.pause.expires,
             )
@@ -96,7 +97,7 @@ def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
     if group is None or member is None:
         raise AdminError(
             f"{client_id!r} is no member of group {session.group_id!r}. Nothing was changed. kafka-marshal group "
-            f"{session.group_id} names its members"
+            f"{quote(session.group_id)} names its members"
         )
     return group, member
 
@@ -120,7 +121,7 @@ def evict(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
     if asked.outcome is None:
         raise AdminError(
             f"the log did not show that {client_id!r} leaves in time; it may be written or not. Look at kafka-marshal "
-            f"group {session.group_id}, and do it again"
+            f"group {quote(session.group_id)}, and do it again"
         )
     if not asked.accepted:
         raise AdminError(

@@ -19,6 +19,7 @@ from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.errors import AdminError, AuthorizationError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
+from kafka_marshal.rights import grant
 
 __all__ = ["DeadLetterTopics", "DeadLetters"]
 
@@ -46,7 +47,7 @@ class DeadLetters(Iterator[DeadLetter]):
     def __init__(self, cluster: Cluster, topic: str, since_ms: int | None, timeout_s: float, close: bool) -> None:
         """Find the topic's present start and end (*blocking*). close: the cluster ends with this."""
         self.topic = topic
-        self.others = 0
+        self.others: int = 0
         self._since_ms = since_ms
         self._timeout_s = timeout_s
         self._cluster = cluster
@@ -59,7 +60,7 @@ class DeadLetters(Iterator[DeadLetter]):
         except BaseException:
             self.close()
             raise
-        self.total = sum(part.end - part.next for part in self._parts.values())
+        self.total: int = sum(part.end - part.next for part in self._parts.values())
 
     @property
     def done(self) -> int:
@@ -185,8 +186,8 @@ class DeadLetters(Iterator[DeadLetter]):
                 return
             case FaultKind.REFUSED:
                 raise AuthorizationError(
-                    f"{where}: the cluster forbids reading it ({fault.message}). Nothing was changed. Ask for READ and "
-                    "DESCRIBE on the topic for the principal you connect as."
+                    f"{where}: the cluster forbids reading it ({fault.message}). Nothing was changed. "
+                    f"{grant('READ', 'topic', [self.topic])}."
                 )
             case FaultKind.OUT_OF_RANGE if fault.partition is not None:
                 self._go_on_behind((self.topic, fault.partition), fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from kafka_marshal.admin import coordinated
 from kafka_marshal.admin.positions import check_name
@@ -90,8 +91,8 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     if is_coordinated:
         raise AdminError(
             f"{where}: {session.group_id!r} is a coordinated group, whose members have no leases one by one. Nothing "
-            f"was changed. Evict the member that owns it: kafka-marshal evict {session.group_id} --member CLIENT "
-            "(kafka-marshal who names it)"
+            "was changed. Evict the member that owns it (kafka-marshal who names it): kafka-marshal evict "
+            f"{quote(session.group_id)} --member CLIENT"
         )
     # Without traffic log time stands still, and a dead holder looks fresh: ask the broker what time it is.
     session.tick([session.cp_of(key)])

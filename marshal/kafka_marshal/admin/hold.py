@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 
 from kafka_marshal.admin.session import Asked, Session
 from kafka_marshal.errors import AdminError, GroupPausedError, MarshalError
@@ -115,7 +116,7 @@ class PauseKeeper:
                 raise GroupPausedError(
                     f"group {group_id!r} is paused by {pause.client_id!r} until {_clock(pause.expires)}. Nothing was "
                     "changed. Let that admin finish; a dead one's pause ends by itself then, or now with "
-                    f"kafka-marshal release-group {group_id} --resume",
+                    f"kafka-marshal release-group {quote(group_id)} --resume",
                     client_id=pause.client_id,
                     expires=pause.expires,
                 )
@@ -177,7 +178,8 @@ class PauseKeeper:
         return (
             f"The pause of {session.group_id!r} by {session.client_id!r} may still be in force in partition(s) {left} "
             f"of the coordination topic ({reason}). It ends by itself within {self._length_ms / 1000:g} s; or end it "
-            f"now: kafka-marshal release-group {session.group_id} --resume --client-id {session.client_id}"
+            f"now: kafka-marshal release-group {quote(session.group_id)} --resume --client-id "
+            f"{quote(session.client_id)}"
         )
 
 

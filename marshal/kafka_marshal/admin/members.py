@@ -69,7 +69,7 @@ class Members:
         self._hold = hold
         self._late: dict[TopicPartition, InHand] = {}
         #: instance_id of a process that works under our own client_id; "": there is none.
-        self.twin = ""
+        self.twin: str = ""
         #: client_id → the first record it sent during the pause: it is alive.
         self.signs_of_life: dict[str, str] = {}
 

@@ -33,18 +33,18 @@ class PauseWork:
 
     def __init__(self, session: Session, length_ms: int) -> None:
         self.session = session
-        self.group_id = session.group_id
-        self.client_id = session.client_id
-        self.hold = PauseKeeper(session, length_ms)
+        self.group_id: str = session.group_id
+        self.client_id: str = session.client_id
+        self.hold: PauseKeeper = PauseKeeper(session, length_ms)
         self._members = Members(session, self.hold)
         session.on_applied = self._members.applied
         self._one_at_a_time = session.cluster.runtime.lock()
         #: Set by any thread: what is under way gives up, for the group is to go on.
-        self.is_ending = False
+        self.is_ending: bool = False
         #: The pause is not in force: it was not begun, or is over.
-        self.is_over = False
+        self.is_over: bool = False
         #: What went wrong as it ended, and with calls whose callers were gone, for people.
-        self.problem = ""
+        self.problem: str = ""
         self._unheard: list[str] = []
 
     def carry_out(self, is_gone: Callable[[], bool], what: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal, TypeVar
 
 from kafka_marshal.client.view import LeaseInfo, holdings
@@ -95,7 +96,7 @@ def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
     other = "coordinated" if kind == "claimed" else "claimed"
     return WrongKindError(
         f"group {group_id!r} is a {kind} group, not a {other} one. Nothing was changed. To make it another: "
-        f"kafka-marshal convert-group {group_id} --to {other}"
+        f"kafka-marshal convert-group {quote(group_id)} --to {other}"
     )
 
 
@@ -145,9 +146,9 @@ class Session:
         """Read the log to its end (*blocking*); raises as :class:`~kafka_marshal.client.marshal.Marshal` does."""
         self.group_id = group_id
         self.client_id = client_id
-        self.instance_id = cluster.runtime.new_instance_id()
+        self.instance_id: str = cluster.runtime.new_instance_id()
         self.cluster = cluster
-        self.now_ms = cluster.runtime.now_ms
+        self.now_ms: Callable[[], float] = cluster.runtime.now_ms
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
         #: Whether the caller of what is being done now waits no longer; it is told once, in a wait.

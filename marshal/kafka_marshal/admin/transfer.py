@@ -53,7 +53,8 @@ def planned_import(
     if not kafka.committed:
         raise AdminError(
             f"Kafka has no committed offsets of a consumer group {group_id!r}. Nothing was changed. "
-            "kafka-consumer-groups --list names those there are"
+            "kafka-consumer-groups --list names those there are. (On a broker with ACLs Kafka leaves out the topics "
+            "on which the principal you connect as lacks the right DESCRIBE)"
         )
     moves = moves_to({key: kafka.committed[key][0] for key in sorted(kafka.committed)}, progress_of)
     known = [move for move in moves if move.before not in (None, move.after)]

@@ -21,13 +21,14 @@ from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.cli.text import clean
 from kafka_marshal.extras import lacks_cli
+from kafka_marshal.secret import hide
 
-__all__ = ["COMMANDS", "PROGRAM", "root", "run"]
+__all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
 
 PROGRAM: Final = "kafka-marshal"
 COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 
-#: Name → (module, what the list of commands says), in the order of that list.
+#: Name → (module, here or elsewhere; what the list of commands says), in the order of that list.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("topic", "Create the coordination topic, or check the one that is there."),
     "upgrade": ("upgrade", "Raise the coordination topic to the newest level, for good."),
@@ -36,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "lag": ("lag", "How far each group is behind, and how fast it goes."),
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
     "who": ("who", "Who owned a partition, since when, until when."),
+    "ui": ("kafka_marshal.ui.command", "A live page, with the whole history by a slider."),
     "groups": ("group", "All groups, of both kinds, one row each."),
     "group": ("group", "One group: members, pieces, settings, the last rebalances."),
     "evict": ("groups", "Release a lease, or all of a worker, in a dead holder's name."),
@@ -66,7 +68,8 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"kafka_marshal.cli.{COMMANDS[cmd_name][0]}")
+        name = COMMANDS[cmd_name][0]
+        module = importlib.import_module(name if "." in name else f"kafka_marshal.cli.{name}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
@@ -159,16 +162,17 @@ def _invoke(args: list[str], options: Options) -> int:
 def _failed(error: Exception, options: Options) -> int:
     """Say what went wrong, without a traceback unless one was asked for."""
     if options.debug:
-        for line in "".join(traceback.format_exception(error)).splitlines():
+        for line in hide("".join(traceback.format_exception(error)), options.secrets).splitlines():
             click.echo(clean(line), err=True)
     explained = failures.explain(error)
     if explained is not None:
         status, text = explained
-        say_error(text)
+        say_error(hide(text, options.secrets))
         _say_notes(error)
         return status
+    text = clean(hide(str(error), options.secrets))
     say_error(
-        f"{type(error).__name__}: {clean(str(error))}. This is a fault of kafka-marshal, not of your data. "
+        f"{type(error).__name__}: {text}. This is a fault of kafka-marshal, not of your data. "
         "The same command with --debug shows where; please report it."
     )
     return failures.BUG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from shlex import quote
 
 import click
 
@@ -24,7 +25,7 @@ from kafka_marshal.instance import Instance
 from rationalizer import Group, Settings, route_group
 from rationalizer.groups.history import Assignments, Moved, Rebalance
 
-__all__ = ["group", "groups"]
+__all__ = ["group", "groups", "why_rebalanced"]
 
 _GROUPS = (
     Column("group", fold=True, least=8),
@@ -236,7 +237,7 @@ def _configure(options: Options, name: str, wishes: dict[str, object], yes: bool
         tell(options, "Nothing was changed.")
         return NO
     options.if_interrupted = (
-        f"The settings may have been written: kafka-marshal group {name}{options.reach()} shows it."
+        f"The settings may have been written: kafka-marshal group {quote(name)}{options.reach()} shows it."
     )
     with admin_of(options) as admin:
         found = admin.configure_group(name, **wishes)
@@ -356,7 +357,7 @@ def _piece_cells(row: LeaseRow) -> list[str | Cell]:
     return [row.topic, row.place, Cell(owner, style), number(row.epoch), number(row.next), lag_cell([row])]
 
 
-def _why(each: Rebalance) -> Iterator[str]:
+def why_rebalanced(each: Rebalance) -> Iterator[str]:
     """What began a rebalance, in words."""
     for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
         if names:
@@ -374,7 +375,7 @@ def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
     return [
         str(each.generation),
         Cell(time_text(each.log_time), short=clock_text(each.log_time, view.clock.now_ms())),
-        "; ".join(_why(each)) or "-",
+        "; ".join(why_rebalanced(each)) or "-",
         str(each.members),
         str(len(each.moved)),
         span(max(vacant)) if vacant else "-",
@@ -452,7 +453,7 @@ def _rebalance_json(each: Rebalance) -> dict[str, object]:
     return {
         "generation": each.generation,
         "time": each.log_time,
-        "why": "; ".join(_why(each)),
+        "why": "; ".join(why_rebalanced(each)),
         "joined": each.joined,
         "restarted": each.restarted,
         "left": each.left,

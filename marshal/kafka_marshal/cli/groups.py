@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -184,8 +185,9 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 @command()
 @click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
 @click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
 @click.pass_obj
-def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
+def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
     r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
     A member of a coordinated group finishes, commits and leaves it.
 
@@ -204,6 +206,12 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
         name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
         is_last = _say_if_last(admin, name, client)
+        if dry_run:
+            if options.json:
+                print_json({"group": name, "member": client, "held": len(held), "waited": False, "last": is_last})
+            else:
+                say(f"{client} would be asked to hand over {count(len(held), 'partition')} of group {name}.")
+            return DONE
         held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
     if options.json:
         print_json(
@@ -264,7 +272,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
             return NO
         options.if_interrupted = (
             f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "
-            f"release-group {group} --resume --client-id {admin.client_id}{options.reach()}"
+            f"release-group {quote(group)} --resume --client-id {quote(admin.client_id)}{options.reach()}"
         )
         forgotten = admin.forget(group, within / 1000, force=force)
     if options.json:

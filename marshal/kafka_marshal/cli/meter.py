@@ -51,7 +51,7 @@ class BrokerClock:
         self._now = now
         self._ahead: float | None = None
         self._floor = 0
-        self.source = "local"
+        self.source: str = "local"
 
     def heard(self, stamp_ms: int, source: str = "traffic") -> None:
         """A record appended a moment ago bears this stamp: the broker's time is at least that."""

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -139,6 +139,9 @@ def clients_of(known: LogNames, group: str | None) -> set[str]:
 # -- completion ----------------------------------------------------------------------------------------------
 
 
+_Complete: TypeAlias = "Callable[..., list[CompletionItem]]"
+
+
 def _completion(find: Callable[[LogNames, click.Context], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -165,11 +168,11 @@ def _clients(names: LogNames, context: click.Context) -> Iterable[str]:
     return clients_of(names, context.params.get("group") or next(iter(before), None))
 
 
-complete_group = _completion(lambda names, _: names)
-complete_topic = _completion(_topics)
-complete_client = _completion(_clients)
+complete_group: _Complete = _completion(lambda names, _: names)
+complete_topic: _Complete = _completion(_topics)
+complete_client: _Complete = _completion(_clients)
 #: TOPIC:, to be followed by a partition.
-complete_place = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
+complete_place: _Complete = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
 
 
 def complete_any_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -15,6 +15,7 @@ from kafka_marshal.cli.failures import WRONG_USE, CommandError
 from kafka_marshal.cli.text import parse_span, parse_time
 from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.secret import values_of
 
 __all__ = ["Command", "Options", "common_options", "read_properties", "span_option", "time_option"]
 
@@ -31,6 +32,8 @@ class Options:
     json: bool = False
     debug: bool = False
     timeout: float = 10.0
+    #: Of the file given with --config: what may not be shown.
+    secrets: tuple[str, ...] = ()
     #: What to tell somebody who interrupts the command at this point.
     if_interrupted: str = "Nothing was changed."
 
@@ -39,6 +42,7 @@ class Options:
         properties = read_properties(self.config_file) if self.config_file is not None else {}
         servers = self.bootstrap or properties.get("bootstrap.servers")
         properties.pop("bootstrap.servers", None)
+        self.secrets = values_of(properties)
         if not servers:
             raise CommandError(
                 "which Kafka? Nothing was done. Say --bootstrap HOST:PORT, set KAFKA_MARSHAL_BOOTSTRAP, or put "
@@ -138,7 +142,7 @@ class Command(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         r"""Docstrings are raw strings: their ``\b`` is click's mark for a paragraph that keeps its lines."""
         if self.help is not None:
-            self.help = self.help.replace("\\b\n", "\b\n")
+            self.help: str = self.help.replace("\\b\n", "\b\n")
         super().format_help_text(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -79,7 +79,9 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
         if not group.members:
             text += f". No worker holds anything of the group{_heard(group.idle)}"
         if group.state == "READY":
-            text += f". It has no members; one that is over is dropped with kafka-marshal forget-group {name}"
+            text += (
+                f". It has no members; one that is over is dropped with kafka-marshal forget-group {shlex.quote(name)}"
+            )
         found.append(Problem(name, "no_holder", text, len(free), free))
     deleted = [row for row in group.leases if row.deleted]
     if deleted:

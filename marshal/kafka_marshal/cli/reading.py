@@ -69,10 +69,10 @@ class Log:
                 f"the coordination topic {topic!r} does not exist on this cluster. "
                 f"Create it with kafka-marshal init{option}, or name another one with --topic."
             )
-        self.partitions = len(marks)
+        self.partitions: int = len(marks)
         #: For each CP the first offset that is left, and its high watermark when asked (C15).
-        self.starts = {cp: low for cp, (low, _) in marks.items()}
-        self.ends = {cp: high for cp, (_, high) in marks.items()}
+        self.starts: dict[int, int] = {cp: low for cp, (low, _) in marks.items()}
+        self.ends: dict[int, int] = {cp: high for cp, (_, high) in marks.items()}
 
     def refuse_if_cut(self) -> None:
         """Raise LogCutError where the log does not reach back to its beginning (L1)."""

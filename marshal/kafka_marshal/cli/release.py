@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +22,7 @@ from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
 from kafka_marshal.cli.text import count, parse_time, span, time_text
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin, InHand, Move, Pause, Target
+    from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition, Target
 
 __all__ = ["release_group", "skip"]
 
@@ -130,7 +131,7 @@ class Wanted:
 @click.option(
     "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be moved, or paused; change nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option(
     "--wait",
@@ -174,18 +175,16 @@ def release_group(
     """
     wanted = Wanted(group, to, wishes, expires, within, wait, force, yes)
     if resume:
-        if to is not None or wishes or dry_run:
-            raise click.UsageError("--resume only ends a pause: it goes with --client-id and --yes, and nothing else.")
-        return _resume(options, group, client_id, yes)
-    if dry_run and to is None and not wishes:
-        raise click.UsageError("--dry-run shows what would be moved: say where to, with --to or --partition.")
+        if to is not None or wishes:
+            raise click.UsageError("--resume only ends a pause: it goes with --client-id, --yes and --dry-run alone.")
+        return _resume(options, group, client_id, yes, dry_run)
     incomplete = [wish for wish in wishes if wish.position is None]
     if incomplete and to is None:
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
     with admin_of(options, client_id) as admin:
         if to is None and not wishes:
             refuse_unknown(options, group, effect="Nothing was changed.")
-            return _only_pause(options, admin, wanted)
+            return _would_pause(options, admin, wanted) if dry_run else _only_pause(options, admin, wanted)
         targets = _targets(options, admin, wanted)
         plan = admin.plan(group, targets, force=force)
         if all(move.before is None for move in plan):
@@ -317,7 +316,7 @@ def _move(
             )
         options.if_interrupted = (
             "What had been moved was put back, and the group goes on; where that was interrupted too, "
-            f"kafka-marshal lag --group {wanted.group}{options.reach()} shows the positions."
+            f"kafka-marshal lag --group {quote(wanted.group)}{options.reach()} shows the positions."
         )
         lost = {move.key: move.lost for move in plan}
         moves = [replace(move, lost=lost.get(move.key, "")) for move in pause.reposition(targets, force=wanted.force)]
@@ -366,9 +365,26 @@ def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     return DONE
 
 
-def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> int:
+def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
+    """The dry run of a pause: who would let go of what."""
+    held = [lease for lease in admin.progress(wanted.group) if lease.client_id is not None]
+    clients = sorted({lease.client_id or "" for lease in held})
+    if options.json:
+        print_json({"group": wanted.group, "paused": False, "held": len(held), "members": clients})
+    else:
+        say(
+            f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: "
+            f"{count(len(clients), 'member')} would finish what is in hand and let go of "
+            f"{count(len(held), 'partition')}; nothing is handed out meanwhile."
+        )
+    return DONE
+
+
+def _resume(options: Options, group: str, client_id: str | None, yes: bool, dry_run: bool) -> int:
     with admin_of(options) as admin:
         pauses = admin.pauses(group)
+        if dry_run:
+            return _would_resume(options, group, pauses)
         if pauses:
             by = ", ".join(sorted({pause.client_id for pause in pauses}))
             until = time_text(max(pause.expires for pause in pauses))
@@ -393,6 +409,21 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool) -> i
     else:
         by = ", ".join(sorted({each.client_id for each in ended}))
         say(f"group {group} goes on: its pause by {by} ended")
+    return DONE
+
+
+def _would_resume(options: Options, group: str, pauses: list[PausedPartition]) -> int:
+    if not pauses:
+        refuse_unknown(options, group, effect="Nothing was changed.")
+    ends = sorted({(each.client_id, each.expires) for each in pauses})
+    if options.json:
+        print_json({"group": group, "ended": [], "pauses": [{"client": by, "expires": until} for by, until in ends]})
+    elif not ends:
+        say(f"group {group} is not paused")
+    else:
+        clients = ", ".join(sorted({by for by, _ in ends}))
+        until = time_text(max(until for _, until in ends))
+        say(f"the pause of group {group} by {clients} would end; by itself it ends at {until}")
     return DONE
 
 

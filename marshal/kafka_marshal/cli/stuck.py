@@ -116,6 +116,7 @@ def _probe(
     failed: dict[TopicPartition, str] = {}
     found: dict[TopicPartition, Message] = {}
     left = set(positions)
+    refused: set[TopicPartition] = set()
     try:
         reader.assign(positions)
         until = time.monotonic() + PROBE_S
@@ -126,7 +127,10 @@ def _probe(
             for fault in faults:
                 if fault.topic is not None and fault.partition is not None and fault.kind is FaultKind.OTHER:
                     failed.setdefault((fault.topic, fault.partition), fault.message)
-            over = left & (found.keys() | failed.keys())
+                elif fault.topic is not None and fault.kind is FaultKind.REFUSED:
+                    # Who may only see the topic need not wait for what it can't read.
+                    refused.update(key for key in left if key[0] == fault.topic)
+            over = left & (found.keys() | failed.keys() | refused)
             left -= over
             if over:
                 reader.unassign(over)

@@ -1,14 +1,15 @@
 """Text for people: nothing from the log reaches a terminal unescaped; times and spans, written and read.
 
-Ids in the log were written by anybody who may append to the topic. An id may hold an escape sequence that renames
-the terminal's window, or a bidi override that shows another name than it is. So whatever comes from the log goes
-through :func:`clean` on its way out (JSON escapes by itself).
+Ids in the log were written by anybody who may append to the topic. So whatever comes from the log goes through
+:func:`clean` on its way out (JSON escapes by itself).
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+
+from kafka_marshal.visible import visible
 
 __all__ = ["clean", "clock_text", "count", "number", "parse_span", "parse_time", "span", "time_text"]
 
@@ -24,14 +25,8 @@ _CLOCK = re.compile(
 )
 
 
-def clean(text: str) -> str:
-    """The text with everything that is not plainly visible escaped: controls, bidi and zero-width marks, odd spaces.
-
-    ``str.isprintable`` is false for just those: categories C* and Z*, except the space.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+#: What all that comes from elsewhere goes through.
+clean = visible
 
 
 def time_text(time_ms: int) -> str:

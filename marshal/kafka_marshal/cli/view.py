@@ -24,6 +24,7 @@ from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
+from kafka_marshal.rights import grant
 from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
 
 __all__ = ["View"]
@@ -51,16 +52,18 @@ class View:
         #: One picture after the other is shown to people: what is wrong comes first.
         self.watched = False
         self._window_start = local_ms() - window_ms
-        self.replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
-        self.clock = BrokerClock()
-        self.meter = Meter(window_ms)
-        self.heard = Heard(self.replica.worlds)
+        self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
+        self.clock: BrokerClock = BrokerClock()
+        self.meter: Meter = Meter(window_ms)
+        self.heard: Heard = Heard(self.replica.worlds)
         #: Called for each record that is applied, from the first one on, while there are any.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
         #: The topics as the cluster described them then.
         self.topics: dict[str, TopicInfo] = {}
+        #: Topics of groups that this user may not see.
+        self.hidden: frozenset[str] = frozenset()
 
     @property
     def worlds(self) -> dict[int, World]:
@@ -160,7 +163,7 @@ class View:
             appender.close()
         if failures or left:
             kind = AuthorizationError if forbidden else CommandError
-            needs = " It takes an ACL that allows WRITE on the topic." if forbidden else ""
+            needs = f" {grant('WRITE', 'topic', [self.replica.topic])}." if forbidden else ""
             raise kind(
                 f"no Tick could be appended ({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing else "
                 f"was changed. Without --tick, status only reads.{needs}"
@@ -193,7 +196,7 @@ class View:
         for group in self.coordinated():
             if wanted is None or group.group_id in wanted:
                 topics.update(group.counts)
-        infos = self._cluster.topic_info(topics, self.patience_s) if topics else {}
+        infos = self._visible(topics) if topics else {}
         self.topics = infos
         partitions = [
             (name, number)
@@ -202,6 +205,16 @@ class View:
             if number not in info.leaderless
         ]
         self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
+
+    def _visible(self, topics: set[str]) -> dict[str, TopicInfo]:
+        """Those that we may see: a claim can name any topic, and one that is forbidden hides no other (*blocking*)."""
+        self.hidden = frozenset()
+        try:
+            return self._cluster.topic_info(topics, self.patience_s)
+        except AuthorizationError:
+            seen = topics & self._cluster.topics(self.patience_s).keys()
+            self.hidden = frozenset(topics - seen)
+            return self._cluster.topic_info(seen, self.patience_s) if seen else {}
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All leases and pieces known (of one group), sorted by group, topic, partition and keys (*blocking*).
@@ -352,6 +365,8 @@ class View:
 
     def _why_stuck(self, info: LeaseInfo, progress: Progress, log_end: int | None) -> str:
         topic = self.topics.get(info.topic)
+        if info.topic in self.hidden:
+            return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
         if topic is None:
             return f"{NO_TOPIC} on this cluster any more"
         if info.partition >= topic.partitions:

@@ -27,7 +27,7 @@ from rationalizer.groups.history import Assignments
 from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.limits import MAX_KEY_HASH, MAX_PARTITION, STALE_AFTER_INTERVALS
 
-__all__ = ["who"]
+__all__ = ["Moment", "ended_text", "moment_text", "span_json", "who"]
 
 _COLUMNS = (
     Column("owner", fold=True, least=8),
@@ -128,7 +128,7 @@ class PieceOwnership(Ownership):
     def begin(self, world: World) -> None:
         self.world = world
         self.assignments.begin(world)
-        self.spans = list(self.assignments.now.get(self.key[1:], []))
+        self.spans: list[Span] = list(self.assignments.now.get(self.key[1:], []))
         for each in self.spans:
             each.since = world.log_time
 
@@ -301,10 +301,11 @@ def _answer(owned: Ownership) -> str:
             return f"{when}: nobody, as far back as the log goes."
         return f"{when}: nobody. It was first claimed at {time_text(held.since)}, by {held.client_id}."
     is_piece = isinstance(owned, PieceOwnership)
-    return "\n".join(_moment_text(when, moment, is_piece) for moment in owned.moments)
+    return "\n".join(moment_text(when, moment, is_piece) for moment in owned.moments)
 
 
-def _moment_text(when: str, moment: Moment, is_piece: bool) -> str:
+def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
+    """Who had it at that moment, in a sentence."""
     held = moment.span
     when += f", {keys}" if (keys := _keys(held)) else ""
     if not held.held:
@@ -329,10 +330,11 @@ def _keys(span: Span) -> str:
 def _later(found: Span) -> str:
     if found.until is None:
         return "as far as the log goes"
-    return f"until {time_text(found.until)}: {_ended(found)}"
+    return f"until {time_text(found.until)}: {ended_text(found)}"
 
 
-def _ended(found: Span) -> str:
+def ended_text(found: Span) -> str:
+    """How a span ended, in words; "" while it lasts."""
     match found.ended:
         case End.OPEN:
             return ""
@@ -368,12 +370,13 @@ def _row(each: Span, now_ms: int) -> list[str | Cell]:
         since,
         until,
         f"{each.since_offset}-{last}",
-        _ended(each),
+        ended_text(each),
         _keys(each).removeprefix("keys ") or "all",
     ]
 
 
-def _span_json(each: Span) -> dict[str, object]:
+def span_json(each: Span) -> dict[str, object]:
+    """One span as `who --json` prints it."""
     return {
         "holder": {"client": each.client_id, "instance": each.instance_id} if each.held else None,
         "keys": [each.lo, each.hi],
@@ -382,15 +385,14 @@ def _span_json(each: Span) -> dict[str, object]:
         "since_offset": each.since_offset,
         "until": each.until,
         "until_offset": each.until_offset,
-        "ended": _ended(each) or None,
+        "ended": ended_text(each) or None,
     }
 
 
 def _json(owned: Ownership) -> dict[str, object]:
     group, topic, partition = owned.key
     answers = [
-        {**_span_json(each.span), "last_beat": each.last_beat, "state": STATES[each.freshness]}
-        for each in owned.moments
+        {**span_json(each.span), "last_beat": each.last_beat, "state": STATES[each.freshness]} for each in owned.moments
     ]
     return {
         "group": group,
@@ -402,5 +404,5 @@ def _json(owned: Ownership) -> dict[str, object]:
         "next_offset": owned.world.next_offset,
         "answer": answers[0] if answers else None,
         "answers": answers,
-        "history": [_span_json(each) for each in owned.spans],
+        "history": [span_json(each) for each in owned.spans],
     }

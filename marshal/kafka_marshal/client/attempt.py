@@ -41,14 +41,14 @@ class Attempt:
         order: Order,
         stable: int = -1,
     ) -> None:
-        self.message = message
-        self.number = number
-        self.attempts = attempts
-        self.epoch = epoch
-        self.group_id = group_id
+        self.message: Message = message
+        self.number: int = number
+        self.attempts: int = attempts
+        self.epoch: int = epoch
+        self.group_id: str = group_id
         self.kind = kind
         self.order = order
-        self.stable = stable
+        self.stable: int = stable
 
     @staticmethod
     def current() -> Attempt:

@@ -37,11 +37,13 @@ class Batch:
     def __init__(self, done: Callable[[Run], object], run: Run, messages: list[ports.Message]) -> None:
         self._done = done
         self._run = run
+        self.topic: str
+        self.partition: int
         self.topic, self.partition = run.assignment.key
-        self.epoch = run.assignment.epoch
-        self.messages = cast("list[Message]", messages)
-        self.first_offset = self.messages[0].offset()
-        self.last_offset = self.messages[-1].offset()
+        self.epoch: int = run.assignment.epoch
+        self.messages: list[Message] = cast("list[Message]", messages)
+        self.first_offset: int = self.messages[0].offset()
+        self.last_offset: int = self.messages[-1].offset()
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""

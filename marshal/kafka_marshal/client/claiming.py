@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from shlex import quote
 
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.view import lease_info
@@ -100,7 +101,7 @@ def _refusal(driver: Driver, manual: ManualLease) -> Exception:
         return GroupPausedError(
             f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
             "claimed; "
-            f"a dead admin's pause ends with kafka-marshal release-group {group_id} --resume",
+            f"a dead admin's pause ends with kafka-marshal release-group {quote(group_id)} --resume",
             client_id=pause.client_id,
             expires=pause.expires,
         )

@@ -18,6 +18,7 @@ from kafka_marshal.engine.work.memory import FIRST_READ
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
+from kafka_marshal.rights import grant
 
 __all__ = ["Fetcher"]
 
@@ -63,7 +64,7 @@ class Fetcher:
         #: Partitions of which nothing is fetched until there is room for them.
         self._held_up: set[Key] = set()
         #: How often messages were fetched again, as a read was not noted.
-        self.reread = 0
+        self.reread: int = 0
 
     @property
     def _engine(self) -> ConsumerEngine:
@@ -265,7 +266,9 @@ class Fetcher:
         elif fault.kind is FaultKind.OUT_OF_RANGE:
             take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:
-            take(ReadFailed(number, (fault.topic, fault.partition), fault.message), now)
+            is_forbidden = fault.kind is FaultKind.REFUSED
+            needs = f". {grant('READ', 'topic', [fault.topic])}" if is_forbidden else ""
+            take(ReadFailed(number, (fault.topic, fault.partition), f"{fault.message}{needs}", is_forbidden), now)
 
     def close(self) -> None:
         """Read nothing more (*blocking*)."""

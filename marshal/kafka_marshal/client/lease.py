@@ -29,8 +29,10 @@ class Lease(OneProcess, WithBlock):
     def __init__(self, driver: Driver, manual: ManualLease) -> None:
         self._driver = driver
         self._manual = manual
+        self.topic: str
+        self.partition: int
         self.topic, self.partition = manual.key
-        self.epoch = manual.lease.epoch
+        self.epoch: int = manual.lease.epoch
 
     @property
     def valid(self) -> bool:

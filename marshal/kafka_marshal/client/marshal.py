@@ -150,14 +150,14 @@ class Marshal(Watched, OneProcess, WithBlock):
         self, group_id: str, client_id: str | None, topic: str, heartbeat_interval_ms: int, timeout: float
     ) -> None:
         self.group_id = group_id
-        self.client_id = new_client_id() if client_id is None else client_id
+        self.client_id: str = new_client_id() if client_id is None else client_id
         check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.topic = check_log_name(topic)
+        self.topic: str = check_log_name(topic)
         self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
-        self.instance_id = cluster.runtime.new_instance_id()
+        self.instance_id: str = cluster.runtime.new_instance_id()
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self.stop_signal: list[bool] = []
         self._closed = False

@@ -129,8 +129,7 @@ class Mirroring:
             "offsets of group %r are not committed to Kafka's consumer group of that name (mirror_offsets): %s "
             "Nothing is lost, and the members go on: their progress is in the coordination topic. The lag that other "
             "tools show for this group is stale. It is tried again, at least once a minute. If consumers of Kafka's "
-            "own are in that group, stop them: Kafka takes no offsets from outside while it has members. With ACLs, "
-            "this needs READ on the group and on its topics",
+            "own are in that group, stop them: Kafka takes no offsets from outside while it has members",
             self._group_id,
             error,
         )

@@ -13,6 +13,7 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
+from kafka_marshal.runtime import Condition, Runtime
 
 __all__ = ["LOOK_S", "Call", "Tries", "Workers"]
 
@@ -40,9 +41,9 @@ class Call:
 
     def __init__(self) -> None:
         #: Nothing more is begun.
-        self.is_ending = False
+        self.is_ending: bool = False
         #: Handlers are not waited for any more.
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
         #: A thread of ours carries it out, and has done all that it will.
         self.has_begun = self.is_over = False
 
@@ -73,14 +74,14 @@ class Tries:
         self.call = call
         self.lanes = lanes
         self.ready_wanted = ready_wanted
-        self.runtime = consumer._driver.cluster.runtime
-        self.handler_timeout_ms = consumer._options.handler_timeout_ms
+        self.runtime: Runtime = consumer._driver.cluster.runtime
+        self.handler_timeout_ms: float | None = consumer._options.handler_timeout_ms
         self.consumer = consumer
         self._handled = consumer._handled
         self._give_back = give_back
         self._rng: Random = self.runtime.random()
         #: Guards nothing: it wakes the feeder and the timer.
-        self.news = self.runtime.condition()
+        self.news: Condition = self.runtime.condition()
         self._is_awaited = False
         #: What ends the run; None: nothing has, or it was asked to end.
         self.error: BaseException | None = None

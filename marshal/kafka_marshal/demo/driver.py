@@ -34,7 +34,7 @@ from kafka_marshal.sinks import SqliteSink
 
 __all__ = ["Rounds", "main", "work"]
 
-logger = logging.getLogger("kafka_marshal.demo")
+logger: logging.Logger = logging.getLogger("kafka_marshal.demo")
 
 #: One core and little memory each; as many tasks after a shuffle as there are cores, and no planning between stages,
 #: which pays for large tables only.

@@ -15,7 +15,7 @@ from rationalizer.dump import DumpHeader, DumpRecord
 
 __all__ = ["Follower", "read_log"]
 
-logger = logging.getLogger("kafka_marshal.demo")
+logger: logging.Logger = logging.getLogger("kafka_marshal.demo")
 
 _TIMEOUT_S = 15.0
 

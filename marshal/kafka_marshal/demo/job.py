@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
+from shlex import quote
 from typing import Any, Final
 
 from rich.text import Text
@@ -78,12 +79,13 @@ class Job:
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self.options = options
         self.screen = screen
-        self.file, self.tables = find_file(), find_folder()
-        self.folder = options.directory.absolute()
-        self.database = self.folder / DATABASE
+        self.file: Path = find_file()
+        self.tables: Path = find_folder()
+        self.folder: Path = options.directory.absolute()
+        self.database: Path = self.folder / DATABASE
         #: How many are published.
-        self.flights = ROWS if options.rows is None else min(options.rows, ROWS)
-        self.seed = SystemRandom().randrange(10_000) if options.seed is None else options.seed
+        self.flights: int = ROWS if options.rows is None else min(options.rows, ROWS)
+        self.seed: int = SystemRandom().randrange(10_000) if options.seed is None else options.seed
 
     def run(self) -> int:
         """All steps; the exit status."""
@@ -259,7 +261,7 @@ class Job:
         self.screen.show_line(f"Report: {_shown(page)}   ({seconds:.0f} s in all)")
         if self.options.keep and self.options.bootstrap is None:
             kept = _shown(self.folder / KAFKA)
-            self.screen.show_line(f"Kafka's data: {kept}   (kafka-marshal broker --keep {kept})")
+            self.screen.show_line(f"Kafka's data: {kept}   (kafka-marshal broker --keep {quote(kept)})")
 
     # Around them.
 

@@ -49,7 +49,7 @@ class DemoOptions:
     #: host:port of a Kafka that runs already; None: one is started.
     bootstrap: str | None = None
     #: librdkafka properties for that Kafka (TLS, SASL).
-    config: Mapping[str, object] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
     #: Decides when whom the kill hits. None: another one every time; it is shown.
     seed: int | None = None
     #: The result goes to standard output as one JSON object; what is for people, to standard error.
@@ -104,7 +104,7 @@ class ProcessSettings:
     program: ClassVar[str]
 
     bootstrap: str
-    config: Mapping[str, object]
+    config: Mapping[str, object] = field(repr=False)
     #: The topic of flights, the coordination topic, the group, and this process's name in it.
     topic: str
     coordination: str

@@ -19,7 +19,7 @@ class PlainJob(Job):
     MANNER = WORKERS
     BAD_RECORDS = False
     CHECK = "Check: the file is added up by itself and compared; the coordination log is replayed"
-    COMMANDS = (
+    COMMANDS: tuple[tuple[str, str], ...] = (
         ("kafka-marshal replay coordination.jsonl", "every record, with its outcome"),
         ("kafka-marshal replay --state coordination.jsonl", "the state at the end, with a digest"),
         ("sqlite3 delays.sqlite 'SELECT * FROM batches'", "every transaction: offsets, epoch, worker"),

@@ -265,7 +265,7 @@ class Process:
         self._fruitless = 0
         self._add_at: float | None = None
         self._added_at = 0.0
-        self.story = Story(_now_ms())
+        self.story: Story = Story(_now_ms())
 
     def run(self, workers: int) -> Story:
         """Start this many workers, and return when all rows are done and all workers have ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
@@ -27,7 +27,7 @@ class Scene:
     """Where a run takes place: one Kafka, two topics, one group."""
 
     bootstrap: str
-    config: Mapping[str, object]
+    config: Mapping[str, object] = field(repr=False)
     topic: str
     coordination: str
     group_id: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -69,15 +70,15 @@ class WorkerProcess:
 
     def __init__(self, settings: ProcessSettings, log: Path, tell: Callable[[Event], None]) -> None:
         """Start it. Raises DemoError."""
-        self.client_id = settings.client_id
+        self.client_id: str = settings.client_id
         self.log = log
         #: We killed it, or asked it to end: its end is no surprise.
-        self.expected_to_end = False
+        self.expected_to_end: bool = False
         #: Why it ended by itself, "" if it did not say; and whether another would end so, too.
-        self.failure = ""
-        self.failure_lasts = False
+        self.failure: str = ""
+        self.failure_lasts: bool = False
         #: It has told that it is ready to work (a worker always is).
-        self.ready = False
+        self.ready: bool = False
         try:
             with log.open("wb") as errors:
                 self._child = Child(
@@ -91,7 +92,7 @@ class WorkerProcess:
             raise DemoError(
                 f"{error.filename or log}: {error.strerror}. The worker {self.client_id} was not started."
             ) from error
-        self.process = self._child.process
+        self.process: subprocess.Popen[bytes] = self._child.process
         # Not as arguments: config may hold a password.
         self._child.tell(**asdict(settings))
 

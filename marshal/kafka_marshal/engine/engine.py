@@ -23,7 +23,8 @@ from random import Random
 from typing import Any
 
 from kafka_marshal.engine import inputs
-from kafka_marshal.engine.claims.leases import LeaseState
+from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.groups.client import GroupClient, Host
@@ -46,9 +47,10 @@ class Engine:
 
     def __init__(self, settings: EngineSettings, worlds: Mapping[int, World], rng: Random) -> None:
         self.settings = settings
-        self.outbox = Outbox()
-        self.leases = LeaseRecords(settings, worlds, self.outbox, rng, self)
-        self.peers, self.book = self.leases.peers, self.leases.book
+        self.outbox: Outbox = Outbox()
+        self.leases: LeaseRecords = LeaseRecords(settings, worlds, self.outbox, rng, self)
+        self.peers: Peers = self.leases.peers
+        self.book: LeaseBook = self.leases.book
         self.consumers: dict[int, ConsumerEngine] = {}
         #: Of consumers that are members of coordinated groups, by number.
         self.groups: dict[int, GroupClient] = {}
@@ -58,8 +60,8 @@ class Engine:
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
-        self.topic_ids = TopicIds()
-        self.commits = RangeCommits(settings.heartbeat_interval_ms)
+        self.topic_ids: TopicIds = TopicIds()
+        self.commits: RangeCommits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []
         #: Called with each input and its time, before it is taken: see ``InputLog``.
@@ -306,7 +308,9 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.Reached: ConsumerEngine.reached,
     inputs.LogEnds: ConsumerEngine.log_ends,
     inputs.OutOfRange: lambda consumer, *told: consumer.positions.out_of_range(*told),
-    inputs.ReadFailed: lambda consumer, *told: consumer.positions.stuck.failed(*told),
+    inputs.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
+        key, text, now, forbidden
+    ),
     inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
     inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
     inputs.DoneRun: ConsumerEngine.done_run,

@@ -18,8 +18,8 @@ class Moved:
     __slots__ = ("done", "fetched")
 
     def __init__(self, fetched: int = 0, done: int = 0) -> None:
-        self.fetched = fetched
-        self.done = done
+        self.fetched: int = fetched
+        self.done: int = done
 
 
 @dataclass(frozen=True, slots=True)

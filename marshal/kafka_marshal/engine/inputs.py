@@ -108,11 +108,12 @@ class OutOfRange(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Reading a partition failed at the offset that comes next."""
+    """Reading a partition failed at the offset that comes next. is_forbidden: by an ACL; the text says which."""
 
     consumer: int
     key: Key
     text: str
+    is_forbidden: bool = False
 
 
 class TooLarge(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 
 from kafka_marshal.errors import WrongKindError
 from rationalizer import World
@@ -20,7 +21,7 @@ def claimed_group(group_id: str) -> WrongKindError:
     return WrongKindError(
         f"group {group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
         "marshal.consumer, another group_id, or make it a coordinated group: kafka-marshal convert-group "
-        f"{group_id} --to coordinated"
+        f"{quote(group_id)} --to coordinated"
     )
 
 
@@ -29,5 +30,5 @@ def coordinated_group(group_id: str) -> WrongKindError:
     return WrongKindError(
         f"group {group_id!r} is a coordinated group: its members share out partitions, and no lease of it can be "
         "claimed. Nothing was changed. Use marshal.group_consumer, another group_id, or make it a claimed group: "
-        f"kafka-marshal convert-group {group_id} --to claimed"
+        f"kafka-marshal convert-group {quote(group_id)} --to claimed"
     )

@@ -19,8 +19,10 @@ class Subscription:
 
     def __init__(self, topics: Iterable[str], coordination_topic: str) -> None:
         wanted = list(dict.fromkeys(topics))
-        self.names = frozenset(topic for topic in wanted if not topic.startswith("^"))
-        self.patterns = tuple(re.compile(topic) for topic in wanted if topic.startswith("^"))
+        self.names: frozenset[str] = frozenset(topic for topic in wanted if not topic.startswith("^"))
+        self.patterns: tuple[re.Pattern[str], ...] = tuple(
+            re.compile(topic) for topic in wanted if topic.startswith("^")
+        )
         self._coordination = coordination_topic
         self._counts: dict[str, int] = {}
         self._ids: dict[str, str] = {}
@@ -33,7 +35,7 @@ class Subscription:
         #: Partitions that appeared while we were watching: they start at the earliest offset (P9).
         self.grown: set[Key] = set()
         #: Whether the cluster has told its topics once.
-        self.looked = False
+        self.looked: bool = False
 
     @property
     def pattern(self) -> str:

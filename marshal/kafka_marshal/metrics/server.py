@@ -70,7 +70,7 @@ class MetricsServer:
         self._is_over = False
         self._http = _listening(host, port, self._answer)
         self.port: int = self._http.server_address[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         _SERVERS.add(self)
         if not _is_loopback(host):
             log(

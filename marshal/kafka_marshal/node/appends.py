@@ -12,6 +12,7 @@ from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.ports import Ack, Appender, Cluster
+from kafka_marshal.rights import grant
 from rationalizer import encode
 
 __all__ = ["Appends"]
@@ -49,8 +50,8 @@ class Appends:
         if ack.forbidden:
             self._lock.fail(
                 AuthorizationError(
-                    f"appending to {self._topic!r} is forbidden: {ack.error}. Without it no lease can be claimed or "
-                    "kept; those of this process end. Ask for an ACL that allows WRITE on the topic"
+                    f"appending to {self._topic!r} is forbidden: {ack.error}. Without it nothing can be claimed, kept "
+                    f"or changed; leases of this process end. {grant('WRITE', 'topic', [self._topic])}"
                 )
             )
         with self._lock.condition:

@@ -8,6 +8,7 @@ from kafka_marshal.errors import AuthorizationError, TopicChangedError, TopicUns
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import topic_option
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault, TopicInfo
+from kafka_marshal.rights import grant
 from rationalizer.marker import said_in
 
 __all__ = ["TopicChecks"]
@@ -83,7 +84,10 @@ class TopicChecks:
             case FaultKind.UNKNOWN_TOPIC:
                 raise TopicChangedError(f"{where} is gone ({fault.message}). {_REMEDY}")
             case FaultKind.REFUSED:
-                raise AuthorizationError(f"{where} can't be read: {fault.message}. {_REMEDY}")
+                raise AuthorizationError(
+                    f"{where} can't be read: {fault.message}. Nothing was changed; leases of this process, if it holds "
+                    f"any, end by themselves. {grant('READ', 'topic', [topic])}"
+                )
             case FaultKind.FATAL:
                 text = "%s: reader replaced after a fatal error: %s"
                 log(logging.WARNING, "reader_replaced", text, where, fault.message)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
+from kafka_marshal.rights import grant
 from rationalizer import Record, Upgrade, encode
 from rationalizer.limits import SUPPORTED_LEVEL
 from rationalizer.marker import marker
@@ -167,7 +169,7 @@ def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicCo
 
 def topic_option(topic: str) -> str:
     """The option that names this topic on the command line; nothing for the default one."""
-    return "" if topic == DEFAULT_TOPIC else f" --topic {topic}"
+    return "" if topic == DEFAULT_TOPIC else f" --topic {quote(topic)}"
 
 
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
@@ -211,10 +213,13 @@ def _first_records(ends: Mapping[int, int]) -> list[tuple[int, Record]]:
 def append_first_records(cluster: Cluster, topic: str, ends: Mapping[int, int], timeout_s: float) -> None:
     """Append what CPs lack of their first records (*blocking*). ends: the log end of each CP, one of them 0."""
     failures: list[str] = []
+    forbidden: list[Ack] = []
 
     def answered(ack: Ack) -> None:
         if ack.error is not None:
             failures.append(ack.error)
+        if ack.forbidden:
+            forbidden.append(ack)
 
     appender = cluster.appender(topic, delivery_timeout_ms=int(timeout_s * 1000))
     try:
@@ -224,8 +229,9 @@ def append_first_records(cluster: Cluster, topic: str, ends: Mapping[int, int], 
     finally:
         appender.close()
     if failures or left:
+        needs = f". {grant('WRITE', 'topic', [topic])}" if forbidden else ""
         raise CoordinationTopicError(
             f"the topic {topic!r} exists, but its first records could not be written "
             f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it goes on "
-            "where it stopped"
+            f"where it stopped{needs}"
         )

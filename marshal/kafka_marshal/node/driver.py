@@ -32,7 +32,7 @@ from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.repeats import Told
-from kafka_marshal.runtime import Thread, is_ours
+from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 
 __all__ = ["Driver"]
@@ -72,32 +72,33 @@ class Driver:
         """
         self.cluster = cluster
         runtime = cluster.runtime
-        self.now_ms, self.monotonic = runtime.now_ms, runtime.monotonic
-        self.condition = runtime.condition()
-        self.life = Life(runtime)
-        self.replica = replica = Replica(
-            cluster, topic, timeout_s, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None
-        )
+        self.now_ms: Callable[[], float] = runtime.now_ms
+        self.monotonic: Callable[[], float] = runtime.monotonic
+        self.condition: Condition = runtime.condition()
+        self.life: Life = Life(runtime)
+        replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None)
+        self.replica: Replica = replica
         snapshots = SnapshotUpkeep(
             cluster, replica, self.condition, self.life, lambda error: self.lock.tell(error), keep=keep_snapshots
         )
         settings = make_settings(replica.info.partitions)
-        self.engine = Engine(settings, replica.worlds, runtime.random())
+        self.engine: Engine = Engine(settings, replica.worlds, runtime.random())
         self.life.on_fork = self.engine.forked
-        self.lock = lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
-        self.pacing = Pacing(lock, self.now_ms)
+        lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
+        self.lock: EngineLock = lock
+        self.pacing: Pacing = Pacing(lock, self.now_ms)
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Listener] = []
         told, events = Told(self.now_ms), Events(settings, self.now_ms())
         appends = Appends(cluster, topic, lock, self.pacing, events, AppendFailures(topic, told))
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self.effects = Effects(cluster, replica, lock, self.pacing, appends, events, told, lookups)
+        self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, told, lookups)
         lock.carry_out = self.effects.carry_out
         topics = TopicRounds(cluster, replica, lock, events, told, snapshots.find)
         scope = Scope(cluster, replica, lock, told, snapshots, timeout_s)
-        self.upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, lookups)
+        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, lookups)
         self.listeners.append(self.upkeep.tally.applied)
-        self.pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
+        self.pulse: Pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants
         servants.look = self.pulse.look
         self._thread: Thread | None = None

@@ -55,7 +55,7 @@ class Effects:
         self.appends = appends
         #: What happens, for people.
         self.events = events
-        self.callbacks = UserCalls(cluster.runtime)
+        self.callbacks: UserCalls = UserCalls(cluster.runtime)
         self._cluster = cluster
         self._replica = replica
         self._lock = lock

@@ -45,7 +45,7 @@ class Events:
         #: When they are said, unless more come; and at the latest.
         self._due = self._latest = inf
         #: Who has paused the group; "": nobody.
-        self.paused_by = ""
+        self.paused_by: str = ""
         #: When Kafka answered last (own clock, ms).
         self._heard_at = now
         #: Why it has not answered since, and since when that is known (own clock, ms).

@@ -27,7 +27,7 @@ class Life:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         #: This is a forked child's copy.
-        self.forked = False
+        self.forked: bool = False
         self.ended = False
         #: Called in a forked child.
         self.on_fork: Callable[[], object] = lambda: None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch
+from kafka_marshal.rights import grant
 
 __all__ = ["SLICE_S", "bounds", "judge", "read_range"]
 
@@ -100,7 +101,7 @@ def judge(topic: str, batch: TailBatch, gave_up: Callable[[str], Exception] = Ka
                     "is of the old log. Do it again"
                 )
             case FaultKind.REFUSED:
-                raise AuthorizationError(f"{where} can't be read: {fault.message}")
+                raise AuthorizationError(f"{where} can't be read: {fault.message}. {grant('READ', 'topic', [topic])}")
             case FaultKind.FATAL:
                 raise gave_up(f"{where}: the Kafka client gave up ({fault.message}). Do it again")
             case _:

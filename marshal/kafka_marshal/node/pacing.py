@@ -31,10 +31,10 @@ class Pacing:
         self._lock = lock
         self._now_ms = now_ms
         #: Appends whose acknowledgement has not come, and when the last one was handed over.
-        self.unanswered = 0
+        self.unanswered: int = 0
         self._appended_at = 0.0
         #: What was carried out last were beats of several CPs, and nothing else waits for an answer.
-        self.beats_sent = False
+        self.beats_sent: bool = False
         #: When the engine is asked again at the latest, acknowledgement or not.
         self._settle_by = 0.0
 

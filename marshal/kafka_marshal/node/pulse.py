@@ -40,10 +40,10 @@ class Pulse:
         self._whose = whose
         self._interval_ms = heartbeat_interval_ms
         #: Own clock (ms).
-        self.turned_at = runtime.now_ms()
+        self.turned_at: float = runtime.now_ms()
         self._due_at = self.turned_at
         #: The thread has ended with an error.
-        self.over = False
+        self.over: bool = False
         self.thread_id: int | None = None
         #: An outage that a user's thread has seen: the turn it began with, and when that was.
         self._seen = (0.0, 0.0)

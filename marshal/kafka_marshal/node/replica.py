@@ -18,7 +18,7 @@ from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.start import Begin, ReplayStart
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch, TopicInfo
-from kafka_marshal.snapshots.start import Difference
+from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, World
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
@@ -63,7 +63,8 @@ class Replica:
         self.topic = topic
         self._cluster = cluster
         self._due = due
-        self.start = start = ReplayStart(cluster, topic, timeout_s, begin)
+        start = ReplayStart(cluster, topic, timeout_s, begin)
+        self.start: ReplayStart = start
         # Nobody here waits for the other: a start is short.
         check_one_cluster(cluster)
         with cluster.runtime.executor(1, "kafka-marshal-start") as aside:
@@ -78,14 +79,16 @@ class Replica:
         start.found(reader, self.info.partitions)
         start.look(marks, self.info.partitions)
         self._checks = TopicChecks(self.info)
-        self.starts = start.cps
+        self.starts: dict[int, CpStart] = start.cps
         #: The CPs that are read; of others nothing is known here.
-        self.worlds = {cp: start.world(cp) for cp in cps}
+        self.worlds: dict[int, World] = {cp: start.world(cp) for cp in cps}
         self._check_markers_passed_over(timeout_s)
         #: CPs that have not reached the high watermark found at start, with it (C15).
-        self.behind = {cp: at.log_end for cp, at in self.starts.items() if at.log_end > self.worlds[cp].next_offset}
+        self.behind: dict[int, int] = {
+            cp: at.log_end for cp, at in self.starts.items() if at.log_end > self.worlds[cp].next_offset
+        }
         self._begun_at = sum(world.next_offset for world in self.worlds.values())
-        self.target_records = sum(at.log_end for at in self.starts.values()) - self._begun_at
+        self.target_records: int = sum(at.log_end for at in self.starts.values()) - self._begun_at
         #: CPs whose start was refuted: they go further back at the next read.
         self._refuted: set[int] = set()
         #: Where apply stops to look: the next place to compare, or where a snapshot may be due.

@@ -47,9 +47,9 @@ class _Receipt:
 
     def __init__(self) -> None:
         #: The value has left the library. Set in the instruction before it does.
-        self.out = False
+        self.out: bool = False
         #: The caller has gone, with or without the value.
-        self.left = False
+        self.left: bool = False
 
 
 class Answer(Generic[T]):
@@ -60,7 +60,7 @@ class Answer(Generic[T]):
     def __init__(self, servants: Servants, box: Box | None = None) -> None:
         self._servants = servants
         self._box: Box = servants.runtime.box() if box is None else box
-        self.receipt = _Receipt()
+        self.receipt: _Receipt = _Receipt()
 
     def wait(self, timeout: float | None = None) -> T:
         """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*).
@@ -150,10 +150,10 @@ class Servants:
         self._delivered: list[tuple[_Job, Any]] = []
         self._process_id = os.getpid()
         #: Nothing is carried out any more.
-        self.over = False
+        self.over: bool = False
         #: How many threads there are, and why no further one could be started; "": none was refused.
-        self.threads = 0
-        self.refusal = ""
+        self.threads: int = 0
+        self.refusal: str = ""
 
     def begin(self) -> None:
         """Start the first thread (a user's thread may ask)."""

@@ -31,10 +31,10 @@ class ReplayStart:
 
     def __init__(self, cluster: Cluster, topic: str, timeout_s: float, begin: Begin) -> None:
         self.begin = begin
-        self.snapshots_topic = snapshots_topic(topic)
+        self.snapshots_topic: str = snapshots_topic(topic)
         #: The log of snapshots; None where it can't be used, and (for people) why; "" where it can.
         self.snapshots: SnapshotReader | None = None
-        self.lacks_snapshots = ""
+        self.lacks_snapshots: str = ""
         self.cps: dict[int, CpStart] = {}
         self._cluster = cluster
         self._topic = topic

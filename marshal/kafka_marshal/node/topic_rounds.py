@@ -50,8 +50,8 @@ class TopicRounds:
         self._rng = cluster.runtime.random()
         self._now_ms = cluster.runtime.now_ms
         #: When the next look is due (own clock, ms), and whether one is under way.
-        self.next_at = 0.0
-        self.is_running = False
+        self.next_at: float = 0.0
+        self.is_running: bool = False
 
     def is_due(self, now: float) -> bool:
         """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""

@@ -43,11 +43,11 @@ class Upkeep:
         scope: Scope,
         lookups: Executor,
     ) -> None:
-        self.levels = Levels(replica, lock.tell)
+        self.levels: Levels = Levels(replica, lock.tell)
         self.topics = topics
         self.snapshots = snapshots
         #: A listener of the driver.
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         #: Jobs of consumers; the lock is held by who adds one, or takes it off.
         self.jobs: list[Job] = []
         self.scope = scope

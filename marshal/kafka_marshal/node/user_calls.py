@@ -28,11 +28,11 @@ class UserCall:
     __slots__ = ("began_at", "call", "port", "run", "thread_id")
 
     def __init__(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
-        self.run = run
-        self.port = port
-        self.call = call
+        self.run: Run = run
+        self.port: ConsumerPort | None = port
+        self.call: Call = call
         #: Own clock (ms).
-        self.began_at = 0.0
+        self.began_at: float = 0.0
         self.thread_id: int | None = None
 
     def described(self, now: float) -> str:

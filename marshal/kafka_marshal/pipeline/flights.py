@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 #: Records as Spark's connector reads them: key, value, topic, partition, offset and more.
-Records = DataFrame
+Records: TypeAlias = DataFrame
 
 #: What delays are added up by; hour: of the planned departure, local time.
 GROUP: Final = ("carrier", "origin", "dest", "hour")

@@ -27,6 +27,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.extras import needs
 from kafka_marshal.logs import log
 from kafka_marshal.pipeline.kafka_options import kafka_options
+from kafka_marshal.secret import HIDDEN, is_secret
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
 from kafka_marshal.testing.java import find_java
@@ -137,13 +138,18 @@ def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> No
     """A session that was there already keeps its master and whatever else Spark reads only at its start."""
     has = session.sparkContext.getConf()
     other = [
-        f"{name}={value} (it has {has.get(name)})"
+        f"{name}={HIDDEN}" if is_secret(name) else f"{name}={value} (it has {has.get(name)})"
         for name, value in sorted(wanted.items())
         if not name.startswith(("spark.sql.", "spark.jars")) and str(has.get(name)).lower() != str(value).lower()
     ]
     if other:
-        text = "a Spark session runs already and is used as it is: %s has no effect. To change that, stop it first"
-        log(logging.WARNING, "spark_settings_ignored", f"{text} (spark.stop())", ", ".join(other))
+        log(
+            logging.WARNING,
+            "spark_settings_ignored",
+            "a Spark session runs already and is used as it is: %s has no effect. To change that, stop it first "
+            "(spark.stop())",
+            ", ".join(other),
+        )
 
 
 def _end_jvm_without(wanted: list[str]) -> None:

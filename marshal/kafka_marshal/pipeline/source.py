@@ -89,7 +89,7 @@ class KafkaMarshalSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self.settings = SourceOptions.parse(options)
+        self.settings: SourceOptions = SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -41,7 +41,7 @@ class SourceOptions:
     #: Names, or regular expressions starting with ``^``; separated by commas.
     topics: tuple[str, ...]
     #: librdkafka properties: the options that start with ``kafka.``, without that.
-    config: tuple[tuple[str, str], ...] = ()
+    config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     coordination_topic: str = DEFAULT_TOPIC
     heartbeat_interval_ms: int = 3_000
     #: Offsets of one micro-batch, shared fairly over the partitions held.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Progress
+from kafka_marshal.sinks.claims import NOTHING_WRITTEN
 from kafka_marshal.sinks.database import DONE, PROGRESS, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
@@ -97,20 +98,29 @@ class PostgresSink(FencedSink["Connection"]):
         return _made_again, (self._dsn, self._lock_timeout_s, self._idle_timeout_s)
 
     def _name(self) -> str:
+        given = self._given()
+        return f"PostgreSQL, database {given.get('dbname', '?')} at {given.get('host', 'the local socket')}"
+
+    def _given(self) -> Mapping[str, Any]:
+        """What the dsn says. Raises SinkError without a word of it: libpq's own errors show parts of a password."""
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
 
-        try:
+        with suppress(ProgrammingError):
             given = conninfo_to_dict(self._dsn)
-        except ProgrammingError:
-            return "PostgreSQL"
-        return f"PostgreSQL, database {given.get('dbname', '?')} at {given.get('host', 'the local socket')}"
+            if _is_plausible(self._dsn, given):
+                return given
+        raise SinkError(
+            f"PostgreSQL: the dsn is wrong: it is neither an URL nor 'host=… dbname=…'. {NOTHING_WRITTEN}. Mend it: in "
+            "an URL the characters @ : / ? # % of a password are written as %40 %3A %2F %3F %23 %25. (It is not shown, "
+            "since a password may stand in it.)"
+        ) from None
 
     def _connect(self) -> Connection:
         import psycopg
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+        from psycopg.conninfo import make_conninfo
 
-        given = conninfo_to_dict(self._dsn)
+        given = self._given()
         ours = {name: value for name, value in _DEFAULTS.items() if name not in given}
         connection = psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True)
         for name, value in (
@@ -241,6 +251,14 @@ class PostgresSink(FencedSink["Connection"]):
         if not state and isinstance(error, psycopg.ProgrammingError):
             return "the dsn or the statement is wrong", "Mend it", False
         return "PostgreSQL refused a statement", "See what it says, and mend the statement", False
+
+
+def _is_plausible(dsn: str, given: Mapping[str, Any]) -> bool:
+    """Whether no part of a password was taken for something else, which messages show."""
+    _, scheme, rest = dsn.partition("://")
+    login, at, _ = rest.partition("?")[0].rpartition("@")
+    is_cut = bool(scheme and at) and any(mark in login for mark in "@/")
+    return not is_cut and all(port.isdigit() for port in str(given.get("port", 0)).split(",") if port)
 
 
 def _gate(group_id: str, key: Key) -> int:

@@ -17,6 +17,7 @@ from random import Random
 from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster
+from kafka_marshal.rights import grant
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError
@@ -140,8 +141,7 @@ class SnapshotKeeper:
         """Once for each outage: nobody loses anything by a snapshot that comes later."""
         if not self._warned:
             self._warned = True
-            mend = "; grant the right to read and write it" if isinstance(error, AuthorizationError) else ""
-            log(logging.WARNING, "snapshots_put_off", "no snapshots for now, trying again%s: %s", mend, error)
+            log(logging.WARNING, "snapshots_put_off", "no snapshots for now, trying again: %s", error)
 
     def _put_off(self, until: float) -> None:
         self._look_at = until
@@ -174,6 +174,19 @@ class SnapshotKeeper:
                 elif digest == mine:
                     continue
                 found.append(Difference(cp, next_offset, digest, mine, why))
+        return [*found, *self._out_of_place()]
+
+    def _out_of_place(self) -> list[Difference]:
+        """Those between two of our own places: all replicas take theirs at the same, so no member wrote these (S2)."""
+        found = []
+        why = "is at a place where no snapshot is due: no member wrote it, and none compares it"
+        for cp, ours in self._ours.items():
+            with self._lock:
+                places = set(ours.places())
+            theirs = self._theirs[cp]
+            for at in theirs.places() if places else ():
+                if min(places) < at < max(places) and at not in places:
+                    found += [Difference(cp, at, digest, None, why) for digest in theirs.at(at)]
         return found
 
     # Writing.
@@ -192,10 +205,13 @@ class SnapshotKeeper:
 
     def _append(self, cp: int, one: _Pending, digest: str) -> None:
         failures: list[str] = []
+        forbidden: list[Ack] = []
 
         def answered(ack: Ack) -> None:
             if ack.error is not None:
                 failures.append(ack.error)
+            if ack.forbidden:
+                forbidden.append(ack)
 
         try:
             records = encode_state(cp, one.next_offset, one.state, digest)
@@ -211,8 +227,11 @@ class SnapshotKeeper:
         finally:
             appender.close()
         if failures or left:
-            raise MarshalError(
+            kind, needs = MarshalError, ""
+            if forbidden:
+                kind, needs = AuthorizationError, f". {grant('WRITE', 'topic', [self._topic])}"
+            raise kind(
                 f"the snapshot of partition {cp} at offset {one.next_offset} was not written to {self._topic!r} "
                 f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing is lost: replicas start from an "
-                "older one, or from the log"
+                f"older one, or from the log{needs}"
             )

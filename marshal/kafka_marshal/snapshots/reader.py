@@ -116,12 +116,12 @@ class SnapshotReader:
         self._cluster = cluster
         self._topic = topic
         self._timeout_s = timeout_s
-        self.partitions = {cp: StoredPartition(cp) for cp in range(partitions)}
+        self.partitions: dict[int, StoredPartition] = {cp: StoredPartition(cp) for cp in range(partitions)}
         marks = cluster.watermarks([(topic, cp) for cp in self.partitions], timeout_s)
         #: CPs whose snapshots have no leader at the moment: as if there were none, for now.
-        self.leaderless = {cp for cp in self.partitions if (topic, cp) not in marks}
-        self.starts = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.partitions}
-        self.ends = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.partitions}
+        self.leaderless: set[int] = {cp for cp in self.partitions if (topic, cp) not in marks}
+        self.starts: dict[int, int] = {cp: marks.get((topic, cp), (0, 0))[0] for cp in self.partitions}
+        self.ends: dict[int, int] = {cp: marks.get((topic, cp), (0, 0))[1] for cp in self.partitions}
         #: Read down to here.
         self._down_to = dict(self.ends)
         self._step = dict.fromkeys(self.partitions, FIRST_STEP)

@@ -63,9 +63,9 @@ class CpStart:
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
         #: Next offset of where it starts; whether that needs no proof.
-        self.begun_at = 0
+        self.begun_at: int = 0
         self._begun_with = ""
-        self.from_beginning = False
+        self.from_beginning: bool = False
         self._agreed_since = False
 
     def from_snapshot(self, places: Sequence[StoredAt]) -> World | None:

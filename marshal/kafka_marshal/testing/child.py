@@ -26,7 +26,9 @@ class Child:
 
         heard: called with each line, by a thread of its own; silent: after the last one. options: Popen's.
         """
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
+        )
         self._listener = threading.Thread(target=self._listen, args=(heard, silent), daemon=True)
         self._listener.start()
 

@@ -71,7 +71,7 @@ class ContainerCluster:
         start_timeout_s: float = 120.0,
     ) -> None:
         """As for LocalCluster; start_timeout_s does not count the time to pull the image."""
-        self.broker_ids = tuple(range(1, brokers + 1))
+        self.broker_ids: tuple[int, ...] = tuple(range(1, brokers + 1))
         self.client_config: dict[str, object] = {}
         self._ports = [port + i for i in range(brokers)] if port is not None else free_ports(brokers)
         self._properties = dict(properties or {})

@@ -192,7 +192,7 @@ class Interrupts:
         #: Called at the point instead of raising, as a signal's handler that returns; set it before the block.
         self.handler: Callable[[], object] | None = None
         #: How many points were counted.
-        self.count = 0
+        self.count: int = 0
         #: All points, in order, if they are kept.
         self.places: list[Place] = []
         #: Where it was interrupted: nowhere, once, or twice.

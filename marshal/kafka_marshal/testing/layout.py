@@ -110,6 +110,9 @@ class BrokerLayout:
         self.folder.mkdir(exist_ok=True)
         settings = {**self._settings(cluster), **properties}
         lines = [f"{_escaped(key)}={_escaped(value)}" for key, value in settings.items()]
+        # Passwords of users may stand in it.
+        self.properties_file.unlink(missing_ok=True)
+        self.properties_file.touch(mode=0o600)
         self.properties_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.log4j_file.write_text(_LOG4J.format(file=_escaped(str(self.log))), encoding="utf-8")
         for log in (self.console, self.log):

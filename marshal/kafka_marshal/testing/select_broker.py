@@ -88,7 +88,7 @@ class ExternalKafka:
                 "started or sent. Start that Kafka, correct the address, or unset the variable to have a local broker "
                 "started."
             )
-        self.broker_ids = tuple(sorted(ids))
+        self.broker_ids: tuple[int, ...] = tuple(sorted(ids))
 
     def kill(self, broker_id: int = 1) -> None:
         """Refused."""

@@ -47,7 +47,7 @@ class Supervisor:
         self.folder = folder
         self.keep = keep
         self.children: dict[str, subprocess.Popen[bytes]] = {}
-        self.grace_s = ORPHAN_GRACE_S if keep else 0.0
+        self.grace_s: float = ORPHAN_GRACE_S if keep else 0.0
 
     def obey(self, request: dict[str, Any]) -> bool:
         """Start or signal one process; False: it is time to end."""

@@ -25,6 +25,7 @@ from typing import Any
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.secret import values_of
 from kafka_marshal.watchdog import process
 from kafka_marshal.watchdog.last_will import LastWill
 from kafka_marshal.watchdog.pipe import NoRoomError, Pipe
@@ -110,12 +111,18 @@ class Watchdog:
         self._name = name
         folder = client.submodule_search_locations[0]
         self._config = process.pack_config(
-            {"name": name, "topic": topic, "properties": dict(properties), "folder": folder}
+            {
+                "name": name,
+                "topic": topic,
+                "properties": dict(properties),
+                "folder": folder,
+                "secrets": values_of(properties),
+            }
         )
         self._deaf_s = DEAF_S + heartbeat_interval_ms / 1000
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self.last_will = LastWill(ids)
+        self.last_will: LastWill = LastWill(ids)
         self._pipe: Pipe | None = None
         #: Whose progress it is told.
         self._driver: Driver | None = None
@@ -125,7 +132,7 @@ class Watchdog:
         #: Process id of the watchdog; None while there is none.
         self.pid: int | None = None
         #: Whether it has met the cluster, so that it can speak at once.
-        self.is_ready = False
+        self.is_ready: bool = False
         self._thread = threading.Thread(target=self._run, name="kafka-marshal-watchdog", daemon=True)
 
     def start(self) -> None:

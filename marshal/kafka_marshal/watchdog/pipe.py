@@ -22,6 +22,7 @@ class Pipe:
     def __init__(self) -> None:
         """Make a pair; ``theirs`` is for the watchdog."""
         # A pipe in all but name. A pipe proper would raise SIGPIPE, which some programs let kill them.
+        self.theirs: socket.socket
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._identity = self._found()

@@ -241,6 +241,7 @@ class Watch:
                 self._poller.unregister(self._pipe)
             elif packet[:1] == CONFIG:
                 self._config = json.loads(packet[1:])
+                _secrets[:] = self._config.get("secrets", ())  # an older worker tells none
             elif packet[:1] == LAST_WILL:
                 self._take(packet)
             elif packet[:1] == ASK:
@@ -261,7 +262,8 @@ class Watch:
 
     def _tell(self, message: dict[str, object]) -> None:
         try:
-            os.write(self._pipe, json.dumps(message).encode())
+            safe = {name: without_secrets(told) if isinstance(told, str) else told for name, told in message.items()}
+            os.write(self._pipe, json.dumps(safe).encode())
         except OSError:
             return  # the worker is gone, or has not read for long: nobody to tell
 
@@ -287,8 +289,20 @@ class Watch:
         say(f"{name} died without a goodbye: {what}{why}")
 
 
+#: What no line may show: passwords, keys, tokens of the configuration.
+_secrets: list[str] = []
+
+
+def without_secrets(text: str) -> str:
+    """The text as people and logs may see it: librdkafka names the URL that it asks for a token."""
+    for secret in _secrets:
+        text = text.replace(secret, "[hidden]")
+    return text
+
+
 def say(text: str) -> None:
     """One line for people, where the worker's own went."""
+    text = without_secrets(text)
     try:
         os.write(2, f"kafka-marshal watchdog: {text}\n".encode())
     except OSError:

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.adapters.kafka.errors import Troubles
+from kafka_marshal.secret import values_of
 
 __all__ = ["AddressCheck"]
 
@@ -47,7 +48,7 @@ class AddressCheck:
         return dict(self._ids)
 
     def _ask(self, address: str) -> None:
-        troubles = Troubles()
+        troubles = Troubles(secrets=values_of(self._properties))
         settings = {**self._properties, "bootstrap.servers": address, "logger": troubles, "error_cb": troubles}
         try:
             admin = AdminClient(cast("dict[str, Any]", settings))

@@ -32,7 +32,9 @@ from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
+from kafka_marshal.rights import grant
 from kafka_marshal.runtime import THREADS, Runtime
+from kafka_marshal.secret import values_of
 
 __all__ = ["KafkaCluster"]
 
@@ -71,6 +73,7 @@ class KafkaCluster(GroupCalls):
         self._bootstrap = bootstrap_servers
         self._config = dict(config or {})
         settings.check(self._config)
+        self._secrets = values_of(self._config)
         self._logger = logger = self._config.pop("logger", None)
         self._forward = self._config.pop("error_cb", None)
         self._troubles = self._new_troubles(self._forward, logger)
@@ -94,7 +97,7 @@ class KafkaCluster(GroupCalls):
             raise ConfigurationError("config's error_cb is not callable. Nothing was sent; give a function.")
         if logger is not None and not isinstance(logger, logging.Logger):
             raise ConfigurationError("config's logger is no logging.Logger. Nothing was sent; give one.")
-        return Troubles(forward, logger)
+        return Troubles(forward, logger, self._secrets)
 
     # Look-ups.
 
@@ -157,7 +160,7 @@ class KafkaCluster(GroupCalls):
             described = admin.describe_topics(TopicCollection([name]), request_timeout=left_s)
             configured = admin.describe_configs([resource], request_timeout=left_s)
             topics = self._questions.known(described, left_s)
-            return topics, self._questions.known(configured, left_s) if topics else {}
+            return topics, self._questions.known(configured, left_s, "DESCRIBE_CONFIGS") if topics else {}
 
         topics, found = self._questions.ask(f"looking up {name} and its settings", timeout_s, ask)
         if not found:  # not there, or deleted in between
@@ -199,7 +202,8 @@ class KafkaCluster(GroupCalls):
         if not isinstance(error, KafkaException):
             return CoordinationTopicError(f"Topic {name!r} can't be created: {error}. Nothing was changed.")
         self._questions.serve()
-        ours = marshal_error(error, doing, self._bootstrap, self._troubles, changing=True)
+        needs = grant("CREATE", "topic", [name])
+        ours = marshal_error(error, doing, self._bootstrap, self._troubles, changing=True, needs=needs)
         cause = kafka_error(error)
         if type(ours).__name__ != "MarshalError":  # a refusal, or nobody there
             return ours
@@ -258,7 +262,9 @@ class KafkaCluster(GroupCalls):
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             wanted = [KafkaPartition(*key, before[key]) for key in keys]
             answers = admin.delete_records(wanted, request_timeout=left_s, operation_timeout=left_s)
-            return {_key(at): found.low_watermark for at, found in self._questions.known(answers, left_s).items()}
+            return {
+                _key(at): found.low_watermark for at, found in self._questions.known(answers, left_s, "DELETE").items()
+            }
 
         # What is there already would be out of range for the broker.
         starts = {key: low for key, (low, _) in self.watermarks(before, timeout_s).items()}

@@ -17,6 +17,7 @@ from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, configuration_error, marshal_error
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.secret import values_of
 
 __all__ = ["KafkaDataWriter"]
 
@@ -62,7 +63,7 @@ class KafkaDataWriter:
         """
         self._topic = topic
         self._bootstrap = bootstrap_servers
-        self._troubles = Troubles()
+        self._troubles = Troubles(secrets=values_of(config or {}))
         self._failure: KafkaError | None = None
         self._accepted = 0
         settings.check(config or {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -23,11 +23,13 @@ from kafka_marshal.errors import (
 from kafka_marshal.guard import Guard, report
 from kafka_marshal.ports import FaultKind
 from kafka_marshal.repeats import Repeats
+from kafka_marshal.secret import hide
 
 __all__ = [
     "LOGGER",
     "RETRY_CODES",
     "UNKNOWN_CODES",
+    "ForbiddenError",
     "Troubles",
     "configuration_error",
     "fault_kind",
@@ -77,6 +79,9 @@ _AUTHORIZATION_CODES = frozenset(
 #: librdkafka looks for the coordinator of every consumer's group. Ours take part in none, so that they need no right
 #: to it, and what comes of the search is nobody's trouble.
 _GROUP_CODES = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
+
+#: An answer to a question of ours that says so; see is_forbidden() for what comes unasked.
+_FORBIDDEN_CODES = _AUTHORIZATION_CODES | _GROUP_CODES
 
 _UNREACHABLE_CODES = frozenset(
     {
@@ -154,9 +159,13 @@ class Troubles:
     """
 
     def __init__(
-        self, forward: Callable[[KafkaError], object] | None = None, logger: logging.Logger | None = None
+        self,
+        forward: Callable[[KafkaError], object] | None = None,
+        logger: logging.Logger | None = None,
+        secrets: Iterable[str] = (),
     ) -> None:
-        """forward: the user's own error_cb. logger: the user's own instead of ours."""
+        """forward: the user's own error_cb. logger: the user's own instead of ours. secrets: what is to be hidden."""
+        self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
         self._lock = threading.Lock()
@@ -168,7 +177,7 @@ class Troubles:
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line of librdkafka's log (as a Logger would)."""
         try:
-            text = message % args if args else message
+            text = self.hide(message % args if args else message)
             if _HUNG_UP in text:
                 hint = (
                     "it may stand still, be starting or ending; it may want TLS or SASL (security.protocol), or be no "
@@ -176,7 +185,7 @@ class Troubles:
                 )
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
-            self._logger.log(level, message, *args)
+            self._logger.log(level, "%s", text)
         except BaseException as error:  # noqa: BLE001 - raised from here, it would cost messages
             report(f"the log {self._logger.name!r}", error)
 
@@ -190,6 +199,7 @@ class Troubles:
     def _take(self, error: KafkaError) -> None:
         if is_of_groups(error):
             return
+        theirs, error = error, self.without_secrets(error)
         with self._lock:
             if error.fatal():
                 self.fatal = self.fatal or error.str()
@@ -205,7 +215,18 @@ class Troubles:
                 elif (is_refusal(error) or is_forbidden(error)) and fault not in self._faults:
                     self._faults.append(fault)
         if self._forward is not None:
-            self._forward(error)
+            self._forward(theirs)
+
+    def hide(self, text: str) -> str:
+        """The text without secrets of the configuration: librdkafka names the URL that it asks for a token."""
+        return hide(text, self._secrets)
+
+    def without_secrets(self, error: KafkaError) -> KafkaError:
+        """The same error, its text as people and logs may see it."""
+        text = self.hide(error.str())
+        if text == error.str():
+            return error
+        return KafkaError(error.code(), text, fatal=error.fatal(), retriable=error.retriable())
 
     def _with_reason(self, text: str) -> str:
         return f"{text} ({self._last[1].str()})" if self._last else text
@@ -228,6 +249,15 @@ class Troubles:
         last = self._last
         since = time.monotonic() - _RECENT_S if since is None else since
         return last[1] if last is not None and last[0] > since else None
+
+
+class ForbiddenError(KafkaException):
+    """An ACL is missing, and which one is known."""
+
+    def __init__(self, cause: KafkaError, needs: str) -> None:
+        """needs: what ``rights.grant`` says."""
+        super().__init__(cause)
+        self.needs = needs
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -298,16 +328,20 @@ def marshal_error(
     troubles: Troubles | None = None,
     *,
     changing: bool = False,
+    needs: str = "",
 ) -> MarshalError:
-    """The error to raise for a call that failed; doing completes "While …"; changing: it did not only ask."""
-    cause = kafka_error(error)
+    """The error to raise for a call that failed; doing completes "While …"; changing: it did not only ask.
+
+    needs: the right that it takes, as ``rights.grant`` says it; a ForbiddenError knows better.
+    """
+    cause = kafka_error(error) if troubles is None else troubles.without_secrets(kafka_error(error))
     code = cause.code()
     reason = troubles.recent() if troubles is not None else None
-    if code in _AUTHORIZATION_CODES:
+    if code in _FORBIDDEN_CODES:
+        lacking = error.needs if isinstance(error, ForbiddenError) else needs
         return AuthorizationError(
-            f"While {doing}: the cluster forbids it ({cause.str()}). Nothing was changed by this call. "
-            "Ask for an ACL that allows this operation to the principal you connect as. A member needs READ, WRITE, "
-            "DESCRIBE and DESCRIBE_CONFIGS on the coordination topic, READ and DESCRIBE on the topics it works on."
+            f"While {doing}: the cluster forbids it ({cause.str().rstrip('.')}). Nothing was changed by this call. "
+            f"{lacking or 'SECURITY.md has the rights of each role; ask for those that are missing'}."
         )
     for refusal in (cause, reason):
         if refusal is not None and (is_refusal(refusal) or _wrong_protocol(refusal)):

@@ -10,11 +10,19 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, kafka_error
+from kafka_marshal.adapters.kafka.errors import (
+    RETRY_CODES,
+    ForbiddenError,
+    Troubles,
+    is_forbidden,
+    is_of_groups,
+    kafka_error,
+)
 from kafka_marshal.adapters.kafka.questions import Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
+from kafka_marshal.rights import grant
 
 __all__ = ["GroupCalls"]
 
@@ -57,8 +65,10 @@ class GroupCalls:
             return {(x.topic, x.partition): (x.offset, x.metadata or "") for x in found if x.offset >= 0}
 
         doing = f"asking for the consumer group {group_id!r}"
+        needs = grant("DESCRIBE", "group", [group_id])
         return KafkaGroup(
-            self._questions.ask(doing, timeout_s, members), self._questions.ask(doing, timeout_s, committed)
+            self._questions.ask(doing, timeout_s, members, needs=needs),
+            self._questions.ask(doing, timeout_s, committed, needs=needs),
         )
 
     def commit_for_group(
@@ -75,6 +85,10 @@ class GroupCalls:
             answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
             found = self._questions.result(answer, left_s).topic_partitions
             failed = [each for each in found if each.error is not None]
+            if group_forbidden := [each.error for each in failed if is_of_groups(each.error)]:
+                raise KafkaException(group_forbidden[0])
+            if forbidden := {each.topic: each.error for each in failed if is_forbidden(each.error)}:
+                raise ForbiddenError(next(iter(forbidden.values())), grant("READ", "topic", forbidden))
             if passing := [each.error for each in failed if each.error.code() in RETRY_CODES]:
                 raise KafkaException(passing[0])
             return [f"{each.topic} [{each.partition}]: {each.error.str()}" for each in failed]
@@ -82,7 +96,11 @@ class GroupCalls:
         if not wanted:
             return
         failed = self._questions.ask(
-            f"committing offsets for the consumer group {group_id!r}", timeout_s, ask, changing=True
+            f"committing offsets for the consumer group {group_id!r}",
+            timeout_s,
+            ask,
+            changing=True,
+            needs=grant("READ", "group", [group_id]),
         )
         if failed:
             raise MarshalError(

@@ -11,19 +11,22 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, TopicDescription
+from confluent_kafka.admin import AdminClient, ConfigResource, TopicDescription
 
 from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
 from kafka_marshal.adapters.kafka.errors import (
     RETRY_CODES,
     UNKNOWN_CODES,
+    ForbiddenError,
     Troubles,
+    is_forbidden,
     is_refusal,
     kafka_error,
     marshal_error,
 )
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import TopicPartition
+from kafka_marshal.rights import grant
 
 __all__ = ["RETRY_S", "Questions"]
 
@@ -120,8 +123,19 @@ class Questions:
             found |= ask_for(there)
         return found
 
-    def ask(self, doing: str, timeout_s: float, ask: Callable[[AdminClient, float], T], *, changing: bool = False) -> T:
-        """Ask, again and again while the answer is one that passes by itself, until the time is up."""
+    def ask(
+        self,
+        doing: str,
+        timeout_s: float,
+        ask: Callable[[AdminClient, float], T],
+        *,
+        changing: bool = False,
+        needs: str = "",
+    ) -> T:
+        """Ask, again and again while the answer is one that passes by itself, until the time is up.
+
+        needs: the right that it takes (``rights.grant``), where the answer does not say so.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             with self._admin.use() as admin:
@@ -134,7 +148,9 @@ class Questions:
                     if code == KafkaError._NOENT:
                         raise _NoLeadersError from error
                     if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
-                        raise marshal_error(error, doing, self._bootstrap, self._troubles, changing=changing) from error
+                        raise marshal_error(
+                            error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
+                        ) from error
                     if code in _LEADER_CODES:
                         self._fetch_metadata(admin, deadline - time.monotonic())
                 finally:
@@ -147,15 +163,24 @@ class Questions:
         with suppress(KafkaException):  # the next try says what is wrong
             admin.list_topics(timeout=min(left_s, METADATA_S))
 
-    def known(self, answers: Mapping[K, Future[T]], timeout_s: float) -> dict[K, T]:
-        """The answers, without those for what does not exist; raises the first other error."""
+    def known(self, answers: Mapping[K, Future[T]], timeout_s: float, operation: str = "DESCRIBE") -> dict[K, T]:
+        """The answers, without those for what does not exist; raises the first other error.
+
+        operation: the right on each topic that it takes. ForbiddenError names all topics for which it is missing.
+        """
         found = {}
+        forbidden: dict[str, KafkaError] = {}
         for key, answer in answers.items():
             try:
                 found[key] = self.result(answer, timeout_s)
             except KafkaException as error:
-                if kafka_error(error).code() not in UNKNOWN_CODES:
+                cause = kafka_error(error)
+                if is_forbidden(cause):
+                    forbidden[_topic_of(key)] = cause
+                elif cause.code() not in UNKNOWN_CODES:
                     raise
+        if forbidden:
+            raise ForbiddenError(next(iter(forbidden.values())), grant(operation, "topic", forbidden))
         return found
 
     def known_offsets(
@@ -194,6 +219,13 @@ class Questions:
         """Let librdkafka say what it has to say: log lines, and why connections failed."""
         with suppress(ClosedError), self._admin.use() as admin:
             admin.poll(0)
+
+
+def _topic_of(key: object) -> str:
+    """The topic that an answer is about."""
+    if isinstance(key, ConfigResource):
+        return str(key.name)
+    return key.topic if isinstance(key, KafkaPartition) else str(key)
 
 
 def _some(names: list[Any]) -> str:

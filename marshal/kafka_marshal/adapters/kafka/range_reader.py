@@ -17,6 +17,8 @@ from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
 from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError
 from kafka_marshal.ports import FaultKind, Message
+from kafka_marshal.rights import grant
+from kafka_marshal.secret import values_of
 
 __all__ = ["StoredMessage", "read_range"]
 
@@ -57,7 +59,7 @@ def read_range(
         KafkaUnavailableError: no broker answered in time.
     """
     settings.check(config)
-    troubles = Troubles()
+    troubles = Troubles(secrets=values_of(config))
     extra = {
         "enable.partition.eof": True,
         # Nobody needs what lies beyond the range.
@@ -144,7 +146,11 @@ class _Span:
             raise self._gone(error.str())
         if kind in (FaultKind.REFUSED, FaultKind.FATAL):
             raise marshal_error(
-                error, f"reading {self.topic} [{self.partition}]", self.bootstrap_servers, self.reading.troubles
+                error,
+                f"reading {self.topic} [{self.partition}]",
+                self.bootstrap_servers,
+                self.reading.troubles,
+                needs=grant("READ", "topic", [self.topic]),
             )
 
     def _note_failure(self, kind: FaultKind, text: str) -> None:

@@ -87,7 +87,7 @@ class Reading:
         #: What may block for a moment and so is left to the reading thread: called after commands, before it waits.
         self.before_wait: Callable[[], None] | None = None
         try:
-            self.consumer = Consumer(settings)
+            self.consumer: Consumer = Consumer(settings)
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
 

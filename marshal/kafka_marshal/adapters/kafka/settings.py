@@ -176,6 +176,11 @@ def check_addresses(bootstrap_servers: str) -> None:
         ConfigurationError: it names the address.
     """
     for address in addresses(bootstrap_servers):
+        if "@" in address:
+            raise ConfigurationError(
+                "bootstrap_servers: one address has an '@' in it. Kafka knows no user and password there; they would "
+                "stand in every error and log. Nothing was sent; put them into config: sasl.username, sasl.password."
+            )
         _, *ports = address.rpartition("://")[2].rpartition("]")[2].split(":")
         if len(ports) != 1:  # none, or an IPv6 address without brackets
             continue

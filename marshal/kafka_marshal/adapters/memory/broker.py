@@ -153,11 +153,11 @@ class MemoryBroker:
         #: The broker's time in ms.
         self.clock: Callable[[], float] = clock if clock is not None else _time_of_day_ms
         #: Whether readers wait for news: only with the time of day, for nobody could move another clock meanwhile.
-        self.waits = clock is None
+        self.waits: bool = clock is None
         self.brokers = brokers
-        self.faults = Faults()
+        self.faults: Faults = Faults()
         #: Guards everything; notified upon every change.
-        self.changed = threading.Condition(threading.RLock())
+        self.changed: threading.Condition = threading.Condition(threading.RLock())
         self.existing: dict[str, Topic] = {}
         #: Of Kafka's own consumer groups, which have no members here.
         self.committed: dict[str, dict[TopicPartition, tuple[int, str]]] = {}

@@ -30,7 +30,7 @@ class MemoryCluster:
         """
         if broker is not None and clock is not None:
             raise ValueError("the clock is the broker's: give a clock or a broker, not both")
-        self.broker = broker if broker is not None else MemoryBroker(clock)
+        self.broker: MemoryBroker = broker if broker is not None else MemoryBroker(clock)
         self.client = client
         self.runtime: Runtime = THREADS
         self._closed = False

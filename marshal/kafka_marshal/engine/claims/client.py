@@ -58,7 +58,7 @@ class ClaimsClient:
     def attach(self, work: Work) -> None:
         """For whom; once, before anything else."""
         self._work = work
-        self.placement = Placement(work, self, self._peers, self._settings, self._wanted)
+        self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
 
     # What is known.
 

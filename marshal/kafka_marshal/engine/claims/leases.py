@@ -92,26 +92,26 @@ class HeldLease:
     most_intervals = MAX_INTERVALS
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
-        self.key = key
-        self.cp = cp
-        self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.owner = owner
-        self.state = LeaseState.WANTED
-        self.epoch = -1
+        self.key: Key = key
+        self.cp: int = cp
+        self.heartbeat_interval_ms: int = heartbeat_interval_ms
+        self.owner: Owner = owner
+        self.state: LeaseState = LeaseState.WANTED
+        self.epoch: int = -1
         #: Our own clock's time until which the lease is proven (T4); 0: it is not yet.
-        self.valid_until = 0.0
+        self.valid_until: float = 0.0
         #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
-        self.hand_out_until = 0.0
+        self.hand_out_until: float = 0.0
         #: The same in seconds, for who looks before every message.
-        self.hand_out_until_s = 0.0
+        self.hand_out_until_s: float = 0.0
         #: The same (ms) for what was granted before (at most once): the lease being let go does not end it.
-        self.proven_until = 0.0
+        self.proven_until: float = 0.0
         #: Nothing more is handed out: it is being let go.
-        self.stopped = False
+        self.stopped: bool = False
         #: Since when log time runs ahead of our clock (T5).
         self.in_doubt_since: float | None = None
-        self.proof = LastProof()
-        self.pending = Pending()
+        self.proof: LastProof = LastProof()
+        self.pending: Pending = Pending()
         self._beaten: BeatEntry | None = None
 
     @property

@@ -28,10 +28,10 @@ class ManualLease:
         self.key = key
         self.lease: HeldLease = book.want(key, peers.cp_of(key), self)
         #: Why the last claim was rejected; "": none was yet.
-        self.refusal = ""
+        self.refusal: str = ""
         #: Why the lease is over; "": it is not.
-        self.loss = ""
-        self.is_released = False
+        self.loss: str = ""
+        self.is_released: bool = False
         #: The release that ended it; None: none was applied yet (or somebody else ended it).
         self.hand_in: HandIn | None = None
         self._book = book

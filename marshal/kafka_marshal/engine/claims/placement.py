@@ -53,9 +53,9 @@ class Placement:
         self._settings = settings
         self._wanted = wanted
         #: Anything may have changed since the policy was last asked.
-        self.dirty = True
+        self.dirty: bool = True
         #: When it must be asked again though nothing changes.
-        self.deadline = 0.0
+        self.deadline: float = 0.0
         #: By topic, which held lease we asked for last.
         self._asked: dict[str, Key] = {}
         #: Claims sent since we last wanted none: answered ones let more go out (see _wave).

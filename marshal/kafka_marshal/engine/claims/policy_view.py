@@ -36,7 +36,7 @@ class PolicyView:
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
         #: At the start of the present cycle: (epoch, time, done, log end).
         self._meters: dict[Key, tuple[int, float, int, int]] = {}
-        self.partitions = Partitions({})
+        self.partitions: Partitions = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
         self._by_cp: dict[int, list[Key]] = {}
         self.order: dict[Key, int] = {}
@@ -45,7 +45,7 @@ class PolicyView:
         #: What is to be looked at again.
         self.touched: dict[Key, None] = {}
         #: When all has to be looked at again: silent holders, idle partitions.
-        self.look_at = 0.0
+        self.look_at: float = 0.0
 
     def opening(self, cp: int, now: float) -> list[Key]:
         """What may have opened in a CP, whose log time is known now (T3)."""

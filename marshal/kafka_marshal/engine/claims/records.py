@@ -61,15 +61,16 @@ class LeaseRecords:
     ) -> None:
         self.settings = settings
         self.outbox = outbox
-        self.peers = Peers(settings, worlds)
-        self.book = LeaseBook(settings, outbox, rng)
+        self.peers: Peers = Peers(settings, worlds)
+        self.book: LeaseBook = LeaseBook(settings, outbox, rng)
         #: What says which partitions each consumer works on, by its number.
         self.sources: dict[int, ClaimsClient] = {}
         self.manual: dict[Key, ManualLease] = {}
         #: An operator has asked us to hand over (C19).
-        self.draining = False
+        self.draining: bool = False
         #: How long claims took, from sending to the log's answer; and how long leases had no live holder before them.
-        self.claim_times, self.gaps = Histogram(), Histogram()
+        self.claim_times: Histogram = Histogram()
+        self.gaps: Histogram = Histogram()
         self._worlds = worlds
         #: CPs of which records were applied since clocks were compared.
         self._moved: set[int] = set()

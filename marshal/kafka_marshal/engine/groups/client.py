@@ -86,8 +86,8 @@ class GroupClient:
         starts_late: bool = False,
     ) -> None:
         self._host = host
-        self.member = Membership(settings, options, subscription, worlds, outbox, rng)
-        self.lets_all_go = host.lets_all_go
+        self.member: Membership = Membership(settings, options, subscription, worlds, outbox, rng)
+        self.lets_all_go: Callable[[], str] = host.lets_all_go
         self.pieces: dict[Key, HeldPiece] = {}
         self._settings = settings
         self._options = options

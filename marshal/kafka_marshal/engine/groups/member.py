@@ -73,14 +73,14 @@ class Membership:
     ) -> None:
         self.settings = settings
         self.options = options
-        self.home = route_group(settings.group_id, settings.coordination_partitions)
-        self.member_id = ""
-        self.proof = MemberProof(options.session_timeout_ms)
-        self.witness = Witness(settings.client_id, rng)
+        self.home: int = route_group(settings.group_id, settings.coordination_partitions)
+        self.member_id: str = ""
+        self.proof: MemberProof = MemberProof(options.session_timeout_ms)
+        self.witness: Witness = Witness(settings.client_id, rng)
         #: When pieces may be taken up.
-        self.open_at = inf
+        self.open_at: float = inf
         #: "join" or "leave": the log may show us as a member, or as none, soon; "": nothing is under way.
-        self.under_way = ""
+        self.under_way: str = ""
         self._was_member = False
         self._worlds = worlds
         self._subscription = subscription

@@ -51,7 +51,7 @@ class Mirror:
         self._had: set[Key] = set()
         self._failures = 0
         #: When to look again.
-        self.next_at = 0.0
+        self.next_at: float = 0.0
 
     def due(
         self,

@@ -85,24 +85,24 @@ class HeldPiece:
         keys: KeyShare | None = None,
         group: Group | None = None,
     ) -> None:
-        self.key = key
-        self.cp = cp
+        self.key: Key = key
+        self.cp: int = cp
         #: Which keys; None: all of them, and none has more done than others.
-        self.keys = keys
+        self.keys: KeyShare | None = keys
         #: The generation since which it is ours, of its newest part (G5).
-        self.epoch = epoch
+        self.epoch: int = epoch
         #: As a lease's: two of them, and it is over.
-        self.heartbeat_interval_ms = session_timeout_ms // 2
-        self.owner = owner
+        self.heartbeat_interval_ms: int = session_timeout_ms // 2
+        self.owner: Owner = owner
         #: What the log keeps beyond a gap (P5), as the group's settings were when it was taken up.
-        self.most_intervals = MAX_INTERVALS if group is None else group.settings.max_individual_commits
-        self.held = True
-        self.stopped = False
+        self.most_intervals: int = MAX_INTERVALS if group is None else group.settings.max_individual_commits
+        self.held: bool = True
+        self.stopped: bool = False
         #: Our own clock's time until which the member is proven (T4); 0: it is not, or in doubt.
-        self.valid_until = 0.0
-        self.hand_out_until = 0.0
-        self.hand_out_until_s = 0.0
-        self.proven_until = 0.0
+        self.valid_until: float = 0.0
+        self.hand_out_until: float = 0.0
+        self.hand_out_until_s: float = 0.0
+        self.proven_until: float = 0.0
         self.letting_go: LettingGo | None = None
 
     @property

@@ -20,7 +20,7 @@ class MemberProof:
         self._log_time = 0
         self._in_doubt_since: float | None = None
         #: Until when we are a member (T4); 0: not proven yet, or in doubt (T5).
-        self.valid_until = 0.0
+        self.valid_until: float = 0.0
 
     def sent(self, token: int, cp: int, now: float) -> None:
         """A record of ours that is a beat was handed to the producer."""

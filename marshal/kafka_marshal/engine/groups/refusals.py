@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.errors import (
@@ -45,7 +47,8 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
         case codes.SESSION_TIMEOUT_TOO_HIGH:
             return SessionTimeoutTooHighError(
                 f"{group}: session_timeout_ms={options.session_timeout_ms} is above the group's setting. {nothing}. "
-                f"Ask for less, or allow more: kafka-marshal group {settings.group_id} --set max_session_timeout_ms=…"
+                f"Ask for less, or allow more: kafka-marshal group {quote(settings.group_id)} --set "
+                "max_session_timeout_ms=…"
             )
         case codes.GROUP_FULL:
             return GroupFullError(f"{group} has 1,000 members, which is the most. {nothing}")

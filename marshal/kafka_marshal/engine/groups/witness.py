@@ -22,7 +22,7 @@ class Witness:
         self._rng = rng
         self._heard: dict[int, float] = {}
         #: When somebody's session has run out by our clock.
-        self.due = inf
+        self.due: float = inf
 
     def heard(self, group: Group, client_id: str, now: float) -> None:
         """A record of a member was accepted."""

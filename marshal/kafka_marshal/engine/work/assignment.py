@@ -159,9 +159,9 @@ class Grant:
     __slots__ = ("accepted", "last_offset", "run", "sent_at")
 
     def __init__(self, run: Run, last_offset: int, sent_at: float) -> None:
-        self.run = run
-        self.last_offset = last_offset
-        self.sent_at = sent_at
+        self.run: Run = run
+        self.last_offset: int = last_offset
+        self.sent_at: float = sent_at
         #: None: the log has not answered yet.
         self.accepted: bool | None = None
 
@@ -180,10 +180,10 @@ class Told:
     def __init__(self) -> None:
         #: The last_offset of the P9 beat under way; None: none is.
         self.start_beat: int | None = None
-        self.start_beat_sent = 0.0
+        self.start_beat_sent: float = 0.0
         #: By the last CommitRanges.
         self.ranges: list[tuple[int, int]] = []
-        self.ranges_due = 0.0
+        self.ranges_due: float = 0.0
         #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
         self.mark_sent_at: float | None = None
 
@@ -201,8 +201,8 @@ class Watch:
         self.look_up_at: float | None = None
         self.log_end: int | None = None
         #: Where the leader said that it ends, and when it was last asked (or the reader last heard of it).
-        self.asked_end = 0
-        self.asked_at = 0.0
+        self.asked_end: int = 0
+        self.asked_at: float = 0.0
 
 
 class Assignment:
@@ -228,26 +228,26 @@ class Assignment:
 
     def __init__(self, key: Key, consumer: Mover, moved: Moved | None = None) -> None:
         """moved: of this partition, whoever held it for this consumer before."""
-        self.key = key
-        self.consumer = consumer
-        self.stage = Stage.CLAIMING
+        self.key: Key = key
+        self.consumer: Mover = consumer
+        self.stage: Stage = Stage.CLAIMING
         self.lease: Ownership = None  # type: ignore[assignment]  # set by the consumer engine right after
         self.tracker: Tracker = tracker.Tracker(-1, (), moved)
-        self.buffer = Buffer()
-        self.told = Told()
-        self.watch = Watch()
+        self.buffer: Buffer = Buffer()
+        self.told: Told = Told()
+        self.watch: Watch = Watch()
         #: Nobody of the group ever held this lease: ``start=`` decides where to begin (P9).
-        self.first_claim = False
+        self.first_claim: bool = False
         #: That it begins, where nothing is done, at the log's start: nobody missed what was there before the group.
-        self.is_new = False
+        self.is_new: bool = False
         self.grant: Grant | None = None
         #: Callbacks of the user that were called and have not returned.
-        self.callbacks_running = 0
+        self.callbacks_running: int = 0
         #: Why it is being let go, for people; "": it is not.
-        self.releasing = ""
+        self.releasing: str = ""
         #: on_assign was called, or would have been.
-        self.shown = False
-        self.user_paused = False
+        self.shown: bool = False
+        self.user_paused: bool = False
 
     def enter(self, stage: Stage) -> None:
         """Go on to another stage; see ``MOVES``."""

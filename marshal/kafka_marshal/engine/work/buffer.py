@@ -23,13 +23,13 @@ class Buffer:
         #: (messages, first offset they cover), in offset order.
         self._parts: deque[tuple[list[Message], int]] = deque()
         #: How many messages there are.
-        self.size = 0
+        self.size: int = 0
         #: The first offset that no message in here covers yet.
         self._covered_to = 0
         #: The next offset to come from the reader.
-        self.fetch_next = 0
+        self.fetch_next: int = 0
         #: What was fetched was given up, and nothing is read until there is room for it.
-        self.is_given_up = False
+        self.is_given_up: bool = False
 
     @property
     def first(self) -> int | None:

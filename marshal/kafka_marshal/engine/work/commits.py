@@ -17,7 +17,7 @@ class RangeCommits:
     def __init__(self, heartbeat_interval_ms: int) -> None:
         self._interval_ms = heartbeat_interval_ms / BEATS_PER_INTERVAL
         #: When they are sent at the latest.
-        self.due = 0.0
+        self.due: float = 0.0
 
     def soon(self, now: float) -> None:
         """At the next step."""

@@ -45,18 +45,18 @@ class ConsumerEngine:
         self.outbox = outbox
         self.assignments: dict[Key, Assignment] = {}
         #: The hand-out of ranges; None: messages are handed out.
-        self.ranges = RangeDelivery(self) if settings.ranges else None
+        self.ranges: RangeDelivery | None = RangeDelivery(self) if settings.ranges else None
         self.delivery: Delivery = self.ranges or Delivery(self)
         #: For who asks from one place, and waits for nothing; threads, tasks and lanes have one for each call.
-        self.pull = GrantedPull(self) if settings.at_most_once else Pull(self)
+        self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors to be raised from the user's next call, oldest first.
         self.errors: list[Exception] = []
-        self.positions = Positions(self, subscription, about.group_id, want_ids)
+        self.positions: Positions = Positions(self, subscription, about.group_id, want_ids)
         #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
-        self.callbacks_running = 0
-        self.closing = False
-        self.schedule = Schedule(self, about.heartbeat_interval_ms)
-        self.revocation = Revocation(self)
+        self.callbacks_running: int = 0
+        self.closing: bool = False
+        self.schedule: Schedule = Schedule(self, about.heartbeat_interval_ms)
+        self.revocation: Revocation = Revocation(self)
 
     @property
     def at_most_once(self) -> bool:

@@ -28,13 +28,13 @@ class Delivery:
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
         #: Where many handlers work at a time: what they have.
-        self.in_lanes = InLanes(consumer, self._put_back, self._room_in_hand)
+        self.in_lanes: InLanes = InLanes(consumer, self._put_back, self._room_in_hand)
         #: At most once: what the log grants.
-        self.grants = Grants(consumer, self)
+        self.grants: Grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
         #: What fetched messages, and those in hand, may take.
-        self.memory = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
+        self.memory: InFlight = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
         #: No fewer than are in hand: counting them takes a look at each assignment.
         self._in_hand_at_most = 0
         #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
@@ -42,8 +42,8 @@ class Delivery:
         #: What has come and gone, of each partition that was ever reached for.
         self.moved: dict[Key, Moved] = {}
         #: Whether the user has ever said of anything that it is done; and how many messages it has dropped until then.
-        self.is_done_said = False
-        self.dropped = 0
+        self.is_done_said: bool = False
+        self.dropped: int = 0
         #: Assignments that an operator took away while something of them was in hand, and when (C18).
         self.evicted: list[tuple[Assignment, float]] = []
         #: A handler took too long, and no user's thread was heard of since; see is_hung().

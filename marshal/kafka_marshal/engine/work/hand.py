@@ -31,9 +31,9 @@ class Hand:
         #: What threads take messages from; None: nothing.
         self.run: Run | None = None
         #: An exception may have kept a message taken from the run from leaving the library.
-        self.in_doubt = False
+        self.in_doubt: bool = False
         #: How many messages the next one is to have.
-        self.size = HAND_SIZE
+        self.size: int = HAND_SIZE
 
     def open_run(self, now: float) -> Run | None:
         """At least once: the run, if threads may take more from it now (T4)."""

@@ -81,19 +81,20 @@ class Lane:
     __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since")
 
     def __init__(self, partition: _Partition, key: Hashable, message: Message) -> None:
-        self.partition = partition
-        self.key = key
+        self.partition: _Partition = partition
+        self.key: Hashable = key
         #: The first one; None: the lane is over.
         self.message: Message | None = message
         #: Whose it is.
-        self.assignment = partition.assignment
+        self.assignment: Assignment = partition.assignment
         #: Those after it; None: there was never more than one.
         self.rest: deque[Message] | None = None
         #: Which try of the first one is the next, or under way.
-        self.number = 1
-        self.running = False
+        self.number: int = 1
+        self.running: bool = False
         #: When its first try, and the one under way, began (ms, own clock); 0: none has.
-        self.since = self.began = 0.0
+        self.since: float = 0.0
+        self.began: float = 0.0
 
 
 class _Partition:
@@ -103,7 +104,7 @@ class _Partition:
 
     def __init__(self, assignment: Assignment) -> None:
         #: Under which what waits is in hand.
-        self.assignment = assignment
+        self.assignment: Assignment = assignment
         self.lanes: dict[Hashable, Lane] = {}
         #: Those with a handler.
         self.running: set[Lane] = set()
@@ -131,15 +132,15 @@ class Lanes:
         self._retries: list[tuple[float, int, Lane]] = []
         self._count = 0
         #: Lanes that a worker may begin with a first try: that many retries are due is no reason not to read on.
-        self.ready = 0
+        self.ready: int = 0
         #: Messages with a handler.
-        self.running = 0
+        self.running: int = 0
         #: The run whose workers may begin something; None: none is under way.
         self.owner: Owner | None = None
         #: Nothing more is begun.
-        self.is_ended = False
+        self.is_ended: bool = False
         #: A try has failed: what is being let go need not wait for the next one.
-        self.has_returned = False
+        self.has_returned: bool = False
         #: What failed after its assignment had ended: nobody says of it that it is done.
         self.dropped: deque[tuple[Assignment, Message]] = deque()
 

@@ -27,9 +27,9 @@ class InFlight:
         self._max_bytes = max_bytes
         self._bounds_in_hand = not at_most_once  # there a batch is in hand, and no more
         #: How large a message is, as the last reads have shown; 0: nothing was read yet.
-        self.message_bytes = 0.0
+        self.message_bytes: float = 0.0
         #: At least once: so many messages may be in hand, and one of each partition in any case.
-        self.most_in_hand = sys.maxsize
+        self.most_in_hand: int = sys.maxsize
         #: A batch that was handed out (at most once), on its way out of memory; see ``let_go``.
         self.spent: list[Message] = []
 

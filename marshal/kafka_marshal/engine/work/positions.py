@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from shlex import quote
 
 from kafka_marshal.engine.effects import Callback, Key, LookUp, StartFetch
 from kafka_marshal.engine.plane import Loss
@@ -26,8 +27,8 @@ class Positions:
         self._subscription = subscription
         self._group_id = group_id
         self._want_ids = want_ids
-        self.marks = TopicMarks(consumer.source, subscription)
-        self.stuck = StuckPartitions(consumer, group_id)
+        self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
+        self.stuck: StuckPartitions = StuckPartitions(consumer, group_id)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
         #: Lost positions: left alone until somebody sets them (P11).
@@ -195,7 +196,7 @@ class Positions:
         text = (
             f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
             "this partition is handed out to any member until its position is set; other partitions go on. Set it: "
-            f"kafka-marshal release-group {self._group_id} --partition {topic}:{partition}=OFFSET "
+            f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET "
             "(or =earliest)"
         )
         self.stuck.position_lost(key, position, text, now)

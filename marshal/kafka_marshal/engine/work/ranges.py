@@ -52,7 +52,7 @@ class RangeRun(tracker.Run[Assignment]):
         super().__init__(assignment, [], first, False, now)
         self.last = last
         self.size = 1
-        self.left_out = left_out
+        self.left_out: tuple[tuple[int, int], ...] = left_out
 
     def offsets(self) -> OffsetRange:
         """As the user sees it."""

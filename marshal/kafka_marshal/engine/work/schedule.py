@@ -38,9 +38,9 @@ class Schedule:
         #: All that are not merely handed out. There may be thousands.
         self.pending: dict[Key, Assignment] = {}
         #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
-        self.let_go_why = ""
+        self.let_go_why: str = ""
         #: When a consumer that closes waits no more for where its assignments start.
-        self.close_at = 0.0
+        self.close_at: float = 0.0
 
     def look_after(self, assignment: Assignment) -> None:
         """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""

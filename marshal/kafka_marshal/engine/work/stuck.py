@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Key, StartFetch, Warn
@@ -84,7 +85,7 @@ class StuckPartitions:
         #: Since when a partition has had no leader.
         self._leaderless: dict[Key, float] = {}
         #: Assigning again did not help: the reader is to be replaced. Whoever does it takes this back.
-        self.is_reader_deaf = False
+        self.is_reader_deaf: bool = False
         self._renewed_at = float("-inf")
         #: Of which the leader is asked where its log ends.
         self._asked: Assignment | None = None
@@ -103,10 +104,14 @@ class StuckPartitions:
 
     # What is told of partitions.
 
-    def failed(self, key: Key, text: str, now: float) -> None:
-        """Reading a partition failed at the offset that comes next."""
+    def failed(self, key: Key, text: str, now: float, is_forbidden: bool = False) -> None:
+        """Reading a partition failed at the offset that comes next; is_forbidden: by an ACL."""
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
+            return
+        if is_forbidden:  # it is reported once, and does not pass by itself
+            at = assignment.buffer.fetch_next
+            self._tell(key, Why.UNREADABLE, at, forbidden(*key, at, text), now)
             return
         offset, since, first_text = self._failed.get(key, (-1, 0.0, ""))
         if offset != assignment.buffer.fetch_next:
@@ -257,8 +262,16 @@ def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str
     return (
         f"{topic} [{partition}]: offset {offset} can't be read: {text}. From there on nothing of this partition is "
         "handed out; nothing is lost, and other partitions go on. If the brokers' copies are all so, leave out "
-        f"what can't be read: kafka-marshal skip {group_id} {topic}:{partition} (it finds the next offset that can be, "
-        "and says how many are left out)"
+        f"what can't be read: kafka-marshal skip {quote(group_id)} {topic}:{partition} (it finds the next offset that "
+        "can be, and says how many are left out)"
+    )
+
+
+def forbidden(topic: str, partition: int, offset: int, text: str) -> str:
+    """What people are told where an ACL forbids reading; text names the right."""
+    return (
+        f"{topic} [{partition}]: this worker may not read it, from offset {offset} on: {text}. Nothing of it "
+        "is handed out and nothing is lost; it goes on by itself once it is allowed"
     )
 
 
@@ -268,5 +281,5 @@ def larger(topic: str, partition: int, offset: int, text: str, group_id: str) ->
         f"{topic} [{partition}]: what comes at offset {offset}, or beside it from the same broker, is larger than this "
         f"reader may receive: {text}. Nothing of this partition is handed out; nothing is lost. Raise "
         "receive.message.max.bytes in the config, or leave the record out: kafka-marshal skip "
-        f"{group_id} {topic}:{partition} --to {offset + 1}"
+        f"{quote(group_id)} {topic}:{partition} --to {offset + 1}"
     )

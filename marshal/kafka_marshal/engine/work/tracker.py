@@ -126,8 +126,8 @@ class Run(Generic[A]):
     )
 
     def __init__(self, assignment: A, messages: list[Message], covers_from: int, iterating: bool, now: float):
-        self.assignment = assignment
-        self.messages = messages
+        self.assignment: A = assignment
+        self.messages: list[Message] = messages
         #: What user threads take the messages from; see ``handed_out``.
         self.walk: Iterator[Message] = iter(messages)
         #: What says how many are left in it.
@@ -139,28 +139,30 @@ class Run(Generic[A]):
         #: What calls have taken (not while iterating at least once, which the cursor follows).
         self.taken: list[Taken] = []
         #: Offsets of the first and the last message.
+        self.first: int
+        self.last: int
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
         #: How many things are in hand: each may be done before its neighbours are.
-        self.size = len(messages)
+        self.size: int = len(messages)
         #: The first offset that is done together with the first message.
-        self.covers_from = covers_from
+        self.covers_from: int = covers_from
         #: Followed by its cursor (plain iteration); else explicitly.
-        self.iterating = iterating
+        self.iterating: bool = iterating
         self._cursor = 0
         #: What is asked for whether the user has the batch still, which alone can say that it is done; None: no batch.
         self.holder: Callable[[], object] | None = None
         #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
-        self.in_lanes = False
+        self.in_lanes: bool = False
         #: Split off a run that threads took messages from: what they note there is about this one, too.
         self._is_piece = False
         #: Known of a run of which nothing is left to be taken.
         self._is_settled = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
-        self.since = now
-        self.seen_cursor = 0
-        self.done_count = 0
+        self.since: float = now
+        self.seen_cursor: int = 0
+        self.done_count: int = 0
         #: For explicit runs: which messages are done.
-        self.marks = bytearray(0 if iterating else len(messages))
+        self.marks: bytearray = bytearray(0 if iterating else len(messages))
 
     @property
     def is_marked(self) -> bool:
@@ -337,7 +339,7 @@ class Tracker(Generic[A]):
     def __init__(self, stable: int, ranges: Sequence[tuple[int, int]], moved: Moved | None = None) -> None:
         """moved: counts what is done."""
         #: What is done, as far as we know: the log's progress at the start, and what was done here since.
-        self.done = Progress()
+        self.done: Progress = Progress()
         if stable >= 0:
             self.done.through(stable)
         if ranges:
@@ -345,7 +347,7 @@ class Tracker(Generic[A]):
         #: In hand, by first offset, in the order in which they were handed out.
         self.runs: dict[int, Run[A]] = {}
         #: What is done is counted there, and nowhere else: once for each message.
-        self.moved = moved or Moved()
+        self.moved: Moved = moved or Moved()
         #: What was handed out and has not come back, and what had been done before that.
         self._out = self.moved.done
         #: The same first offsets, ascending: runs do not overlap.
@@ -354,7 +356,7 @@ class Tracker(Generic[A]):
         #: Offsets behind the last message, of which a reader is never given any (P6): done when all before is.
         self._tail: tuple[int, int] | None = None
         #: When (ms, own clock) an iterating thread was last seen to go on.
-        self.last_moved = 0.0
+        self.last_moved: float = 0.0
 
     @property
     def in_hand(self) -> int:

@@ -55,7 +55,7 @@ class GroupObserver:
         self._pauses = pauses
         self._report = report
         self._groups = {group.group_id: WatchedGroup.of(group) for group in world.groups()}
-        self.spans = PieceSpans()
+        self.spans: PieceSpans = PieceSpans()
         #: Spans that began before this replay, or may have something before them that did; over by now.
         self.ended: list[EndedPiece] = []
         self._at = (world.next_offset, world.log_time)

@@ -67,18 +67,18 @@ class Watched:
     )
 
     def __init__(self, key: LeaseKey) -> None:
-        self.key = key
+        self.key: LeaseKey = key
         #: The holder, None while the lease is free.
         self.client: str | None = None
         self.instance: str | None = None
         #: Of the holder or, while the lease is free, of the last one; −1 before the first.
-        self.epoch = -1
-        self.interval = 0
-        self.last_beat = 0
-        self.stable = NOTHING_DONE
-        self.granted = NOTHING_DONE
+        self.epoch: int = -1
+        self.interval: int = 0
+        self.last_beat: int = 0
+        self.stable: int = NOTHING_DONE
+        self.granted: int = NOTHING_DONE
         #: What is done above stable.
-        self.ranges = Intervals()
+        self.ranges: Intervals = Intervals()
 
     @classmethod
     def of(cls, lease: Lease) -> Watched:

@@ -57,7 +57,7 @@ class OnSpark:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self.parallelism = max(1, spark.sparkContext.defaultParallelism)
+        self.parallelism: int = max(1, spark.sparkContext.defaultParallelism)
 
     def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
         from pyspark import cloudpickle

@@ -46,7 +46,7 @@ class KafkaSource:
     """
 
     bootstrap_servers: str
-    config: Mapping[str, object] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
     topic: str = DEFAULT_TOPIC
     timeout_s: float = 10.0
 

@@ -56,7 +56,7 @@ class Observer:
 
     def __init__(self, world: World, write: Write) -> None:
         self.world = world
-        self.loose = Loose()
+        self.loose: Loose = Loose()
         #: Violations by kind.
         self.violations: dict[str, int] = {}
         self._write = write

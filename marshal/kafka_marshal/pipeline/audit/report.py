@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from kafka_marshal.pipeline.audit.findings import Findings, Violation
 from kafka_marshal.pipeline.audit.page import TEMPLATE
 from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
+from kafka_marshal.visible import visible
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["LogEnds", "write_report"]
@@ -109,10 +110,7 @@ def _number(value: float | None) -> str:
 
 def _visible(text: object) -> str:
     """With everything escaped that can't be seen or would turn the line around."""
-    written = "–" if text is None else str(text)
-    if written.isprintable():
-        return written
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in written)
+    return "–" if text is None else visible(str(text))
 
 
 def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ class Checks:
     """Keeps account, and stops the simulation where a promise is broken."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, judge: Judge | None = None) -> None:
-        self.log = Recorded(scenario.coordination_partitions, scenario.snapshots, judge)
+        self.log: Recorded = Recorded(scenario.coordination_partitions, scenario.snapshots, judge)
         self.broken: Violation | None = None
         #: What happened, in order: the history of this run.
         self.events: list[tuple[object, ...]] = []
@@ -119,13 +119,13 @@ class Checks:
         self._scenario = scenario
         self._scheduler = scheduler
         self._terms = Terms.of(scenario)
-        self.manners = MemberInvariants(scenario, scheduler, self.fail)
-        self.left_out = LeftOut(scenario, self.fail)
+        self.manners: MemberInvariants = MemberInvariants(scenario, scheduler, self.fail)
+        self.left_out: LeftOut = LeftOut(scenario, self.fail)
         #: Where a partition's log ends.
         self.end_of: Callable[[Key], int | None] = lambda _: 0
         self._watched: list[tuple[Living, Driver]] = []
         self._holders = Holders()
-        self.accounts = Accounts(Ordering(scenario, self.fail))
+        self.accounts: Accounts = Accounts(Ordering(scenario, self.fail))
         self._granted = Granted()
         #: Members that an operator has removed, and where: until they read it they work on (G20).
         self._evicted: dict[str, tuple[int, int]] = {}

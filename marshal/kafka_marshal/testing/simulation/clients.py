@@ -27,9 +27,9 @@ class Clients:
         self._network = network
         self._checks = checks
         self._worker = worker
-        self.store = Store()
+        self.store: Store = Store()
         self._clients = {client.name: client for client in scenario.clients}
-        self.hosts = {client.name: host_of(client, self._hi) for client in scenario.clients}
+        self.hosts: dict[str, Host] = {client.name: host_of(client, self._hi) for client in scenario.clients}
         for name, host in self.hosts.items():
             host.is_interrupted = scenario.is_interrupted(name)
         self.processes: list[Process] = []

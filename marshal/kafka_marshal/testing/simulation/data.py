@@ -31,7 +31,7 @@ class Data:
         self._broker = broker
         self._network = network
         #: Messages that come in all.
-        self.published = 0
+        self.published: int = 0
         #: Told of each message: its partition, its offset, its key.
         self.on_message: Callable[[Key, int, bytes | None], object] = lambda *_: None
         #: What keys are drawn from.

@@ -30,7 +30,7 @@ class LeftOut:
         #: The group begins where the logs end.
         self._begins_late = any(client.worker == "latest" for client in scenario.clients)
         #: Somebody's own worker may have it begin there, or at a time, if it comes before the others.
-        self.may_begin_late = self._begins_late
+        self.may_begin_late: bool = self._begins_late
         #: Where each log begins, if retention took something.
         self._starts: dict[Key, int] = {}
         self._beginnings: dict[Key, _Beginning] = {}

@@ -38,7 +38,7 @@ class Faults:
         self._checks = checks
         self._clients = clients
         self._data = data
-        self.admin_host = Host("admin", is_admin=True)
+        self.admin_host: Host = Host("admin", is_admin=True)
         #: Faults that last, by client.
         self._active: dict[str, list[Fault]] = {client.name: [] for client in scenario.clients}
         self._are_over = False

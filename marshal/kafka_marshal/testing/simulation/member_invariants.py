@@ -101,7 +101,7 @@ class MemberInvariants:
         self._scheduler = scheduler
         self._fail = fail
         #: A broker's clock is set: what members trust is looked at with every record, not only with their messages.
-        self.looks_closer = any(fault.kind == "clock" for fault in scenario.faults)
+        self.looks_closer: bool = any(fault.kind == "clock" for fault in scenario.faults)
         self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims" and x.worker != "yours"}
         #: By CP and offset: when (virtual ms) the record was sent.
         self._sent: dict[tuple[int, int], float] = {}

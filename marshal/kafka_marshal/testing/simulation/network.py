@@ -30,6 +30,7 @@ from kafka_marshal.ports import (
     TailFault,
     TopicPartition,
 )
+from kafka_marshal.runtime import Runtime
 from kafka_marshal.testing.simulation.living import Living, Trouble
 from kafka_marshal.testing.simulation.producer import SimulatedProducer
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
@@ -128,7 +129,7 @@ class SimulatedCluster(MemoryCluster):
 
     def __init__(self, network: Network, process: Living) -> None:
         super().__init__(broker=network.broker, client=process.name)
-        self.runtime = process.runtime
+        self.runtime: Runtime = process.runtime
         self._network = network
         self._process = process
 

@@ -70,22 +70,22 @@ class Process:
         scheduler = network.scheduler
         #: Unique for ever.
         self.name = name
-        self.client_id = host.name
+        self.client_id: str = host.name
         self.host = host
         #: 0: the story's.
         self.heartbeat_interval_ms = heartbeat_interval_ms
-        self.dead = False
-        self.stopped_until = 0.0
-        self.end = End()
-        self.rng = Random(f"{seed}/{name}")
-        self.interrupting = Interrupting(scheduler, host.trouble, Random(f"{seed}/{name}/interrupts"))
+        self.dead: bool = False
+        self.stopped_until: float = 0.0
+        self.end: End = End()
+        self.rng: Random = Random(f"{seed}/{name}")
+        self.interrupting: Interrupting = Interrupting(scheduler, host.trouble, Random(f"{seed}/{name}/interrupts"))
         self.interrupting.on_raised = lambda what: checks.raised(self, what)
-        self.runtime = SimulatedRuntime(scheduler, self, Random(f"{seed}/{name}/runtime"), host.rate)
+        self.runtime: SimulatedRuntime = SimulatedRuntime(scheduler, self, Random(f"{seed}/{name}/runtime"), host.rate)
         self.network = network
         self.checks = checks
-        self.links = Links()
+        self.links: Links = Links()
         self.drivers: list[Driver] = []
-        self.work = Work()
+        self.work: Work = Work()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -182,27 +182,27 @@ class Job:
 
     def __init__(self, process: Process, scenario: Scenario, store: Store) -> None:
         self.bootstrap_servers = BOOTSTRAP
-        self.group_id = scenario.group_id
-        self.client_id = process.client_id
+        self.group_id: str = scenario.group_id
+        self.client_id: str = process.client_id
         #: The topic whose messages are to be handled.
-        self.topic = scenario.data_topic
+        self.topic: str = scenario.data_topic
         #: All whose messages are.
-        self.topics = scenario.topics_of(process.client_id)
-        self.coordination_topic = scenario.topic
-        self.heartbeat_interval_ms = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
+        self.topics: list[str] = scenario.topics_of(process.client_id)
+        self.coordination_topic: str = scenario.topic
+        self.heartbeat_interval_ms: int = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
         #: Of a coordinated group, for ``marshal.group_consumer``; None: the group is a claimed one.
         self.strategy = scenario.strategy
-        self.session_timeout_ms = 2 * self.heartbeat_interval_ms
+        self.session_timeout_ms: int = 2 * self.heartbeat_interval_ms
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
         #: A database that refuses older epochs (C9).
-        self.database = Database(store, process.checks, process)
+        self.database: Database = Database(store, process.checks, process)
         #: Chance, the same on every run of a seed.
-        self.random = Random(f"{scenario.seed}/{process.name}/job")
+        self.random: Random = Random(f"{scenario.seed}/{process.name}/job")
         self._process = process
         self._scenario = scenario
         #: How much slower the work is than usual.
-        self.slowness = 1.0
+        self.slowness: float = 1.0
 
     def marshal(self, **options: Any) -> Marshal:
         """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` with what this job says.

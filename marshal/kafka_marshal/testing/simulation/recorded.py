@@ -25,7 +25,7 @@ class Recorded:
     """All records of a story, by CP."""
 
     def __init__(self, cps: int, snapshots_every: int, judge: Judge | None) -> None:
-        self.worlds = {cp: World(cp, cps) for cp in range(cps)}
+        self.worlds: dict[int, World] = {cp: World(cp, cps) for cp in range(cps)}
         self._snapshots_every = snapshots_every
         self._judge = judge
         #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.

@@ -64,7 +64,7 @@ INTERRUPTED_SHARE = 0.2
 INTERRUPTED = frozenset({"iterate", "terminates", "explicit", "poll", "consume", "batches", "fenced", "lanes"})
 
 #: What workers there are, by delivery; see workers.py.
-WORKERS = {
+WORKERS: dict[str, tuple[str, ...]] = {
     "at-least-once": ("iterate", "defer", "explicit", "poll", "consume", "batches"),
     "at-most-once": ("iterate", "iterate", "poll", "consume", "batches"),
 }

@@ -44,17 +44,17 @@ class Task:
     __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "raising", "token", "turns", "window")
 
     def __init__(self, process: Owner, name: str, run: Callable[[], object], hub: greenlet) -> None:
-        self.process = process
-        self.name = name
-        self.greenlet = greenlet(run, hub)  # where it goes on when a task ends
+        self.process: Owner = process
+        self.name: str = name
+        self.greenlet: greenlet = greenlet(run, hub)  # where it goes on when a task ends
         #: Changes with every turn: what was planned for an earlier wait does not end a later one.
-        self.token = 0
-        self.done = False
+        self.token: int = 0
+        self.done: bool = False
         #: Locks held: with one, no other task is let in between.
-        self.held = 0
+        self.held: int = 0
         #: Turns within the present window.
-        self.turns = 0
-        self.window = 0.0
+        self.turns: int = 0
+        self.window: float = 0.0
         #: Who waits for its end.
         self.joining: list[Task] = []
         #: What its next wait raises: a signal's handler wants it so.
@@ -66,9 +66,9 @@ class Scheduler:
 
     def __init__(self) -> None:
         #: Virtual time in ms.
-        self.now = 0.0
+        self.now: float = 0.0
         self.current: Task | None = None
-        self.over = False
+        self.over: bool = False
         #: Told of a task that gets turn after turn and lets no time pass.
         self.on_spin: Callable[[Task], object] = lambda task: None
         self._halted = False

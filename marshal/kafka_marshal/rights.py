@@ -1,0 +1,27 @@
+"""Which right a broker with ACLs asks for: said in errors, with the command that grants it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+__all__ = ["grant"]
+
+#: Names in one message.
+_SOME = 3
+
+
+def grant(operation: str, resource: str, names: Iterable[str]) -> str:
+    """Completes "… is forbidden. " with the right that is missing and the remedy.
+
+    operation: as Kafka's documentation spells it (``DESCRIBE_CONFIGS``). resource: ``"topic"`` or ``"group"``.
+    """
+    known = sorted(names)
+    shown = ", ".join(map(repr, known[:_SOME])) + (f" and {len(known) - _SOME} more" if len(known) > _SOME else "")
+    spelled = "".join(part.capitalize() for part in operation.split("_"))
+    options = " ".join(f"--{resource} {shlex.quote(name)}" for name in known[:_SOME])
+    return (
+        f"It needs the right {operation} on {resource} {shown}: ask for it for the principal you connect as "
+        f"(kafka-acls --add --allow-principal User:NAME --operation {spelled} {options}). SECURITY.md has the rights "
+        "of each role"
+    )

@@ -1,0 +1,67 @@
+"""Passwords, keys and tokens, which no log line, error or page may show: known by the names of their settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+__all__ = ["HIDDEN", "hide", "is_secret", "scrub", "values_of"]
+
+#: Stands for one.
+HIDDEN = "[hidden]"
+
+#: Settings of librdkafka, Kafka's Java clients, Spark and libpq whose values are secrets: by parts of their names.
+_NAMES = ("password", "passwd", "passphrase", "secret", "credential", "token", r"jaas\.config", r"key\.pem")
+_NAME = f"(?:{'|'.join((*_NAMES, 'keystore[.]key', 'kinit[.]cmd', 'oauthbearer[.]config'))})"
+_IS_SECRET = re.compile(rf"{_NAME}(?!\.endpoint)", re.IGNORECASE)
+
+#: ``name=value``, ``'name': 'value'`` and ``('name', 'value')`` in a text.
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_SAID = re.compile(rf"([\w.-]*{_NAME}(?!\.endpoint)[\w.-]*['\"]?\s*[=:,]\s*)(?:{_QUOTED}|[^\s,;)}}\]]+)", re.IGNORECASE)
+
+#: What an URL says beside the place: ``user:password@`` (a password may hold an @) and ``?query``.
+_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)(?:([^\s/?#\"']*)@)?([^\s?#\"']*)(?:\?([^\s#\"']*))?", re.IGNORECASE)
+
+#: A shorter value, or a plain word, stands in many texts: hidden there, it would be told by where it is missing.
+_SHORTEST = 6
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name has a secret for its value."""
+    return _IS_SECRET.search(name) is not None
+
+
+def values_of(config: Mapping[str, object]) -> tuple[str, ...]:
+    """The secrets in a configuration, the longest first: such settings, and what URLs say beside the place."""
+    found: set[str] = set()
+    for name, value in config.items():
+        if not isinstance(value, str):
+            continue
+        if is_secret(str(name)):
+            found.add(value)
+        for _, user, _, query in _URL.findall(value):
+            found |= {user, query}
+    forms = found | {repr(value)[1:-1] for value in found}  # in the repr of a mapping newlines are escaped
+    return tuple(sorted((each for each in forms if not _is_plain(each)), key=len, reverse=True))
+
+
+def _is_plain(value: str) -> bool:
+    return len(value) < _SHORTEST or value.isalpha()
+
+
+def hide(text: str, values: Iterable[str]) -> str:
+    """The text without these."""
+    for value in values:
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def scrub(text: str) -> str:
+    """The text without what it calls a secret itself: ``password=…``, ``'sasl.password': '…'``, ``scheme://user:…@``."""
+    text = _URL.sub(_without_extras, text)
+    return _SAID.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def _without_extras(found: re.Match[str]) -> str:
+    scheme, user, place, query = found.groups()
+    return scheme + (f"{HIDDEN}@" if user else "") + place + (f"?{HIDDEN}" if query else "")

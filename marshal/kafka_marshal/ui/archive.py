@@ -1,0 +1,167 @@
+"""Reads a whole log, or a dump, into a history in the background, and says which history answers for a moment.
+
+A live log is read twice: from its snapshots on, for `live`, whose records make a short history at once; and from its
+beginning. When the long one has come up with the short one, that is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.reading import Log
+from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.ui.fold import GroupHistory, History, runs
+from kafka_marshal.ui.moments import Moment
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+__all__ = ["Archive", "NotReadError", "read_dump", "read_kafka"]
+
+#: After a failure the log is read on from where it was, so much later.
+RETRY_S: Final = 2.0
+
+#: Records of a dump that are handed in together.
+RUN: Final = 2_000
+
+
+class NotReadError(Exception):
+    """The history does not reach that moment, or that group, yet."""
+
+
+class Archive:
+    """The histories of one log. Any thread may ask."""
+
+    def __init__(self, topic: str, *, is_live: bool) -> None:
+        self.topic = topic
+        self.is_live = is_live
+        #: From the beginning of the log, as far as it was read.
+        self.whole: History | None = None
+        #: From snapshots on, until the whole one has come up with it.
+        self.recent: History | None = None
+        self.complete: bool = False
+        #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
+        self.progress: tuple[int, int] = (0, 0)
+        #: Why it is not read any further; "": it is.
+        self.problem = ""
+        #: Called when there is something new at the end of the log.
+        self.on_news: Callable[[], object] = lambda: None
+
+    @property
+    def newest(self) -> History | None:
+        """The history that reaches to the end of the log."""
+        return self.whole if self.complete or self.recent is None else self.recent
+
+    def finished(self) -> None:
+        """The whole history has come up with the end of the log."""
+        self.complete, self.recent = True, None
+        self.on_news()
+
+    def bounds(self) -> tuple[int, int]:
+        """The log times between which there is something to be seen; (0, 0): nothing yet."""
+        found = [history for history in (self.whole, self.recent) if history is not None]
+        begins = [times[0] for history in found for _, times in history.marks.values() if times]
+        ends = [world.log_time for history in found for world in history.worlds.values()]
+        return (min(begins), max(ends)) if begins else (0, 0)
+
+    def reached(self) -> int:
+        """The log time up to which the whole history is read in every CP."""
+        if self.whole is None:
+            return 0
+        return min(world.log_time for world in self.whole.worlds.values())
+
+    def history(self, moment: Moment | None = None) -> History:
+        """The one that answers for this moment; None: for the end. Raises NotReadError."""
+        newest = self.newest
+        if newest is None:
+            raise NotReadError("The log is being read: nothing of it is known yet.")
+        if moment is None or self.complete or not self.is_live:
+            return newest
+        if self.whole is not None and moment.time <= self.reached():
+            return self.whole
+        if self.recent is not None and all(
+            times and times[0] <= moment.time for _, times in self.recent.marks.values()
+        ):
+            return self.recent
+        done, of_all = self.progress
+        share = f" ({100 * done // of_all} % are)" if of_all else ""
+        raise NotReadError(f"The log is not read as far as this moment yet{share}.")
+
+    def group(self, name: str, moment: Moment | None = None) -> tuple[History, GroupHistory]:
+        """A group, in the history that answers for this moment. Raises NotReadError, KeyError."""
+        history = self.history(moment)
+        return history, history.groups[name]
+
+
+def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
+    """Read a dump to its end, or until told to stop (*blocking*). Raises DumpError."""
+    from rationalizer.dump import DumpReader
+
+    size = os.fstat(file.fileno()).st_size
+    reader = DumpReader(file)
+    archive.topic = reader.header.topic
+    history = archive.whole = History(reader.header.partitions)
+    entries = ((each.partition, (each.offset, each.timestamp_ms, each.value)) for each in reader)
+    read = 0
+    for cp, run in runs(entries, RUN):
+        history.take(cp, run)
+        read += sum(4 * len(value or b"") // 3 + 70 for _, _, value in run)
+        archive.progress = (min(read, size), size)
+        if stop.is_set():
+            return
+    archive.progress = (size, size)
+    archive.finished()
+
+
+def read_kafka(archive: Archive, options: Options, stop: threading.Event) -> None:
+    """Read the log from its beginning, and go on with what is appended, until told to stop (*blocking*)."""
+    while not stop.is_set():
+        try:
+            _read_on(archive, options, stop)
+        except (KafkaUnavailableError, CommandError) as error:
+            archive.problem = str(error)
+            stop.wait(RETRY_S)
+        except Exception as error:  # noqa: BLE001  (the thread's end must be seen: the page would stand still silently)
+            archive.problem = f"The history is not read any further: {error}. Start kafka-marshal ui again."
+            expected = isinstance(error, MarshalError)
+            log(logging.ERROR, "history_ended", "%s", archive.problem, error=None if expected else error)
+            return
+
+
+def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
+    from kafka_marshal.adapters.kafka import KafkaCluster
+
+    def show(done: int, of_all: int) -> None:
+        archive.progress = (done, of_all)
+
+    cluster = KafkaCluster(*options.connection())
+    try:
+        source = Log(cluster, options.topic, options.timeout)
+        history = archive.whole
+        if history is None:
+            history = History(source.partitions, source.first_worlds(range(source.partitions)))
+            archive.whole = history
+        begin = {cp: world.next_offset for cp, world in history.worlds.items()}
+        for cp, entries in source.read(begin, {cp: max(begin[cp], end) for cp, end in source.ends.items()}, show):
+            source.check_marker(cp, entries[0])
+            history.take(cp, entries)
+            if stop.is_set():
+                return
+        archive.problem = ""
+        archive.finished()
+        for batch in source.follow({cp: world.next_offset for cp, world in history.worlds.items()}):
+            for cp, entries in batch.items():
+                history.take(cp, entries)
+            if batch:
+                archive.on_news()
+            if stop.is_set():
+                return
+    finally:
+        cluster.close()

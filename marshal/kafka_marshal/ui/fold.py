@@ -1,0 +1,487 @@
+"""The whole history of a log, folded once: owners, rebalances, pauses, and every record that was more than a beat.
+
+`rationalizer.history` and `rationalizer.groups.history` say who owned what from when to when, as for `who` and the
+audit; the words are those of `kafka-marshal log`. What is kept stands in `index`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+from kafka_marshal.cli.group import why_rebalanced
+from kafka_marshal.cli.words import Seen, is_beat, reason, what
+from kafka_marshal.ports import LogEntry
+from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
+from rationalizer import Group, Outcome, Record, World, codes, route_group
+from rationalizer.groups.group import Member
+from rationalizer.groups.history import Assignments, Rebalance, owner_names
+from rationalizer.history import LeaseKey, Owners, Span
+from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
+
+__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting"]
+
+#: Records applied with the lock in hand: some milliseconds, after which a question gets its turn.
+SLICE: Final = 128
+
+#: Offsets between two whose log time is kept.
+MARK_EVERY: Final = 64
+
+#: Accepted without remarks, they say how far somebody is and no more.
+_PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
+
+#: They carry some group id, which means nothing (T3).
+_OF_NO_GROUP: Final = frozenset({"Tick", "Upgrade"})
+
+_SERIES: Final = ("done", "changed", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A piece that is meant for another member, while its owner finishes what is in hand."""
+
+    topic: str
+    partition: int
+    lo: int
+    owner: str
+    target: str
+
+
+@dataclass(slots=True)
+class Rebalanced:
+    """A rebalance of a coordinated group. Times are log time (ms)."""
+
+    generation: int
+    time: int
+    why: str
+    members: int
+    strategy: str
+    #: As long as it is the last one it goes on.
+    live: Rebalance | None
+    waiting: list[Waiting]
+    _moved: int = 0
+    _vacant_ms: int | None = None
+
+    def settle(self) -> None:
+        """The next one has begun: keep the figures, not the spans."""
+        self._moved, self._vacant_ms = self.moved, self.vacant_ms
+        self.live = None
+
+    @property
+    def moved(self) -> int:
+        """Pieces that got another owner, or none."""
+        return self._moved if self.live is None else len(self.live.moved)
+
+    @property
+    def vacant_ms(self) -> int | None:
+        """The longest that nobody had one of them; None: not known."""
+        if self.live is None:
+            return self._vacant_ms
+        return max((each.vacant_ms for each in self.live.moved if each.vacant_ms is not None), default=None)
+
+
+@dataclass(slots=True)
+class Pausing:
+    """A pause of a group, as the log has it (C10)."""
+
+    client: str
+    since: int
+    until: int
+
+
+@dataclass(slots=True)
+class GroupHistory:
+    """What is kept of one group."""
+
+    name: str
+    home: int
+    keys: dict[tuple[str, int], KeySpans] = field(default_factory=dict)
+    #: Of a coordinated group: what its home's log says.
+    assignments: Assignments | None = None
+    rebalances: list[Rebalanced] = field(default_factory=list)
+    #: (client_id, instance_id) → its beats; members of coordinated groups only.
+    pulses: dict[tuple[str, str], Pulse] = field(default_factory=dict)
+    pauses: list[Pausing] = field(default_factory=list)
+    series: Series = field(default_factory=lambda: Series(_SERIES))
+    #: topic → the most partitions that its members reported, in a coordinated group.
+    counts: dict[str, int] = field(default_factory=dict)
+
+    _ordered: list[KeySpans] = field(default_factory=list)
+
+    def ordered(self) -> list[KeySpans]:
+        """All partitions that anybody ever had, by topic and number."""
+        if len(self._ordered) != len(self.keys):
+            self._ordered = [self.keys[place] for place in sorted(self.keys)]
+        return self._ordered
+
+    @property
+    def is_coordinated(self) -> bool:
+        """Whether it was coordinated when last known (G1)."""
+        return self.assignments is not None
+
+
+class History:
+    """Folds records into what is kept. One thread feeds it; questions take `asking()`."""
+
+    def __init__(self, partitions: int, worlds: Mapping[int, World] | None = None) -> None:
+        """worlds: what the CPs begin with, kept and changed; None: at the beginning of the log."""
+        self.worlds: dict[int, World] = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
+        self.partitions = partitions
+        self.names: Names = Names()
+        #: (client_id, instance_id) by number.
+        self.owners: Names = Names()
+        self.spans: SpanStore = SpanStore(self.names, self.owners)
+        self.events: Events = Events(self.names)
+        self.groups: dict[str, GroupHistory] = {}
+        #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
+        self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
+        self._owners = {cp: Owners() for cp in self.worlds}
+        self._lock = threading.Lock()
+        #: Questions that wait or are being answered, a token each: adding to a set can't be interrupted half-way.
+        self._asked: set[object] = set()
+        for cp, world in self.worlds.items():
+            self._begin(cp, world)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Nothing changes meanwhile."""
+        token = object()
+        self._asked.add(token)
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._asked.discard(token)
+
+    def take(self, cp: int, entries: list[LogEntry]) -> None:
+        """Replay records of one CP, ascending (*blocking*: questions in between have priority)."""
+        world = self.worlds[cp]
+        for begin in range(0, len(entries), SLICE):
+            while self._asked:
+                time.sleep(0.001)
+            with self._lock:
+                for offset, stamp, value in entries[begin : begin + SLICE]:
+                    outcome = world.apply(offset, stamp, value)
+                    if outcome.code == codes.UPGRADE_REQUIRED:
+                        return
+                    self._see(cp, offset, outcome, value)
+
+    def see(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """Take in a record that somebody has just applied to the worlds that this began with."""
+        with self._lock:
+            self._see(cp, offset, outcome, None)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _begin(self, cp: int, world: World) -> None:
+        """What is so where the log begins."""
+        owners = self._owners[cp]
+        owners.begin(world)
+        for key, span in owners.now.items():
+            found = self._key(self._group(key[0]), key[1:], cp)
+            found.begin([span], self.owners)
+            lease = world.lease(*key)
+            if lease is not None:
+                found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
+                self._note_stable(found, None, lease.progress.stable, world.log_time)
+        for group in world.groups():
+            if cp == route_group(group.group_id, self.partitions):
+                self._follow_assignments(group.group_id, world, fresh=True)
+
+    def _group(self, name: str) -> GroupHistory:
+        found = self.groups.get(name)
+        if found is None:
+            found = self.groups[name] = GroupHistory(name, route_group(name, self.partitions))
+        return found
+
+    def _key(self, group: GroupHistory, place: tuple[str, int], cp: int) -> KeySpans:
+        found = group.keys.get(place)
+        if found is None:
+            found = group.keys[place] = KeySpans((group.name, *place), cp)
+        found.cp = cp
+        return found
+
+    def _see(self, cp: int, offset: int, outcome: Outcome, value: bytes | None) -> None:
+        offsets, times = self.marks[cp]
+        if not offsets or offset - offsets[-1] >= MARK_EVERY:
+            offsets.append(offset)
+            times.append(outcome.log_time)
+        message = outcome.message
+        if message is not None and outcome.code == codes.OK:
+            if outcome.type == "HeartbeatBatch":
+                self._beats(cp, offset, outcome.log_time, message[4], message[HEAD_FIELDS])
+                return
+            if outcome.type == "Heartbeat" and message[HEAD_FIELDS + 2] is not None:
+                self._beats(cp, offset, outcome.log_time, message[4], (message[HEAD_FIELDS:],))
+                return
+            if outcome.type in _PROGRESS:
+                self._take_effect(cp, outcome)
+                return
+        record = outcome.record
+        before = self._before(record)
+        changed = self._take_effect(cp, outcome) if outcome.accepted else 0
+        if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
+            self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
+        if changed or not is_beat(outcome, record):
+            self._note(cp, offset, outcome, record, value, before, changed)
+
+    def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
+        """Holders' beats that were accepted, nearly all of a log: they change no owner. entries: as on the wire."""
+        world, group = self.worlds[cp], self.groups[name]
+        keys = group.keys
+        done = 0
+        for topic, partition, _, last_offset in entries:
+            found = keys[topic, partition]
+            pulse = found.pulse
+            assert pulse is not None
+            pulse.beat(at, offset)
+            if last_offset is not None and last_offset != found.stable:
+                lease = world.lease(name, topic, partition)
+                if lease is not None and (stable := lease.progress.stable) != found.stable:
+                    # The first position of a partition is where its consumer begins: no work.
+                    if NOTHING_DONE != found.stable < stable:
+                        done += stable - found.stable
+                    found.stable = stable
+                    found.samples.add(at, stable)
+        if done:
+            group.series.add("done", at, done)
+
+    def _before(self, record: Record | None) -> Seen | None:
+        """What the lease was that a record names."""
+        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+        if record is None or not isinstance(topic, str) or not isinstance(number, int):
+            return None
+        group = self.groups.get(record.group_id)
+        found = None if group is None else group.keys.get((topic, number))
+        if found is None or not found.open or found.pulse is None:
+            return None
+        span = found.open[0]
+        client, instance = (span.client_id, span.instance_id) if span.held else (None, None)
+        return Seen(client, instance, found.pulse.last, found.pulse.interval_ms)
+
+    def _take_effect(self, cp: int, outcome: Outcome) -> int:
+        """Follow what an accepted record changed; how many spans it began."""
+        world, message = self.worlds[cp], outcome.message
+        if message is None:
+            return 0
+        changed = 0
+        owners = self._owners[cp]
+        for key in owners.touched(outcome):
+            changed += self._lease(owners, world, key, outcome)
+        if outcome.of_group or outcome.type == "ForgetGroup":
+            name = message[4]
+            if cp == route_group(name, self.partitions) and (outcome.of_group or self._group(name).is_coordinated):
+                changed += self._pieces(self._group(name), world, outcome)
+        return changed
+
+    # -- leases ----------------------------------------------------------------------------------------------
+
+    def _lease(self, owners: Owners, world: World, key: LeaseKey, outcome: Outcome) -> int:
+        group = self._group(key[0])
+        found = group.keys.get(key[1:])
+        lease = world.lease(*key)
+        if found is not None and found.open and lease is not None and found.pulse is not None:
+            span = found.open[0]
+            if span.epoch == lease.epoch and span.held == (lease.client_id is not None):
+                if lease.last_beat > found.pulse.last:
+                    found.pulse.beat(lease.last_beat, world.next_offset - 1)
+                stable = lease.progress.stable
+                if stable != found.stable:
+                    self._note_stable(found, group if outcome.code == codes.OK else None, stable, world.log_time)
+                return 0
+        if found is None:
+            found = self._key(group, key[1:], world.partition)
+        if group.is_coordinated and lease is not None:  # it was converted: leases are what it has now (G1)
+            group.assignments = None
+        before = list(found.open)
+        for each in before:
+            each.stable = found.stable
+            each.last_beat = each.last_beat if found.pulse is None else max(each.last_beat, found.pulse.last)
+        begun = owners.see(key, world, outcome)
+        self._close(found, before, 0 if found.pulse is None else found.pulse.interval_ms)
+        found.cp = world.partition
+        found.begin([] if begun is None else [begun], self.owners)
+        if lease is None:
+            return 1
+        if found.pulse is None:
+            found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, world.next_offset - 1)
+        elif begun is not None and begun.held:
+            found.pulse.beat(lease.last_beat, world.next_offset - 1)
+        found.pulse.interval_ms = lease.heartbeat_interval_ms
+        self._note_stable(found, group, lease.progress.stable, world.log_time)
+        if begun is not None:
+            group.series.add("changed", world.log_time, 1)
+        return 1
+
+    def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, at: int) -> None:
+        """How far a partition is; group: where what was done since counts as work."""
+        if stable == found.stable and found.samples.times:
+            return
+        # The first position of a partition is where its consumer begins: no work.
+        if group is not None and NOTHING_DONE != found.stable < stable:
+            group.series.add("done", at, stable - found.stable)
+        found.stable = stable
+        found.samples.add(at, stable)
+
+    def _close(self, found: KeySpans, spans: Iterable[Span], interval_ms: int) -> None:
+        for span in spans:
+            if span.until is not None:
+                self.spans.close(found, span, interval_ms)
+
+    # -- pieces of coordinated groups ------------------------------------------------------------------------
+
+    def _follow_assignments(self, name: str, world: World, *, fresh: bool = False) -> Assignments:
+        """Begin to follow a coordinated group."""
+        group = self._group(name)
+        group.assignments = found = Assignments(name, keep=2)
+        if fresh:
+            found.begin(world)
+        for place in [place for place, known in group.keys.items() if known.open and known.open[0].is_lease]:
+            group.keys[place].begin([], self.owners)
+        for place, spans in found.now.items():
+            self._key(group, place, world.partition).begin(list(spans), self.owners)
+        if (known := world.group(name)) is not None:
+            self._beat_members(group, known, world.next_offset - 1)
+        return found
+
+    def _pieces(self, group: GroupHistory, world: World, outcome: Outcome) -> int:
+        known = world.group(group.name)
+        fold = group.assignments or self._follow_assignments(group.name, world)
+        generation = fold.rebalances[-1].generation if fold.rebalances else -1
+        begun = fold.see(world, outcome)
+        if known is None:
+            for found in group.keys.values():
+                self._close(found, found.open, 0)
+                found.begin([], self.owners)
+            return len(begun)
+        changed = self._refit(group, fold, known, begun) if begun else 0
+        self._beat_sender(group, known, outcome, world.next_offset - 1)
+        if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
+            is_work = bool(outcome.message[HEAD_FIELDS])  # the pausing client's has no member
+            for place in {(entry[0], entry[1]) for entry in outcome.message[HEAD_FIELDS + 3]}:
+                kept = known.kept(*place)
+                if kept is not None:
+                    found = self._key(group, place, world.partition)
+                    self._note_stable(found, group if is_work else None, kept.progress.stable, world.log_time)
+        if fold.rebalances and fold.rebalances[-1].generation != generation:
+            self._rebalanced(group, known, fold.rebalances[-1])
+        if changed:
+            group.series.add("changed", world.log_time, changed)
+        return changed
+
+    def _refit(self, group: GroupHistory, fold: Assignments, known: Group, begun: list[Span]) -> int:
+        places = sorted({span.key[1:] for span in begun})
+        fallen: dict[tuple[str, int], list[Span]] = {}
+        for span in begun:
+            if span.until is not None:
+                fallen.setdefault(span.key[1:], []).append(span)
+        for place in places:
+            found = self._key(group, place, group.home)
+            ended = [span for span in found.open if span.until is not None] + fallen.get(place, [])
+            for span in sorted(ended, key=lambda span: span.lo):
+                pulse = group.pulses.get((span.client_id, span.instance_id))
+                self._close(found, [span], 0 if pulse is None else pulse.interval_ms)
+            found.begin(list(fold.now.get(place, ())), self.owners)
+        return sum(span.until is None for span in begun)
+
+    def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:
+        if outcome.message is None:
+            return
+        member = known.clients.get(outcome.message[3])
+        wanted = outcome.member or outcome.message[HEAD_FIELDS]
+        if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
+            member = next((each for each in known.members.values() if each.member_id == wanted), None)
+        pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
+        if member is None or pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
+            self._beat_members(group, known, offset)  # the whole log may have been silent: all sessions begin anew (G8)
+        else:
+            self._beat(group, member, offset)
+
+    def _beat_members(self, group: GroupHistory, known: Group, offset: int) -> None:
+        for member in known.members.values():
+            self._beat(group, member, offset)
+
+    @staticmethod
+    def _beat(group: GroupHistory, member: Member, offset: int) -> None:
+        half = (member.session_timeout_ms + 1) // 2
+        pulse = group.pulses.get((member.client_id, member.instance_id))
+        if pulse is None:
+            group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
+        else:
+            if member.last_beat > pulse.last:
+                pulse.beat(member.last_beat, offset)
+            pulse.change(half, member.last_beat, offset)
+
+    def _rebalanced(self, group: GroupHistory, known: Group, found: Rebalance) -> None:
+        if group.rebalances:
+            group.rebalances[-1].settle()
+        waiting = []
+        for topic, count in known.counts.items():
+            group.counts[topic] = max(count, group.counts.get(topic, 0))
+            pieces = known.pieces.get(topic)
+            for partition in () if pieces is None else pieces.partitions():
+                for piece in () if pieces is None else pieces[partition]:
+                    owner, target = owner_names(known, piece.owner)[0], owner_names(known, piece.target)[0]
+                    if owner and target and owner != target:
+                        waiting.append(Waiting(topic, partition, piece.lo, owner, target))
+        why = "; ".join(why_rebalanced(found))
+        group.rebalances.append(
+            Rebalanced(found.generation, found.log_time, why, found.members, known.strategy or "", found, waiting)
+        )
+
+    # -- pauses and events -----------------------------------------------------------------------------------
+
+    def _pause(self, name: str, client: str, at: int, expires: int) -> None:
+        pauses = self._group(name).pauses
+        last = pauses[-1] if pauses and pauses[-1].client == client and pauses[-1].until >= at else None
+        if expires <= at:
+            if last is not None:
+                last.until = max(at, last.since)
+        elif last is None:
+            pauses.append(Pausing(client, at, expires))
+        else:
+            last.since, last.until = min(last.since, at), max(last.until, expires)
+
+    def _note(
+        self,
+        cp: int,
+        offset: int,
+        outcome: Outcome,
+        record: Record | None,
+        value: bytes | None,
+        before: Seen | None,
+        changed: int,
+    ) -> None:
+        names, at = self.names, outcome.log_time
+        name = "" if record is None or outcome.type in _OF_NO_GROUP else record.group_id
+        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
+        is_placed = isinstance(topic, str) and isinstance(number, int)
+        place = self.events.place(topic, number) if is_placed else -1  # type: ignore[arg-type]
+        if not outcome.accepted and name in self.groups:
+            self.groups[name].series.add("rejected", at, 1)
+        if record is None and value is None:
+            words = ("what is not a record", "")
+        else:
+            words = what(record, value, at), reason(outcome, record, value, self.worlds[cp], before)
+        client = "" if record is None else record.client_id
+        row = (at, cp, offset, names(name), names(client), names(outcome.type or ""), names(outcome.code))
+        self.events.add(name, (*row, int(outcome.accepted), changed, place), *words)
+
+
+def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:
+    """Records of many CPs as runs of one CP each, of so many at most."""
+    for cp, found in groupby(records, key=lambda each: each[0]):
+        run: list[LogEntry] = []
+        for _, entry in found:
+            run.append(entry)
+            if len(run) == most:
+                yield cp, run
+                run = []
+        if run:
+            yield cp, run

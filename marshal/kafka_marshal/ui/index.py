@@ -1,0 +1,437 @@
+"""What the history of a log is kept in: arrays, so that ten million records fit and a moment is found by bisection.
+
+Nothing here knows the protocol. `fold` fills it from records, `moments` answers from it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rationalizer.history import End, LeaseKey, Span
+from rationalizer.limits import MAX_KEY_HASH
+
+__all__ = ["Events", "KeySpans", "Names", "Pulse", "Samples", "Series", "SpanStore"]
+
+#: Buckets that a series over the whole history has at most: more than a screen has columns.
+MOST_BUCKETS: Final = 2048
+
+#: Positions kept of each partition, at most; then every other one is dropped.
+MOST_SAMPLES: Final = 128
+
+#: A sum goes no higher: offsets of a hostile record may be anything up to 2^63.
+MOST: Final = 2**62
+
+#: Texts of events that are compressed together: one block is read for a page of events.
+BLOCK: Final = 256
+
+_ENDS: Final = tuple(End)
+
+
+class Names:
+    """Texts, or pairs of texts, as small numbers: there are few, and each stands in many records."""
+
+    def __init__(self) -> None:
+        self._texts: list[tuple[str, ...]] = []
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def __call__(self, *texts: str) -> int:
+        """The number of a text, or of several together, the same one every time."""
+        number = self._numbers.get(texts)
+        if number is None:
+            number = self._numbers[texts] = len(self._texts)
+            self._texts.append(texts)
+        return number
+
+    def __getitem__(self, number: int) -> str:
+        return self._texts[number][0]
+
+    def pair(self, number: int) -> tuple[str, str]:
+        """The texts of a number that stands for two."""
+        first, second = self._texts[number]
+        return first, second
+
+
+class Pulse:
+    """Heartbeats of one lease or member, of which only the silences between them are kept.
+
+    A lease is fresh unless its last beat is older than its heartbeat interval. So two beats that are no further apart
+    than that say nothing, and what lies between others says all: freshness is exact at any moment.
+    """
+
+    __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "_last_offset", "interval_ms", "last")
+
+    def __init__(self, at: int, interval_ms: int, offset: int) -> None:
+        """at: the log time (ms) of a first beat, at that offset of the CP."""
+        #: A silence begins with the last beat before it, and ends with the next.
+        self._begins = array("q")
+        self._ends = array("q")
+        self._begin_offsets = array("q")
+        self._end_offsets = array("q")
+        self._last_offset = offset
+        self.last: int = at
+        self.interval_ms: int = interval_ms
+        #: Intervals that it had before: (until when, until which offset, interval).
+        self._before: list[tuple[int, int, int]] = []
+
+    def change(self, interval_ms: int, at: int, offset: int) -> None:
+        """It has another heartbeat interval from this log time and offset on."""
+        if interval_ms != self.interval_ms:
+            self._before.append((at, offset, self.interval_ms))
+            self.interval_ms = interval_ms
+
+    def interval(self, at: int, offset: int = -1) -> int:
+        """Its heartbeat interval at that log time, or after that offset, ms."""
+        for until, until_offset, interval_ms in self._before:
+            if (offset < until_offset) if offset >= 0 else (at < until):
+                return interval_ms
+        return self.interval_ms
+
+    def beat(self, at: int, offset: int) -> None:
+        """A sign of life at this log time (ms) and offset."""
+        if at - self.last >= self.interval_ms:
+            self._begins.append(self.last)
+            self._ends.append(at)
+            self._begin_offsets.append(self._last_offset)
+            self._end_offsets.append(offset)
+        self.last = at
+        self._last_offset = offset
+
+    def silence(self, at: int, offset: int = -1) -> int:
+        """How long it had been silent at this log time, ms; 0 where that was less than its interval.
+
+        offset: after this offset of its CP, which bears that log time; else after all records of that time.
+        """
+        is_placed = offset >= 0
+        if (offset >= self._last_offset) if is_placed else (at >= self.last):
+            return at - self.last
+        begins, ends = (self._begin_offsets, self._end_offsets) if is_placed else (self._begins, self._ends)
+        wanted = offset if is_placed else at
+        index = bisect_right(ends, wanted)
+        if index < len(ends) and begins[index] <= wanted:
+            return at - self._begins[index]
+        return 0
+
+
+class Samples:
+    """A number over time, thinned out as it grows: what it was at some moment not long before."""
+
+    __slots__ = ("_every_ms", "times", "values")
+
+    def __init__(self) -> None:
+        self.times: array[int] = array("q")
+        self.values: array[int] = array("q")
+        self._every_ms = 1_000
+
+    def add(self, at: int, value: int) -> None:
+        """The number is this since that log time (ms)."""
+        if self.times and at - self.times[-1] < self._every_ms:
+            return
+        self.times.append(at)
+        self.values.append(value)
+        if len(self.times) > MOST_SAMPLES:
+            del self.times[::2], self.values[::2]
+            self._every_ms *= 2
+
+    def at(self, moment: int) -> tuple[int, int] | None:
+        """(since when, value) of the last one at or before this log time; None: there is none."""
+        index = bisect_right(self.times, moment) - 1
+        return None if index < 0 else (self.times[index], self.values[index])
+
+
+class Series:
+    """Sums over the whole history, in buckets of equal width, which doubles where there would be too many."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.begin: int = 0
+        self.width_ms: int = 1_000
+        self.sums: dict[str, array[int]] = {name: array("q") for name in names}
+
+    def add(self, name: str, at: int, amount: int) -> None:
+        """Count this amount at that log time (ms), in any order: CPs are read one after the other."""
+        found = self.sums[name]
+        index = (at - self.begin) // self.width_ms
+        if 0 <= index < len(found):
+            found[index] = min(found[index] + amount, MOST)
+            return
+        if not self.begin:
+            self.begin = at
+        if at < self.begin:
+            more = -((at - self.begin) // self.width_ms)
+            self.begin -= more * self.width_ms
+            for key, sums in self.sums.items():
+                self.sums[key] = array("q", [0] * more) + sums
+        index = (at - self.begin) // self.width_ms
+        while max(index, *map(len, self.sums.values())) >= MOST_BUCKETS:
+            self._widen()
+            index = (at - self.begin) // self.width_ms
+        found = self.sums[name]
+        if index >= len(found):
+            found.extend([0] * (index + 1 - len(found)))
+        found[index] = min(found[index] + amount, MOST)
+
+    def _widen(self) -> None:
+        self.width_ms *= 2
+        for key, sums in self.sums.items():
+            sums.extend([0] * (len(sums) % 2))
+            self.sums[key] = array("q", (min(a + b, MOST) for a, b in zip(sums[::2], sums[1::2], strict=True)))
+
+
+class KeySpans:
+    """All spans of one partition of a group: the closed ones by number, in the order in which they ended."""
+
+    __slots__ = (
+        "closed",
+        "cp",
+        "is_shared",
+        "key",
+        "open",
+        "owner",
+        "pulse",
+        "samples",
+        "stable",
+        "until",
+        "until_offset",
+    )
+
+    def __init__(self, key: LeaseKey, cp: int) -> None:
+        self.key: LeaseKey = key
+        self.cp: int = cp
+        self.closed: array[int] = array("L")
+        #: When those ended, and at which offsets: what a moment is looked up in.
+        self.until: array[int] = array("q")
+        self.until_offset: array[int] = array("q")
+        #: Those that last: one, or several where a coordinated group shares the partition by key.
+        self.open: list[Span] = []
+        #: The number of the open one's owner; −1: nobody has it, or there are none, or several.
+        self.owner: int = -1
+        #: It had several owners at a time, some time.
+        self.is_shared: bool = False
+        #: Of a lease; members of coordinated groups have one each.
+        self.pulse: Pulse | None = None
+        self.stable: int = -1
+        self.samples: Samples = Samples()
+
+    def begin(self, spans: list[Span], owners: Names) -> None:
+        """These last from now on."""
+        self.open = spans
+        self.is_shared = self.is_shared or len(spans) > 1
+        self.owner = owners(*_names_of(spans[0])) if len(spans) == 1 and spans[0].held else -1
+
+    def ended(self, at: int, *, by_offset: bool) -> int:
+        """How many spans had ended at this log time, or after this offset."""
+        return bisect_right(self.until_offset if by_offset else self.until, at)
+
+
+def _names_of(span: Span) -> tuple[str, str]:
+    return span.client_id, span.instance_id
+
+
+class SpanStore:
+    """Closed spans, one row each in arrays."""
+
+    _COLUMNS: Final = (
+        "owner",
+        "epoch",
+        "since",
+        "since_offset",
+        "until",
+        "until_offset",
+        "last_beat",
+        "interval",
+        "ended",
+        "by",
+        "stable",
+        "lo",
+        "hi",
+    )
+
+    def __init__(self, names: Names, owners: Names) -> None:
+        """owners: (client_id, instance_id) by number."""
+        self.names = names
+        self.owners = owners
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+        self.owner: array[int] = self.columns["owner"]
+        self.interval: array[int] = self.columns["interval"]
+        self.since: array[int] = self.columns["since"]
+        self.since_offset: array[int] = self.columns["since_offset"]
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    def close(self, found: KeySpans, span: Span, interval_ms: int) -> None:
+        """Keep a span of this partition that has ended."""
+        names = self.names
+        row = (
+            self.owners(*_names_of(span)) if span.held else -1,
+            span.epoch,
+            span.since,
+            span.since_offset,
+            span.until or 0,
+            span.until_offset or 0,
+            span.last_beat,
+            interval_ms,
+            _ENDS.index(span.ended),
+            names(span.ended_by),
+            span.stable,
+            span.lo,
+            span.hi,
+        )
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+        found.closed.append(len(self) - 1)
+        found.until.append(span.until or 0)
+        found.until_offset.append(span.until_offset or 0)
+        found.is_shared = found.is_shared or span.hi - span.lo != MAX_KEY_HASH
+
+    def span(self, number: int, key: LeaseKey, is_lease: bool) -> Span:
+        """A closed span as it was."""
+        row = {name: column[number] for name, column in self.columns.items()}
+        held = row["owner"] >= 0
+        span = Span(
+            key,
+            held,
+            *(self.owners.pair(row["owner"]) if held else ("", "")),
+            row["epoch"],
+            row["since"],
+            row["since_offset"],
+            row["last_beat"],
+            row["until"],
+            row["until_offset"],
+            _ENDS[row["ended"]],
+            self.names[row["by"]],
+            row["stable"],
+        )
+        span.lo, span.hi, span.is_lease = row["lo"], row["hi"], is_lease
+        return span
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One record that was more than a sign of life."""
+
+    number: int
+    time: int
+    cp: int
+    offset: int
+    group: str
+    client: str
+    type: str
+    code: str
+    accepted: bool
+    #: Spans that it began: owners that changed.
+    changed: int
+    topic: str
+    partition: int | None
+    what: str
+    why: str
+
+
+class Events:
+    """Records that were more than signs of life: numbers in arrays, their words in compressed blocks."""
+
+    _COLUMNS: Final = ("time", "cp", "offset", "group", "client", "type", "code", "accepted", "changed", "key")
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+        self.time: array[int] = self.columns["time"]
+        #: (topic, partition) by number.
+        self.places: list[tuple[str, int]] = []
+        self._place_numbers: dict[tuple[str, int], int] = {}
+        self._blocks: list[bytes] = []
+        self._words: list[tuple[str, str]] = []
+        self._read: tuple[int, list[list[str]]] = (-1, [])
+        #: Which events → (group, CP) → their numbers, ascending in time; the group "" has those of none.
+        self.lists: dict[str, dict[tuple[str, int], array[int]]] = {"all": {}, "changed": {}, "rejected": {}}
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def place(self, topic: str, partition: int) -> int:
+        """The number of a partition."""
+        found = self._place_numbers.get((topic, partition))
+        if found is None:
+            found = self._place_numbers[topic, partition] = len(self.places)
+            self.places.append((topic, partition))
+        return found
+
+    def add(self, group: str, row: tuple[int, ...], what: str, why: str) -> None:
+        """row: the columns in their order, `group`, `client`, `type` and `code` as numbers of names."""
+        number = len(self)
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+        changed, accepted = self.columns["changed"][-1], self.columns["accepted"][-1]
+        for which, is_one in (("all", True), ("changed", changed), ("rejected", not accepted)):
+            if is_one:
+                self.lists[which].setdefault((group, row[1]), array("L")).append(number)
+        self._words.append((what, why))
+        if len(self._words) == BLOCK:
+            self._blocks.append(zlib.compress(json.dumps(self._words).encode(), 6))
+            self._words.clear()
+
+    def __getitem__(self, number: int) -> Event:
+        row = {name: column[number] for name, column in self.columns.items()}
+        what, why = self._words_of(number)
+        topic, partition = self.places[row["key"]] if row["key"] >= 0 else ("", None)
+        return Event(
+            number,
+            row["time"],
+            row["cp"],
+            row["offset"],
+            self.names[row["group"]],
+            self.names[row["client"]],
+            self.names[row["type"]],
+            self.names[row["code"]],
+            bool(row["accepted"]),
+            row["changed"],
+            topic,
+            partition,
+            what,
+            why,
+        )
+
+    def _words_of(self, number: int) -> tuple[str, str]:
+        block, index = divmod(number, BLOCK)
+        if block == len(self._blocks):
+            return self._words[index]
+        if self._read[0] != block:
+            self._read = (block, json.loads(zlib.decompress(self._blocks[block])))
+        what, why = self._read[1][index]
+        return what, why
+
+    def down_from(self, which: str, group: str, at: int, cp: int = -1, offset: int = 0) -> Iterator[int]:
+        """The numbers of a group's events at or before this log time, the last first; of this CP up to this offset."""
+        return heapq.merge(
+            *(reversed(chosen[:end]) for chosen, end in self._cut(which, group, at, cp, offset)),
+            key=self.time.__getitem__,
+            reverse=True,
+        )
+
+    def first_beyond(self, which: str, group: str, here: tuple[int, int, int]) -> int | None:
+        """The number of a group's first event beyond this (log time, CP, offset); None: there is none."""
+        time, cp, offset = (self.columns[name] for name in ("time", "cp", "offset"))
+        found: tuple[tuple[int, int, int], int] | None = None
+        for (name, _), chosen in self.lists[which].items():
+            if name != group:
+                continue
+            for at in range(bisect_left(chosen, here[0], key=time.__getitem__), len(chosen)):
+                number = chosen[at]
+                place = time[number], cp[number], offset[number]
+                if place > here:
+                    found = (place, number) if found is None else min(found, (place, number))
+                    break
+        return None if found is None else found[1]
+
+    def _cut(self, which: str, group: str, at: int, cp: int, offset: int) -> Iterator[tuple[array[int], int]]:
+        for (name, of), chosen in self.lists[which].items():
+            if name == group and of == cp:
+                yield chosen, bisect_right(chosen, offset, key=self.columns["offset"].__getitem__)
+            elif name == group:
+                yield chosen, bisect_right(chosen, at, key=self.time.__getitem__)

@@ -1,0 +1,231 @@
+"""Groups as they are now, as `status --watch` has them: one thread that reads the log and asks where topics end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafka_marshal.cli.failures import CommandError
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.problems import problems_of
+from kafka_marshal.cli.rows import GroupRow, LeaseRow, partitions_held, partitions_of
+from kafka_marshal.cli.text import clean, count, span, time_text
+from kafka_marshal.cli.view import View
+from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.ports import Cluster
+from kafka_marshal.ui.archive import RETRY_S, Archive
+from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.moments import member_json, natural, waits_json
+
+__all__ = ["Live"]
+
+#: A picture is taken so often; where taking one is slow, it takes a fifth of the time at most.
+INTERVAL_S: Final = 1.0
+SHARE: Final = 5
+
+#: The topic that is read is checked so often: was it recreated (L2)?
+CHECK_S: Final = 10.0
+
+#: While watching, a broker gets so long to answer before the page says that it does not.
+PATIENCE_S: Final = 2.0
+
+#: Points of lag and rate that are kept of each group: an hour of them.
+POINTS: Final = 3_600
+
+STATES: Final = ("free", "seen", "silent", "gone", "never claimed", "not assigned", "unknown")
+
+
+class Live:
+    """The newest picture of every group, and the last hour's lag and rate. Any thread may ask."""
+
+    def __init__(self, options: Options, archive: Archive) -> None:
+        self._options = options
+        self._archive = archive
+        self.groups: dict[str, GroupRow] = {}
+        #: group → (broker's time, lag or None, messages a second or None)
+        self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
+        self.notes: list[str] = []
+        #: Why there is nothing new; "": all is well.
+        self.problem: str = ""
+        self.progress: tuple[int, int] = (0, 0)
+        self.now_ms: int = 0
+        self._taken = 0
+        self._texts: dict[str, tuple[int, str]] = {}
+        #: The server ends: who waits for news goes.
+        self.ended: bool = False
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        archive.on_news = self.tell
+
+    def run(self, stop: threading.Event) -> None:
+        """Read and take pictures until told to stop (*blocking*)."""
+        while not stop.is_set():
+            try:
+                self._follow(stop)
+            except Exception as error:  # noqa: BLE001  (whatever it is: it is shown, and tried again)
+                self.problem = f"What is shown is from before: {clean(str(error))}"
+                if not isinstance(error, (MarshalError, CommandError)):
+                    log(logging.ERROR, "live_failed", "reading the log failed; it is tried again", error=error)
+                self.tell()
+                stop.wait(RETRY_S)
+
+    def _follow(self, stop: threading.Event) -> None:
+        from kafka_marshal.adapters.kafka import KafkaCluster
+
+        cluster = KafkaCluster(*self._options.connection())
+        try:
+            view = View(cluster, self._options.topic, self._options.timeout)
+            try:
+                if not self._archive.complete:
+                    recent = History(len(view.worlds), view.worlds)
+                    self._archive.recent = recent
+                    view.observers.append(recent.see)
+                view.catch_up(self._show)
+                view.learn_time()
+                view.patience_s = PATIENCE_S
+                self._watch(view, cluster, stop)
+            finally:
+                view.replica.close()
+        finally:
+            cluster.close()
+
+    def _show(self, done: int, of_all: int) -> None:
+        self.progress = (done, of_all)
+
+    def end(self) -> None:
+        """Nothing new comes any more: streams end."""
+        self.ended = True
+        self.tell()
+
+    def _watch(self, view: View, cluster: Cluster, stop: threading.Event) -> None:
+        wait_s, checked = 0.0, time.monotonic()
+        while not stop.is_set():
+            view.follow(wait_s, until=stop.is_set)
+            if self._archive.complete:
+                view.observers.clear()
+            began = time.monotonic()
+            try:
+                view.outage = False
+                if began - checked > CHECK_S:
+                    topics = cluster.topic_info([self._options.topic], view.patience_s)
+                    view.replica.check(topics.get(self._options.topic))
+                    checked = began
+                view.look_at_data()
+                self.problem = ""
+            except KafkaUnavailableError as error:
+                view.outage = True
+                self.problem = f"Kafka does not answer; what is shown is from before. {clean(str(error))}"
+            self._take(view)
+            wait_s = INTERVAL_S if view.outage else max(INTERVAL_S, SHARE * (time.monotonic() - began))
+
+    def _take(self, view: View) -> None:
+        found = {each.group: each for each in view.groups()}
+        self.now_ms = view.clock.now_ms()
+        for name, group in found.items():
+            speeds = [row.speed for row in group.leases if row.speed is not None]
+            points = self.points.setdefault(name, deque(maxlen=POINTS))
+            points.append((self.now_ms, group.lag, sum(speeds) if speeds else None))
+        self.notes = view.notes_on_upgrades()
+        self.groups = found
+        self._taken += 1
+        self.tell()
+
+    # -- who waits for news ------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Wake those who wait for news (any thread)."""
+        for loop, event in list(self._waiting):
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:  # the loop is closed: nobody waits there any more
+                self._waiting.discard((loop, event))
+
+    def subscribe(self) -> tuple[asyncio.Event, Callable[[], None]]:
+        """An event that is set at news (in a running loop), and what ends that."""
+        entry = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiting.add(entry)
+        return entry[1], lambda: self._waiting.discard(entry)
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    def state_text(self, name: str) -> str | None:
+        """The state of a group as JSON, made once a picture; None: there is no such group."""
+        made = self._texts.get(name)
+        taken, group = self._taken, self.groups.get(name)
+        if group is None:
+            return None
+        if made is None or made[0] != taken:
+            made = self._texts[name] = (taken, json.dumps(self._state(group), separators=(",", ":")))
+        return made[1]
+
+    def _state(self, group: GroupRow) -> dict[str, Any]:
+        members: dict[tuple[str, str], dict[str, Any]] = {}
+        for each in group.members:
+            names = (each.client, each.instance or "")
+            members[names] = {
+                **member_json(*names),
+                "held": len(each.leases),
+                "state": each.state,
+                "lag": each.lag,
+                "hung": each.is_hung,
+                "draining": each.asked_ms is not None,
+            }
+        ordered = sorted(members, key=natural)
+        numbers = {names: index for index, names in enumerate(ordered)}
+        behind = "lag is not known" if group.lag is None else f"{count(group.lag, 'message')} behind"
+        problems = problems_of(group)
+        return {
+            "group": group.group,
+            "kind": group.kind or None,
+            "at": {"time": self.now_ms, "text": time_text(self.now_ms), "place": None},
+            "live": True,
+            "states": list(STATES),
+            "state": group.state,
+            "generation": group.generation,
+            "members": [members[names] for names in ordered],
+            "idle": [
+                {"client": run.client, "instance": run.instance, "text": clean(f"{run.client}: {run.doing}")}
+                for run in group.idle
+            ],
+            "topics": _topics(group.leases, numbers),
+            "waiting": [
+                waits_json(row.goes_to or "", row.client or "", row.topic, row.partition, row.place)
+                for row in group.moving
+            ],
+            "pauses": [
+                {
+                    "client": each.client,
+                    "until": each.expires,
+                    "text": f"paused by {each.client}, {'over' if each.is_over else span(each.left_ms) + ' left'}",
+                }
+                for each in group.pauses
+            ],
+            "problems": [{"kind": each.kind, "text": clean(each.text)} for each in problems],
+            "notes": self.notes,
+            "headline": f"{partitions_held(group.leases)}/{partitions_of(group.leases)} partitions held by "
+            f"{count(group.worker_count, 'member')}, {behind}",
+            "lag": group.lag,
+        }
+
+
+def _topics(rows: list[LeaseRow], numbers: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        topic = topics.get(row.topic)
+        if topic is None:
+            lists: dict[str, Any] = {name: [] for name in ("partitions", "owners", "states", "lags", "nexts")}
+            topic = topics[row.topic] = {"topic": row.topic, "places": {}, **lists}
+        if row.place != str(row.partition):
+            topic["places"][len(topic["owners"])] = row.place
+        topic["partitions"].append(row.partition)
+        topic["owners"].append(-1 if row.client is None else numbers.get((row.client, row.instance or ""), -1))
+        topic["states"].append(STATES.index(row.state))
+        topic["lags"].append(row.lag)
+        topic["nexts"].append(row.next)
+    return list(topics.values())

@@ -1,0 +1,600 @@
+"""Answers from a history: who owned what at a moment, why that changed, what was rejected, who waited for whom.
+
+A moment is a log time, or an offset of one coordination partition; the others then stand at that record's time. The
+state at a moment is the one after all records up to it, as in `who`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from kafka_marshal.cli import who
+from kafka_marshal.cli.rows import STATES, place_text
+from kafka_marshal.cli.text import clean, count, span, time_text
+from kafka_marshal.instance import Instance
+from kafka_marshal.ui.fold import GroupHistory, History, Pausing
+from kafka_marshal.ui.index import Event, KeySpans
+from rationalizer import codes
+from rationalizer.history import BEFORE, Span
+from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
+
+__all__ = [
+    "Moment",
+    "at_text",
+    "cells",
+    "detail",
+    "diff",
+    "events",
+    "events_since",
+    "neighbour",
+    "parse_moment",
+    "rebalances",
+    "state",
+    "timeline",
+    "waits_json",
+    "waiting",
+]
+
+#: Rows of a table that one answer lists at most; it says how many there are.
+LISTED: Final = 500
+
+#: Events that are looked at for one answer.
+LOOKED_AT: Final = 5_000
+
+#: Owners that change no further apart than this belong to one rebalance of a claimed group.
+BURST_MS: Final = 10_000
+
+#: A claim that was rejected so long ago or longer is none that somebody waits with: clients repeat it every interval.
+WAITS_MS: Final = 15_000
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After all records up to this log time (ms); of one CP, where one is named, after its offset."""
+
+    time: int
+    cp: int = -1
+    offset: int = 0
+
+
+def parse_moment(text: str, history: History) -> Moment:
+    """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError."""
+    if (place := _PLACE.fullmatch(text)) is not None:
+        cp, offset = int(place[1]), int(place[2])
+        if cp not in history.worlds:
+            raise ValueError(f"the log has no partition {cp}")
+        return Moment(_time_of(history, cp, offset), cp, offset)
+    if text.isascii() and text.isdigit():
+        return Moment(min(int(text), 2**62))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{clean(text)!r} is no moment: 2026-11-21T04:50:12Z, or CP:OFFSET such as 3:1200") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{clean(text)!r} does not say of which time zone it is: end it with Z, or +01:00")
+    return Moment((moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def _time_of(history: History, cp: int, offset: int) -> int:
+    """The log time of a CP after this offset: exactly where an event stands there, else of a record shortly before."""
+    offsets, times = history.marks[cp]
+    index = bisect_right(offsets, offset) - 1
+    found = times[index] if index >= 0 else 0
+    columns = history.events.columns
+    for (_, of), chosen in history.events.lists["all"].items():
+        if of == cp:
+            at = bisect_right(chosen, offset, key=columns["offset"].__getitem__) - 1
+            found = max(found, columns["time"][chosen[at]] if at >= 0 else 0)
+    return found
+
+
+def at_text(moment: Moment) -> dict[str, object]:
+    """The moment for the page."""
+    place = None if moment.cp < 0 else f"{moment.cp}:{moment.offset}"
+    return {"time": moment.time, "text": time_text(moment.time), "place": place}
+
+
+# -- who owned what --------------------------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """One partition, or a part of its keys, at a moment. `client` "": nobody has it."""
+
+    client: str
+    instance: str
+    #: The heartbeat interval of a lease's holder, ms.
+    interval_ms: int
+    lo: int
+    hi: int
+    epoch: int
+    #: The number of a closed span; −1: it lasts, and `span` is it.
+    number: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The same with its place, and its holder's freshness in the words of `status`."""
+
+    topic: str
+    partition: int
+    lo: int
+    hi: int
+    client: str
+    instance: str
+    state: str
+    epoch: int
+
+
+def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]:
+    """Who had a partition: one, or one for each part of its keys; none: nobody ever had."""
+    store = history.spans
+    at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
+    since = store.since_offset if by_offset else store.since
+    held: list[Held] = []
+    covered = 0
+    columns = store.columns
+    for index in range(found.ended(at, by_offset=by_offset), len(found.closed)):
+        number = found.closed[index]
+        if since[number] > at:
+            continue
+        owner, lo, hi = columns["owner"][number], columns["lo"][number], columns["hi"][number]
+        who_has = ("", "") if owner < 0 else store.owners.pair(owner)
+        held.append(Held(*who_has, store.interval[number], lo, hi, columns["epoch"][number], number, None))
+        covered += hi - lo + 1
+        if covered > MAX_KEY_HASH:
+            return held
+    for each in found.open:
+        if (each.since_offset if by_offset else each.since) <= at:
+            client_id, instance_id = (each.client_id, each.instance_id) if each.held else ("", "")
+            interval_ms = found.pulse.interval_ms if each.is_lease and found.pulse is not None else 0
+            held.append(Held(client_id, instance_id, interval_ms, each.lo, each.hi, each.epoch, -1, each))
+    if len(held) > 1:
+        held.sort(key=lambda each: each.lo)
+    return held
+
+
+#: A holder's freshness (C1), by number.
+FREE, SEEN, SILENT, GONE = range(4)
+WORDS: Final = ("free", "seen", "silent", "gone")
+
+
+def _freshness(group: GroupHistory, found: KeySpans, held: Held, moment: Moment) -> int:
+    if not held.client:
+        return FREE
+    offset = moment.offset if moment.cp == found.cp else -1
+    if group.pulses and (pulse := group.pulses.get((held.client, held.instance))) is not None:
+        # A member's beats are of all its pieces.
+        silence, interval = pulse.silence(moment.time, offset), pulse.interval(moment.time, offset)
+        return GONE if silence > 2 * interval else SILENT if silence > interval else SEEN
+    silence = 0 if found.pulse is None else found.pulse.silence(moment.time, offset)
+    if silence < held.interval_ms:
+        return SEEN
+    return SILENT if silence <= STALE_AFTER_INTERVALS * held.interval_ms else GONE
+
+
+def cells(history: History, group: GroupHistory, moment: Moment) -> list[Cell]:
+    """All partitions of a group that anybody ever had, as they were."""
+    return [
+        Cell(
+            *found.key[1:],
+            held.lo,
+            held.hi,
+            held.client,
+            held.instance,
+            WORDS[_freshness(group, found, held, moment)],
+            held.epoch,
+        )
+        for found in group.ordered()
+        for held in _held_at(history, found, moment)
+    ]
+
+
+def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, Any]:
+    """The ownership map: members, and for each topic the partitions, their owners' numbers and states."""
+    topics, held, worst = _map_of(history, group, moment)
+    names = {owner: history.owners.pair(owner) for owner in held}
+    ordered = sorted(held, key=lambda owner: natural(names[owner]))
+    places = {owner: index for index, owner in enumerate(ordered)}
+    for topic in topics:
+        topic["owners"] = [places.get(owner, -1) for owner in topic["owners"]]
+    return {
+        "group": group.name,
+        "kind": "coordinated" if group.is_coordinated else "claimed",
+        "at": at_text(moment),
+        "live": False,
+        "states": list(WORDS),
+        "members": [
+            {**member_json(*names[owner]), "held": held[owner], "state": WORDS[worst[owner]]} for owner in ordered
+        ],
+        "topics": topics,
+        "waiting": waiting(history, group, moment),
+        "pauses": [
+            {"client": each.client, "until": each.until, "text": _paused_text(each)}
+            for each in group.pauses
+            if each.since <= moment.time < each.until
+        ],
+        "problems": [],
+        "notes": [],
+    }
+
+
+def _map_of(
+    history: History, group: GroupHistory, moment: Moment
+) -> tuple[list[dict[str, Any]], dict[int, int], dict[int, int]]:
+    """The map's topics, with owners as numbers of the history; owner → partitions, and owner → its worst state.
+
+    A slider asks for ten thousand partitions ten times a second: those that were never shared are looked up here,
+    without a call for each.
+    """
+    topics: dict[str, dict[str, Any]] = {}
+    held: dict[int, int] = {}
+    worst: dict[int, int] = {}
+    at, owners_of, interval_of, since_of = moment.time, history.spans.owner, history.spans.interval, history.spans.since
+    is_claimed = not group.pulses
+    for found in group.ordered():
+        _, name, partition = found.key
+        topic = topics.get(name)
+        if topic is None:
+            lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
+            topic = topics[name] = {"topic": name, **lists}
+        pulse = found.pulse
+        if found.is_shared or pulse is None or found.cp == moment.cp or not is_claimed:
+            for part in _held_at(history, found, moment):
+                freshness = _freshness(group, found, part, moment)
+                owner = history.owners(part.client, part.instance) if part.client else -1
+                if part.hi - part.lo != MAX_KEY_HASH:
+                    topic["places"][len(topic["owners"])] = place_text(partition, part.lo, part.hi)
+                _put(topic, partition, owner, freshness, held, worst)
+            continue
+        index = bisect_right(found.until, at)
+        if index < len(found.until):
+            number = found.closed[index]
+            if since_of[number] > at:
+                continue
+            owner, interval_ms = owners_of[number], interval_of[number]
+        elif found.open and found.open[0].since <= at:
+            owner, interval_ms = found.owner, pulse.interval_ms
+        else:
+            continue
+        if owner < 0:
+            freshness = FREE
+        elif (silence := pulse.silence(at)) < interval_ms:
+            freshness = SEEN
+        else:
+            freshness = SILENT if silence <= STALE_AFTER_INTERVALS * interval_ms else GONE
+        _put(topic, partition, owner, freshness, held, worst)
+    return [topic for topic in topics.values() if topic["owners"]], held, worst
+
+
+def _put(
+    topic: dict[str, Any], partition: int, owner: int, freshness: int, held: dict[int, int], worst: dict[int, int]
+) -> None:
+    topic["partitions"].append(partition)
+    topic["owners"].append(owner)
+    topic["states"].append(freshness)
+    if owner >= 0:
+        held[owner] = held.get(owner, 0) + 1
+        if freshness > worst.get(owner, FREE):
+            worst[owner] = freshness
+
+
+def _paused_text(each: Pausing) -> str:
+    return clean(f"paused by {each.client} until {time_text(each.until)}")
+
+
+def member_json(client: str, instance: str) -> dict[str, Any]:
+    """A member as the map names it, with nothing counted."""
+    runs_at = Instance.parse(instance)
+    return {
+        "client": client,
+        "instance": instance,
+        "where": None if runs_at is None else str(runs_at),
+        "release": None if runs_at is None else runs_at.release,
+        "held": 0,
+        "state": "seen",
+    }
+
+
+def natural(names: tuple[str, str]) -> list[tuple[int, int, str]]:
+    """Sorts worker-2 before worker-10."""
+    parts = re.split(r"([0-9]+)", names[0])
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts] + [(0, 0, names[1])]
+
+
+# -- one partition ---------------------------------------------------------------------------------------------
+
+
+def detail(history: History, group: GroupHistory, place: tuple[str, int], moment: Moment) -> dict[str, Any]:
+    """One partition: the answer of `who` for that moment, and its spans around it."""
+    found = group.keys.get(place)
+    answers, text = [], []
+    rows: list[Span] = []
+    if found is not None:
+        for held in _held_at(history, found, moment):
+            told = _span(history, group, found, held)
+            pulse = group.pulses.get((held.client, held.instance)) or found.pulse
+            interval = 0 if pulse is None else pulse.interval_ms
+            offset = moment.offset if moment.cp == found.cp else -1
+            last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, offset))
+            word = WORDS[_freshness(group, found, held, moment)]
+            freshness = {STATES[key]: key for key in STATES}[word]
+            asked = who.Moment(told, last_beat, interval, freshness)
+            when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
+            text.append(who.moment_text(when, asked, not told.is_lease))
+            answers.append({**who.span_json(told), "state": word, "place": place_text(place[1], told.lo, told.hi)})
+        around = _ended_before(history, found, moment)
+        first, last = max(0, around - 30), around + 20
+        is_lease = not group.is_coordinated
+        rows = [history.spans.span(number, found.key, is_lease) for number in found.closed[first:last]]
+        rows += found.open if last >= len(found.closed) else []
+    sampled = None if found is None else found.samples.at(moment.time)
+    return {
+        "topic": place[0],
+        "partition": place[1],
+        "cp": None if found is None else found.cp,
+        "text": "\n".join(clean(line) for each in text for line in each.splitlines())
+        if text
+        else "Nobody, as far as the log was read.",
+        "answers": answers,
+        "next": None if sampled is None else {"offset": sampled[1] + 1, "since": sampled[0]},
+        "spans": [_span_row(each) for each in rows],
+        "spans_in_all": 0 if found is None else len(found.closed) + len(found.open),
+    }
+
+
+def _ended_before(history: History, found: KeySpans, moment: Moment) -> int:
+    """How many spans of a partition had ended."""
+    at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
+    return found.ended(at, by_offset=by_offset)
+
+
+def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) -> Span:
+    if held.span is not None:
+        return held.span
+    return history.spans.span(held.number, found.key, not group.is_coordinated)
+
+
+def _span_row(each: Span) -> dict[str, Any]:
+    return {
+        **who.span_json(each),
+        "client": each.client_id if each.held else None,
+        "place": place_text(each.partition, each.lo, each.hi),
+        "is_before": each.since == BEFORE,
+    }
+
+
+# -- what happened ---------------------------------------------------------------------------------------------
+
+
+def _event_json(found: Event) -> dict[str, Any]:
+    return {
+        "time": found.time,
+        "at": f"{found.cp}:{found.offset}",
+        "group": found.group or None,
+        "client": clean(found.client),
+        "type": found.type or None,
+        "code": found.code,
+        "accepted": found.accepted,
+        "changed": found.changed,
+        "topic": found.topic or None,
+        "partition": found.partition,
+        "what": clean(found.what),
+        "why": clean(found.why),
+    }
+
+
+def events(
+    history: History, name: str, moment: Moment, which: str, place: tuple[str, int] | None, limit: int
+) -> list[dict[str, Any]]:
+    """A group's last events up to that moment. which: "all", "changed", "rejected"; place: of one partition only."""
+    numbers = history.events.down_from(which, name, moment.time, moment.cp, moment.offset)
+    if place is not None:
+        wanted = history.events.place(*place)
+        keys = history.events.columns["key"]
+        numbers = (each for each in islice(numbers, LOOKED_AT) if keys[each] == wanted)
+    return [_event_json(history.events[number]) for number in islice(numbers, limit)]
+
+
+def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> dict[str, Any] | None:
+    """The next event after which other owners were there, or the last one before this moment; None: there is none."""
+    columns = history.events.columns
+
+    def place(number: int) -> tuple[int, int, int]:
+        return columns["time"][number], columns["cp"][number], columns["offset"][number]
+
+    here = (moment.time, moment.cp, moment.offset)
+    found: int | None = None
+    if forward:
+        if moment.cp < 0:
+            here = (moment.time, len(history.worlds), 0)
+        found = history.events.first_beyond("changed", name, here)
+    else:
+        for number in history.events.down_from("changed", name, moment.time):
+            if found is not None and columns["time"][number] < columns["time"][found]:
+                break
+            if place(number) < here and (found is None or place(number) > place(found)):
+                found = number
+    return None if found is None else _event_json(history.events[found])
+
+
+def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[str, Any]]:
+    """Who waited for whom: pieces that their owners were to let go of, claims that were rejected a moment before."""
+    found: list[dict[str, Any]] = []
+    if group.is_coordinated:
+        last = next((each for each in reversed(group.rebalances) if each.time <= moment.time), None)
+        for each in () if last is None else last.waiting:
+            key = group.keys.get((each.topic, each.partition))
+            held = () if key is None else _held_at(history, key, moment)
+            if any(part.lo <= each.lo <= part.hi and part.client == each.owner for part in held):
+                found.append(waits_json(each.target, each.owner, each.topic, each.partition, str(each.partition)))
+        return found[:LISTED]
+    seen: set[str] = set()
+    numbers = history.events.down_from("rejected", group.name, moment.time, moment.cp, moment.offset)
+    for number in islice(numbers, LOOKED_AT):
+        if history.events.time[number] < moment.time - WAITS_MS:
+            break
+        event = history.events[number]
+        if event.code == codes.HELD and event.client not in seen:
+            seen.add(event.client)
+            found.append(
+                {
+                    "client": event.client,
+                    "for": None,
+                    "topic": event.topic,
+                    "partition": event.partition,
+                    "text": clean(f"{event.client} {event.what}: {event.why}"),
+                }
+            )
+    return found[:LISTED]
+
+
+def waits_json(target: str, owner: str, topic: str, partition: int, place: str) -> dict[str, Any]:
+    """A member that waits until another one has let go of a piece."""
+    text = f"{owner} is to let go of {topic}/{place}, then {target} gets it"
+    return {"client": target, "for": owner, "topic": topic, "partition": partition, "text": clean(text)}
+
+
+def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
+    """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
+    if not group.is_coordinated:
+        return list(islice(_bursts(history, group.name, moment), limit))
+    past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
+    return [
+        {
+            "time": each.time,
+            "until": None,
+            "generation": each.generation,
+            "why": clean(each.why) or "-",
+            "members": each.members,
+            "moved": each.moved,
+            "vacant": None if each.vacant_ms is None else span(each.vacant_ms),
+            "at": f"{group.home}:{each.generation}",
+        }
+        for each in reversed(past)
+    ]
+
+
+def _bursts(history: History, name: str, moment: Moment) -> Iterator[dict[str, Any]]:
+    columns = history.events.columns
+    burst: list[int] = []
+    numbers = history.events.down_from("changed", name, moment.time, moment.cp, moment.offset)
+    for number in islice(numbers, LOOKED_AT):
+        if burst and columns["time"][burst[-1]] - columns["time"][number] > BURST_MS:
+            yield _burst_json(history, burst)
+            burst = []
+        burst.append(number)
+    if burst:
+        yield _burst_json(history, burst)
+
+
+_VERBS: Final = {
+    "ClaimingPartition": "claimed",
+    "ReleasingPartition": "released",
+    "Heartbeat": "took over from its earlier instance",
+    "ForgetGroup": "forgot the group:",
+}
+
+
+def _takes(history: History, number: int) -> bool:
+    """Whether it gave a partition to somebody, not only away."""
+    return history.names[history.events.columns["type"][number]] in ("ClaimingPartition", "Heartbeat")
+
+
+def _burst_json(history: History, burst: list[int]) -> dict[str, Any]:
+    columns, names = history.events.columns, history.names
+    done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
+    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in done.most_common(6)]
+    last = burst[0]
+    return {
+        "time": columns["time"][burst[-1]],
+        "until": columns["time"][last],
+        "generation": None,
+        "why": clean(", ".join(words)) + (", …" if len(done) > len(words) else ""),
+        "members": len({client for client, _ in done}),
+        "moved": sum(columns["changed"][number] for number in burst if _takes(history, number)) or len(burst),
+        "vacant": None,
+        "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
+    }
+
+
+def timeline(group: GroupHistory) -> dict[str, Any]:
+    """What was done, changed and rejected over the whole history, in buckets, and the pauses."""
+    return {
+        "begin": group.series.begin,
+        "width": group.series.width_ms,
+        **{name: list(sums) for name, sums in group.series.sums.items()},
+        "pauses": [[each.since, each.until, clean(each.client)] for each in group.pauses[-LISTED:]],
+        "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
+    }
+
+
+def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -> dict[str, Any]:
+    """Partitions that another owner, or another run of it, had at the second moment; how that came."""
+    changed: list[dict[str, Any]] = []
+    amount = 0
+    for found in group.ordered():
+        place = found.key[1:]
+        before, after = _held_at(history, found, first), _held_at(history, found, second)
+        if [_identity(each) for each in before] == [_identity(each) for each in after]:
+            continue
+        amount += 1
+        if len(changed) >= LISTED:
+            continue
+        begin, end = _ended_before(history, found, first), _ended_before(history, found, second)
+        why = [who.ended_text(_span(history, group, found, each)) for each in before if each.span is None]
+        changed.append(
+            {
+                "topic": place[0],
+                "partition": place[1],
+                "before": _owners(before, place[1]),
+                "after": _owners(after, place[1]),
+                "changes": abs(end - begin),
+                "why": clean("; ".join(each for each in why if each)),
+            }
+        )
+    return {
+        "group": group.name,
+        "from": at_text(first),
+        "to": at_text(second),
+        "changed": amount,
+        "partitions": changed,
+        "text": f"{count(amount, 'partition')} of {count(len(group.keys), 'partition')} had another owner",
+    }
+
+
+def _identity(held: Held) -> tuple[object, ...]:
+    return held.lo, held.hi, held.client, held.instance, held.epoch if held.client else 0
+
+
+def _owners(found: Sequence[Held], partition: int) -> str:
+    if not found:
+        return "nobody yet"
+    if len(found) == 1:
+        return clean(found[0].client) or "nobody"
+    return ", ".join(
+        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {clean(each.client) or 'nobody'}"
+        for each in found
+    )
+
+
+def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict[str, Any]]:
+    """A group's events at or beyond these offsets, the oldest first; of many the last ones."""
+    offsets, times = history.events.columns["offset"], history.events.time
+    found: list[int] = []
+    for (group, cp), chosen in history.events.lists["all"].items():
+        if group == name:
+            begin = bisect_left(chosen, sent.get(cp, 0), key=offsets.__getitem__)
+            found += chosen[max(begin, len(chosen) - LISTED) :]
+    found.sort(key=times.__getitem__)
+    return [_event_json(history.events[number]) for number in found[-LISTED:]]

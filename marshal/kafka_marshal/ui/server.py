@@ -1,0 +1,359 @@
+"""HTTP: the page and its files, answers in JSON, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from kafka_marshal.cli.names import no_group
+from kafka_marshal.cli.text import clean
+from kafka_marshal.instance import release
+from kafka_marshal.ui import moments
+from kafka_marshal.ui.archive import Archive, NotReadError
+from kafka_marshal.ui.fold import GroupHistory, History
+from kafka_marshal.ui.guard import Guard
+from kafka_marshal.ui.live import Live
+from kafka_marshal.ui.moments import Moment
+from kafka_marshal.ui.steering import ACTIONS, Steering
+
+__all__ = ["TOKEN_HEADER", "application"]
+
+STATIC: Final = Path(__file__).parent / "static"
+
+TOKEN_HEADER: Final = "X-Kafka-Marshal-Token"  # noqa: S105  (its name)
+
+#: A stream that has no news sends a line of comment so often, so that both ends see whether the other is there.
+KEEP_ALIVE_S: Final = 15.0
+
+#: News are sent at most so often.
+PACE_S: Final = 0.25
+
+#: Rows of lists that a page asks for at once, at most.
+MOST_ROWS: Final = 500
+
+
+class Page:
+    """What the answers are made from."""
+
+    def __init__(self, archive: Archive, live: Live | None, steering: Steering | None) -> None:
+        self.archive = archive
+        self.live = live
+        self.steering = steering
+
+    # -- answers; each runs on a thread of the server's ------------------------------------------------------------
+
+    def log(self, request: Request) -> dict[str, Any]:
+        """What there is: groups, from when to when, how far it is read, whether steering is allowed."""
+        archive, live = self.archive, self.live
+        history = archive.newest
+        begin, end = archive.bounds()
+        names = set() if live is None else set(live.groups)
+        if history is not None:
+            names |= {name for name, group in list(history.groups.items()) if group.keys or live is None}
+        done, of_all = archive.progress
+        return {
+            "topic": archive.topic,
+            "release": release(),
+            "groups": sorted(names),
+            "live": live is not None,
+            "begin": begin,
+            "end": end if live is None else max(end, live.now_ms),
+            "reached": archive.reached() if not archive.complete else end,
+            "complete": archive.complete,
+            "read": done,
+            "to_read": of_all,
+            "problem": clean(archive.problem or (live.problem if live is not None else "")),
+            "steering": None if self.steering is None else list(ACTIONS),
+            "events": 0 if history is None else len(history.events),
+        }
+
+    def state(self, request: Request) -> Any:
+        """The ownership map at a moment; now, where none is named."""
+        if "at" not in request.query_params and self.live is not None:
+            text = self.live.state_text(_group_name(request))
+            if text is not None:
+                return Response(text, media_type="application/json")
+        history, group, moment = self._asked(request)
+        with history.asking():
+            return moments.state(history, group, moment)
+
+    def partition(self, request: Request) -> dict[str, Any]:
+        """One partition at a moment: the answer of `who`, its owners before and after, its last events."""
+        history, group, moment = self._asked(request)
+        place = _place(request)
+        if place is None:
+            raise ValueError("which partition? Say topic and partition.")
+        with history.asking():
+            found = moments.detail(history, group, place, moment)
+            found["events"] = moments.events(history, group.name, moment, "all", place, 20)
+        return found
+
+    def events(self, request: Request) -> dict[str, Any]:
+        """The last records up to a moment that were more than signs of life."""
+        history, group, moment = self._asked(request)
+        which = request.query_params.get("only", "all")
+        if which not in ("all", "changed", "rejected"):
+            raise ValueError(f"only: all, changed or rejected, not {clean(which)!r}")
+        with history.asking():
+            return {"events": moments.events(history, group.name, moment, which, _place(request), _limit(request))}
+
+    def rebalances(self, request: Request) -> dict[str, Any]:
+        """The last rebalances up to a moment."""
+        history, group, moment = self._asked(request)
+        with history.asking():
+            return {"rebalances": moments.rebalances(history, group, moment, min(50, _limit(request)))}
+
+    def timeline(self, request: Request) -> dict[str, Any]:
+        """A group over its whole history, and what was seen of its lag."""
+        name = _group_name(request)
+        history, group = self._group(name, None)
+        with history.asking():
+            found = moments.timeline(group)
+        points = [] if self.live is None else list(self.live.points.get(name, ()))
+        found["lag"] = [[at, lag, rate] for at, lag, rate in points]
+        return found
+
+    def diff(self, request: Request) -> dict[str, Any]:
+        """What differs between two moments."""
+        history, group, second = self._asked(request, "to")
+        first = self._moment(request, "from", history)
+        if first.time > second.time:
+            first, second = second, first
+        history, group = self._group(group.name, second)
+        if self.archive.history(first) is not history:
+            raise NotReadError("The log is not read as far as both of these moments yet.")
+        with history.asking():
+            return moments.diff(history, group, first, second)
+
+    def near(self, request: Request) -> dict[str, Any]:
+        """The event before or after a moment at which owners changed."""
+        history, group, moment = self._asked(request)
+        with history.asking():
+            found = moments.neighbour(
+                history, group.name, moment, forward=request.query_params.get("direction") != "back"
+            )
+        return {"event": found}
+
+    def jobs(self, request: Request) -> dict[str, Any]:
+        """The commands that were confirmed here."""
+        self._refuse_stranger(request)
+        assert self.steering is not None
+        return {"jobs": [job.json() for job in list(self.steering.jobs.values())]}
+
+    def plan(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        """The dry run of an action."""
+        self._refuse_stranger(request)
+        assert self.steering is not None
+        return self.steering.plan(str(body.get("action")), body)
+
+    def carry_out(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        """What was planned, for good."""
+        self._refuse_stranger(request)
+        assert self.steering is not None
+        return self.steering.run(str(body.get("plan"))).json()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _refuse_stranger(self, request: Request) -> None:
+        if self.steering is None:
+            raise PermissionError("This server only shows: it was started without --allow-steering.")
+        if not self.steering.allows(request.headers.get(TOKEN_HEADER, "")):
+            raise PermissionError(
+                "Steering needs the address with #token= that kafka-marshal ui printed when it was started."
+            )
+
+    def _group(self, name: str, moment: Moment | None) -> tuple[History, GroupHistory]:
+        try:
+            return self.archive.group(name, moment)
+        except KeyError:
+            history = self.archive.history(moment)
+            raise LookupError(clean(no_group(name, history.groups))) from None
+
+    def _moment(self, request: Request, parameter: str, history: History) -> Moment:
+        text = request.query_params.get(parameter)
+        if text is None:
+            return Moment(max((world.log_time for world in history.worlds.values()), default=0))
+        return moments.parse_moment(text, history)
+
+    def _asked(self, request: Request, parameter: str = "at") -> tuple[History, GroupHistory, Moment]:
+        text = request.query_params.get(parameter)
+        moment = None if text is None else self._moment(request, parameter, self.archive.history())
+        history, group = self._group(_group_name(request), moment)
+        return history, group, self._moment(request, parameter, history) if moment is None else moment
+
+
+def _group_name(request: Request) -> str:
+    name = request.query_params.get("group")
+    if not name:
+        raise ValueError("which group? Say group=NAME.")
+    return name
+
+
+def _place(request: Request) -> tuple[str, int] | None:
+    topic, number = request.query_params.get("topic"), request.query_params.get("partition")
+    if topic is None or number is None:
+        return None
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"partition: a number is wanted, not {clean(number)!r}")
+    return topic, int(number)
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", "100")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"limit: a number is wanted, not {clean(text)!r}")
+    return min(MOST_ROWS, int(text))
+
+
+# -- routes ------------------------------------------------------------------------------------------------------
+
+
+def _refusal(error: Exception) -> Response:
+    status = 400
+    for kind, code in ((PermissionError, 403), (NotReadError, 503), (LookupError, 404)):
+        if isinstance(error, kind):
+            status = code
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return JSONResponse({"error": str(error.args[0]) if error.args else str(error)}, status, headers)
+
+
+_REFUSED = (ValueError, OverflowError, LookupError, PermissionError, NotReadError)
+
+
+def _get(answer: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def answered(request: Request) -> Response:
+        try:
+            found = answer(request)
+        except _REFUSED as error:
+            return _refusal(error)
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(answered, request)
+
+    return endpoint
+
+
+def _post(answer: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = json.loads(await request.body())
+            if not isinstance(body, dict):
+                raise ValueError("the request is no JSON object")
+            return JSONResponse(await run_in_threadpool(answer, request, body))
+        except _REFUSED as error:
+            return _refusal(error)
+
+    return endpoint
+
+
+class _Stream:
+    """Server-sent events of one group: its state where that changed, lag and rate, and what happened since."""
+
+    def __init__(self, page: Page, group: str, last_id: str) -> None:
+        self._page = page
+        self._group = group
+        #: CP → the offset up to which events were sent.
+        self._sent = _offsets(last_id)
+        self._at = -1
+        self._figures = ""
+
+    async def lines(self) -> AsyncIterator[str]:
+        """What goes to the browser, for as long as it listens."""
+        live = self._page.live
+        assert live is not None
+        news, done = live.subscribe()
+        try:
+            yield "retry: 1000\n\n"
+            while not live.ended:
+                news.clear()
+                for line in await run_in_threadpool(self._news):
+                    yield line
+                await asyncio.sleep(PACE_S)
+                try:
+                    await asyncio.wait_for(news.wait(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield ": nothing new\n\n"
+        finally:
+            done()
+
+    def _news(self) -> list[str]:
+        live, archive = self._page.live, self._page.archive
+        assert live is not None
+        found = []
+        state = live.state_text(self._group)
+        points = live.points.get(self._group)
+        if state is not None and live.now_ms != self._at:
+            self._at = live.now_ms
+            found.append(f"event: state\ndata: {state}\n\n")
+        point = points[-1] if points else None
+        figures = json.dumps(
+            {"point": point, "problem": live.problem, "complete": archive.complete, "now": live.now_ms}
+        )
+        if figures != self._figures:
+            self._figures = figures
+            found.append(f"event: figures\ndata: {figures}\n\n")
+        history = archive.newest
+        if history is not None:
+            with history.asking():
+                ends = {cp: world.next_offset for cp, world in history.worlds.items()}
+                if self._sent:
+                    events = moments.events_since(history, self._group, self._sent)
+                    found += [f"event: happened\ndata: {json.dumps(each)}\n\n" for each in events]
+                self._sent = ends
+            found.append(f"id: {'-'.join(str(ends[cp]) for cp in sorted(ends))}\nevent: upto\ndata: {{}}\n\n")
+        return found
+
+
+def _offsets(text: str) -> dict[int, int]:
+    parts = text.split("-") if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+        return {}
+    return {cp: int(part) for cp, part in enumerate(parts)}
+
+
+def application(archive: Archive, live: Live | None, steering: Steering | None, names: Iterable[str] = ()) -> ASGIApp:
+    """The ASGI application. names: what this server is called besides localhost."""
+    page = Page(archive, live, steering)
+
+    async def index(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def stream(request: Request) -> Response:
+        if live is None:
+            return JSONResponse({"error": "A dump does not grow."}, 404)
+        group = request.query_params.get("group", "")
+        last_id = request.headers.get("last-event-id", "")
+        return StreamingResponse(_Stream(page, group, last_id).lines(), media_type="text/event-stream")
+
+    answers: dict[str, Callable[[Request], Any]] = {
+        "log": page.log,
+        "state": page.state,
+        "partition": page.partition,
+        "events": page.events,
+        "rebalances": page.rebalances,
+        "timeline": page.timeline,
+        "diff": page.diff,
+        "near": page.near,
+        "jobs": page.jobs,
+    }
+    routes = [
+        Route("/", index),
+        *(Route(f"/api/{name}", _get(answer)) for name, answer in answers.items()),
+        Route("/api/live", stream),
+        Route("/api/plan", _post(page.plan), methods=["POST"]),
+        Route("/api/carry-out", _post(page.carry_out), methods=["POST"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Guard(Starlette(routes=routes), names)

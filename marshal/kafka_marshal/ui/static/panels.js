@@ -1,0 +1,151 @@
+// What is said in words: problems, one partition, a comparison, and the lists.
+
+import { html, useEffect, useState } from "./vendor/preact.js";
+import { ask, clock } from "./api.js";
+
+export function Problems({ log, state, figures, problem, isPast }) {
+  const found = [];
+  if (problem) found.push(problem);
+  const reading = figures ? figures.problem : log.problem;
+  if (reading && !isPast) found.push(reading);
+  else if (log.problem && isPast && !log.complete) found.push(log.problem);
+  const notes = [];
+  if (state && (!problem || state.live)) {
+    for (const each of state.problems) found.push(each.text);
+    for (const each of state.pauses) notes.push(each.text);
+    notes.push(...state.notes);
+  }
+  const list = (texts, kind, label) =>
+    texts.length > 0 && html`<div class="problems ${kind}" role="status" aria-label=${label}><ul>${texts.map((text) => html`<li key=${text}>${text}</li>`)}</ul></div>`;
+  return html`${list(found, "", "What is wrong")}${list(notes, "soft", "Notes")}`;
+}
+
+// Answers that follow the moment, a little later than the map.
+function useAnswer(name, parameters, again) {
+  const [answer, setAnswer] = useState(null);
+  const [problem, setProblem] = useState("");
+  const key = JSON.stringify(parameters);
+  useEffect(() => {
+    if (!parameters) {
+      setAnswer(null);
+      return undefined;
+    }
+    const control = new AbortController();
+    const timer = setTimeout(() => {
+      ask(name, parameters, control.signal).then(
+        (found) => {
+          setAnswer(found);
+          setProblem("");
+        },
+        (error) => {
+          if (error.name !== "AbortError") setProblem(error.message);
+        },
+      );
+    }, 60);
+    return () => {
+      clearTimeout(timer);
+      control.abort();
+    };
+  }, [name, key, again]);
+  return [answer, problem];
+}
+
+export function Detail({ group, at, selected, news, setMoment, go }) {
+  const [found, problem] = useAnswer("partition", selected && group ? { group, at, ...selected } : null, news);
+  if (!selected) {
+    return html`<div class="panel"><h2>One partition</h2><p class="quiet">Choose one in the map: who had it, since when, and why that changed.</p></div>`;
+  }
+  const title = `${selected.topic}/${selected.partition}`;
+  if (!found || found.topic !== selected.topic || found.partition !== selected.partition) {
+    return html`<div class="panel"><h2>${title}</h2><p class="quiet">${problem || "…"}</p></div>`;
+  }
+  const isNow = (each) => found.answers.some((answer) => answer.since_offset === each.since_offset && answer.keys[0] === each.keys[0]);
+  return html`<div class="panel" data-partition=${title}>
+    <h2>${title}</h2>
+    ${problem && html`<p class="bad">${problem}</p>`}
+    <p class="answer" aria-live="polite">${found.text}</p>
+    <dl>
+      ${found.next && html`<dt>next</dt><dd>${found.next.offset.toLocaleString("en")} <span class="quiet">(since ${clock(found.next.since)} at the latest)</span></dd>`}
+      ${found.cp !== null && html`<dt>kept in</dt><dd>partition ${found.cp} of the log</dd>`}
+      <dt>owners</dt><dd>${found.spans_in_all.toLocaleString("en")} so far</dd>
+    </dl>
+    <table aria-label="Owners of this partition"><thead><tr><th>since</th><th>owner</th><th class="number">epoch</th><th>ended</th></tr></thead>
+      <tbody>${[...found.spans].reverse().slice(0, 25).map((each) => html`<tr class=${isNow(each) ? "now" : ""} key=${each.since_offset + "." + each.keys[0]}>
+        <td class="time">${each.is_before ? "before" : html`<button class="link" onClick=${() => go({ at: `${found.cp}:${each.since_offset}` })}>${clock(each.since)}</button>`}</td>
+        <td class="name" title=${each.client}>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
+        <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
+    ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}
+  </div>`;
+}
+
+function Events({ events, go, short }) {
+  if (events.length === 0) return html`<p class="quiet">Nothing up to this moment.</p>`;
+  return html`<div class="scroll"><table aria-label="Records"><thead><tr><th>time</th>${!short && html`<th>who</th>`}<th>what</th><th>outcome</th></tr></thead>
+    <tbody>${events.map((each) => html`<tr key=${each.at} class=${each.accepted ? "" : "rejected"}>
+      <td class="time"><button class="link" title=${`partition:offset of the log ${each.at}`} onClick=${() => go({ at: each.at, ...(each.topic ? { p: `${each.topic}:${each.partition}` } : {}) })}>${clock(each.time)}</button></td>
+      ${!short && html`<td class="name" title=${each.client}>${each.client}</td>`}
+      <td>${short ? `${each.client} ` : ""}${each.what}</td>
+      <td class="code">${each.code}${each.why ? html`<br /><span class="quiet">${each.why}</span>` : ""}</td></tr>`)}</tbody></table></div>`;
+}
+
+export function Diff({ diff, go }) {
+  return html`<div class="panel" data-diff><h2>Compared with ${diff.from ? clock(diff.from.time, true) : "…"}</h2>
+    <p>${diff.text}</p>
+    ${diff.partitions.length > 0 && html`<div class="scroll"><table aria-label="What differs"><thead><tr><th>partition</th><th>before</th><th>after</th><th>how it ended</th></tr></thead>
+      <tbody>${diff.partitions.slice(0, 200).map((each) => html`<tr key=${each.topic + each.partition}>
+        <td><button class="link" onClick=${() => go({ p: `${each.topic}:${each.partition}` }, true)}>${each.topic}/${each.partition}</button></td>
+        <td class="name" title=${each.before}>${each.before}</td><td class="name" title=${each.after}>${each.after}</td><td>${each.why}${each.changes > 1 ? html` <span class="quiet">${each.changes} changes</span>` : ""}</td></tr>`)}</tbody></table></div>`}
+    ${diff.changed > 200 && html`<p class="quiet">The first 200 of ${diff.changed.toLocaleString("en")}.</p>`}
+  </div>`;
+}
+
+const TABS = [["all", "What happened"], ["changed", "Changes"], ["rejected", "Rejected"], ["rebalances", "Rebalances"], ["waiting", "Who waits"], ["members", "Members"]];
+
+export function Lists({ group, at, tab, state, news, go }) {
+  const isEvents = ["all", "changed", "rejected"].includes(tab);
+  const name = isEvents ? "events" : "rebalances";
+  const wanted = !group || (!isEvents && tab !== "rebalances") ? null : { group, at, ...(isEvents ? { only: tab } : {}), limit: 100 };
+  const [found, problem] = useAnswer(name, wanted, news);
+  const keys = (event) => {
+    const index = TABS.findIndex(([each]) => each === tab);
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const next = TABS[(index + by + TABS.length) % TABS.length][0];
+    go({ tab: next }, true);
+    document.getElementById(`tab-${next}`).focus();
+  };
+  let body = html`<p class="quiet">${problem || "…"}</p>`;
+  if (isEvents && found && found.events) body = html`<${Events} events=${found.events} go=${go} />`;
+  else if (tab === "rebalances" && found && found.rebalances) body = html`<${Rebalances} rows=${found.rebalances} go=${go} />`;
+  else if (tab === "waiting" && state) body = html`<${Waiting} state=${state} go=${go} />`;
+  else if (tab === "members" && state) body = html`<${Members} state=${state} />`;
+  return html`<div class="panel">
+    <div role="tablist" aria-label="Lists" onKeyDown=${keys}>${TABS.map(([each, label]) => html`<button role="tab" id=${`tab-${each}`} key=${each}
+      aria-selected=${String(each === tab)} aria-controls="list" tabindex=${each === tab ? 0 : -1} onClick=${() => go({ tab: each }, true)}>${label}</button>`)}</div>
+    <div role="tabpanel" id="list" aria-labelledby=${`tab-${tab}`}>${body}</div>
+  </div>`;
+}
+
+function Rebalances({ rows, go }) {
+  if (rows.length === 0) return html`<p class="quiet">None up to this moment.</p>`;
+  return html`<div class="scroll"><table aria-label="Rebalances"><thead><tr><th>time</th><th>why</th><th class="number">moved</th><th class="number optional">members</th><th class="number optional">nobody, at most</th></tr></thead>
+    <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && each.until !== each.time ? ` – ${clock(each.until)}` : ""}</td>
+      <td>${each.generation === null ? "" : html`<span class="quiet">generation ${each.generation}: </span>`}${each.why}</td>
+      <td class="number">${each.moved.toLocaleString("en")}</td><td class="number optional">${each.members}</td><td class="number optional">${each.vacant || "-"}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Waiting({ state, go }) {
+  const idle = state.idle || [];
+  if (state.waiting.length + idle.length === 0) return html`<p class="quiet">Nobody waits for anybody.</p>`;
+  return html`<ul>${state.waiting.map((each) => html`<li key=${each.text}><button class="link" onClick=${() => go({ p: `${each.topic}:${each.partition}` }, true)}>${each.topic}/${each.partition}</button>: ${each.text}</li>`)}
+    ${idle.map((each) => html`<li key=${each.text}>${each.text}</li>`)}</ul>`;
+}
+
+function Members({ state }) {
+  if (state.members.length === 0) return html`<p class="quiet">Nobody holds anything.</p>`;
+  return html`<div class="scroll"><table aria-label="Members"><thead><tr><th>member</th><th class="optional">runs at</th><th class="optional">release</th><th class="number">holds</th><th class="number">lag</th><th>state</th></tr></thead>
+    <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}><td class="name" title=${each.client}>${each.client}</td><td class="optional">${each.where || each.instance}</td><td class="optional">${each.release || "-"}</td>
+      <td class="number">${each.held}</td><td class="number">${each.lag === undefined || each.lag === null ? "-" : each.lag.toLocaleString("en")}</td>
+      <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}</td></tr>`)}</tbody></table></div>`;
+}

@@ -1,0 +1,334 @@
+"""What each role of SECURITY.md does, as briefly as can be: each action raises where its user may not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer, TopicPartition
+
+from kafka_marshal import Consumer, GroupConsumer, Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.node.coordination_topic import create_snapshots_topic, create_topic, required_settings
+from rationalizer import Tick, World, encode
+from rationalizer.marker import marker
+from rationalizer.snapshot_log import encode_snapshot
+from tests.cli.harness import Command
+from tests.secured import Config, login
+
+__all__ = ["ACTIONS", "OWN_TOPIC", "RefusedError", "Trial", "prepare"]
+
+MESSAGES = 3
+PATIENCE_S = 5.0
+
+
+class RefusedError(Exception):
+    """The action did not come about; the text is all that people were told."""
+
+
+@dataclass
+class Trial:
+    """One user who tries one role's action."""
+
+    bootstrap: str
+    user: str
+    names: dict[str, str]
+    command: Command
+    config_file: str
+    #: As root.
+    cluster: KafkaCluster
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def group(self) -> str:
+        return self.names["billing"]
+
+    @property
+    def topic(self) -> str:
+        return self.names["__marshal"]
+
+    @property
+    def data(self) -> str:
+        return self.names["orders"]
+
+    def login(self) -> Config:
+        return login(self.user)
+
+    def end_of(self, name: str) -> int:
+        """Where the log of partition 0 of a topic ends; name: as on the page."""
+        key = (self.names[name], 0)
+        return self.cluster.watermarks([key], PATIENCE_S)[key][1]
+
+    def marshal(self, config: Config | None = None) -> Marshal:
+        """A member, as this user."""
+        return Marshal(
+            self.bootstrap,
+            group_id=self.group,
+            client_id=f"worker-{self.user}",
+            topic=self.topic,
+            heartbeat_interval_ms=600,
+            config=self.login() if config is None else config,
+            timeout=PATIENCE_S,
+        )
+
+    def run(self, *args: str) -> None:
+        """The command, as this user."""
+        reach = ("--bootstrap", self.bootstrap, "--config", self.config_file, "--topic", self.topic, "--timeout", "5")
+        ran = self.command(*reach, *args)
+        self.said.append(ran.err)
+        if ran.status != 0 or "needs the right" in ran.out:
+            raise RefusedError(f"{ran.err}{ran.out}")
+
+
+@contextmanager
+def heard(trial: Trial) -> Iterator[None]:
+    """What the library logs meanwhile is said, too."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            trial.said.append(record.getMessage())
+
+    handler = Handler(logging.WARNING)
+    logging.getLogger("kafka_marshal").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("kafka_marshal").removeHandler(handler)
+
+
+def _first(consumer: Consumer | GroupConsumer) -> None:
+    """Wait for a message."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if consumer.consume(1, timeout=0.2):
+            return
+    raise RefusedError("no message came")
+
+
+# -- members --------------------------------------------------------------------------------------------------------
+
+
+def _member(trial: Trial) -> None:
+    with trial.marshal() as marshal, marshal.consumer([trial.data], partition_stuck="raise") as consumer:
+        _first(consumer)
+
+
+def _at_most_once(trial: Trial) -> None:
+    options: dict[str, Any] = {"delivery": "at-most-once", "batch_size": 1, "partition_stuck": "raise"}
+    with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
+        _first(consumer)
+
+
+def _group_member(trial: Trial, **options: Any) -> None:
+    options = {"session_timeout_ms": 2_000, "partition_stuck": "raise", **options}
+    with trial.marshal() as marshal, marshal.group_consumer([trial.data], **options) as consumer:
+        _first(consumer)
+
+
+def _mirror(trial: Trial) -> None:
+    with heard(trial):
+        _group_member(trial, mirror_offsets=True)
+    if not committed(trial):
+        raise RefusedError("\n".join(trial.said))
+
+
+def committed(trial: Trial) -> bool:
+    """Whether Kafka's own group of that name has an offset."""
+    consumer = KafkaConsumer({**login("root"), "bootstrap.servers": trial.bootstrap, "group.id": trial.group})
+    try:
+        return consumer.committed([TopicPartition(trial.data, 0)], timeout=PATIENCE_S)[0].offset >= 0
+    finally:
+        consumer.close()
+
+
+def _dead_letters(trial: Trial) -> None:
+    tried = threading.Event()
+
+    def handle(message: object) -> None:
+        tried.set()
+        raise ValueError("no")
+
+    with trial.marshal() as marshal, marshal.consumer([trial.data], partition_stuck="raise") as consumer:
+
+        def stop_when_written() -> None:
+            if tried.wait(PATIENCE_S):
+                until = time.monotonic() + PATIENCE_S
+                while time.monotonic() < until and trial.end_of("orders-dead") < MESSAGES:
+                    time.sleep(0.05)
+            marshal.stop()
+
+        watching = threading.Thread(target=stop_when_written)
+        watching.start()
+        try:
+            consumer.run(handle, concurrency=1, retry=None, dead_letters=trial.names["orders-dead"])
+        finally:
+            tried.set()
+            watching.join()
+
+
+def _snapshots(trial: Trial) -> None:
+    """A member reads the newest snapshots at its start, and writes the one that is due (S2)."""
+    before = trial.end_of("__marshal_snapshots")
+    with heard(trial), trial.marshal() as marshal, marshal.consumer([trial.data]) as consumer:
+        _first(consumer)
+        until = time.monotonic() + 15
+        while time.monotonic() < until and trial.end_of("__marshal_snapshots") == before:
+            if any("needs the right" in line for line in trial.said):
+                raise RefusedError("\n".join(trial.said))
+            time.sleep(0.1)
+    if trial.end_of("__marshal_snapshots") == before:
+        raise RefusedError("no snapshot came\n" + "\n".join(trial.said))
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+
+def _commands(*commands: tuple[str, ...]) -> Callable[[Trial], None]:
+    def act(trial: Trial) -> None:
+        for command in commands:
+            trial.run(*(trial.names.get(word, word) for word in command))
+
+    return act
+
+
+def _after_work(*command: str) -> Callable[[Trial], None]:
+    """On a group that has done something, as others."""
+
+    def act(trial: Trial) -> None:
+        with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
+            _first(consumer)
+        _commands(command)(trial)
+
+    return act
+
+
+def _steer(trial: Trial) -> None:
+    """A dead holder's lease, a living worker, and the group as a whole."""
+    dead = trial.marshal(login("root"))
+    _first(dead.consumer([trial.data]))
+    dead.terminate()
+    trial.run("evict", trial.group, trial.data, "0", "--yes", "--force")
+    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
+        _first(consumer)
+        trial.run("drain", trial.group, marshal.client_id)
+    trial.run("release-group", trial.group, "--expires", "1s", "--yes")
+    trial.run("convert-group", trial.group, "--to", "coordinated", "--yes", "--file", f"{trial.config_file}.saved")
+    trial.run("forget-group", trial.group, "--yes")
+
+
+def _move(trial: Trial) -> None:
+    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
+        _first(consumer)
+    trial.run("release-group", trial.group, "--to", "earliest", "--yes")
+    trial.run("skip", trial.group, f"{trial.data}:0", "--to", "2", "--yes")
+
+
+def _import(trial: Trial) -> None:
+    settings = {**login("root"), "bootstrap.servers": trial.bootstrap, "group.id": trial.group}
+    consumer = KafkaConsumer(settings)
+    consumer.commit(offsets=[TopicPartition(trial.data, 0, 2)], asynchronous=False)
+    consumer.close()
+    trial.run("import-group", trial.group, "--yes")
+
+
+def _export(trial: Trial) -> None:
+    with (
+        trial.marshal(login("root")) as marshal,
+        marshal.group_consumer([trial.data], session_timeout_ms=1_000) as consumer,
+    ):
+        _first(consumer)
+    trial.run("export-group", trial.group, "--yes")
+
+
+ACTIONS: dict[str, Callable[[Trial], None]] = {
+    "member": _member,
+    "at-most-once": _at_most_once,
+    "group-member": _group_member,
+    "mirror": _mirror,
+    "dead-letters": _dead_letters,
+    "snapshots": _snapshots,
+    "history": _commands(("log",), ("who", "looked-at", "orders", "0"), ("dump",)),
+    "looker": _commands(
+        ("status",),
+        ("status", "--group", "looked-at"),
+        ("lag",),
+        ("groups",),
+        ("group", "looked-at"),
+        ("check", "--group", "looked-at"),
+    ),
+    "after-prune": _commands(("status",), ("check",)),
+    "letters": _commands(("dead-letters", "orders-dead")),
+    "init": _commands(("init", "--partitions", "1"), ("init", "--check")),
+    "steer": _steer,
+    "move": _move,
+    "upgrade": _commands(("upgrade", "--yes")),
+    "prune": _commands(("prune", "--keep", "2", "--yes")),
+    "import": _import,
+    "export": _export,
+}
+
+
+# -- what is there before -------------------------------------------------------------------------------------------
+
+#: Roles whose action needs a coordination topic of its own.
+OWN_TOPIC = frozenset({"init", "upgrade", "prune", "after-prune", "snapshots"})
+
+
+def prepare(role: str, cluster: KafkaCluster, bootstrap: str, topic: str) -> None:
+    """Make the coordination topic that this role's action needs. cluster: as root."""
+    if role == "upgrade":
+        _below_newest_level(cluster, topic)
+    elif role in ("prune", "after-prune"):
+        _with_snapshots(cluster, topic, cut=role == "after-prune")
+    elif role == "snapshots":
+        _almost_due(cluster, bootstrap, topic)
+
+
+def _below_newest_level(cluster: KafkaCluster, topic: str) -> None:
+    cluster.create_topic(topic, 1, 1, required_settings(1), 10)
+    _append(cluster, topic, [encode(marker("init", 1))])
+    create_snapshots_topic(cluster, topic, 1, 1, 10)
+
+
+def _append(cluster: KafkaCluster, topic: str, values: list[bytes]) -> None:
+    appender = cluster.appender(topic, delivery_timeout_ms=10_000)
+    for value in values:
+        appender.append(0, value, None)
+    assert appender.flush(10) == 0
+    appender.close()
+
+
+def _with_snapshots(cluster: KafkaCluster, topic: str, *, cut: bool) -> None:
+    """Ticks, with a snapshot after every third; cut: the first ones are gone."""
+    create_topic(cluster, topic, 1, 10)
+    _append(cluster, topic, [encode(Tick("1", "a", "g"))] * 12)
+    world, places = World(0, 1), []
+    tail = cluster.tail(topic, {0: 0})
+    until = time.monotonic() + PATIENCE_S
+    while world.next_offset < 14:
+        assert time.monotonic() < until
+        for entry in tail.read(0.2).records.get(0, ()):
+            world.apply(*entry)
+            if world.next_offset % 3 == 0:
+                places.append(world.next_offset)
+                _append(cluster, f"{topic}_snapshots", list(encode_snapshot(world)))
+    tail.close()
+    if cut:
+        cluster.delete_records({(topic, 0): places[0]}, 10)
+
+
+def _almost_due(cluster: KafkaCluster, bootstrap: str, topic: str) -> None:
+    """The next snapshot is due after the next few records."""
+    create_topic(cluster, topic, 1, 10)
+    _append(cluster, f"{topic}_snapshots", list(encode_snapshot(World(0, 1))))
+    producer = Producer({**login("root"), "bootstrap.servers": bootstrap, "linger.ms": 20})
+    for _ in range(10_000):
+        producer.produce(topic, encode(Tick("1", "a", "g")), b"", 0)
+        producer.poll(0)
+    assert producer.flush(30) == 0

@@ -1,0 +1,185 @@
+"""Least rights: with what SECURITY.md's table gives a role it does its work; without any one of them it says which."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+from confluent_kafka import Producer
+
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.node.coordination_topic import create_topic
+from kafka_marshal.testing import LocalBroker
+from tests.cli.harness import Command
+from tests.secured import broker_properties, login
+from tests.security.rights import IMPLY_DESCRIBE, PAGE, Right, give, roles_of
+from tests.security.roles import ACTIONS, MESSAGES, OWN_TOPIC, RefusedError, Trial, prepare
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+ROLES = roles_of(PAGE.read_text(encoding="utf-8"))
+
+#: Tried by Spark's own tests (tests/pipeline/test_secured.py).
+ELSEWHERE = {"spark"}
+
+#: Names on the page → those on this module's broker, for trials that need nothing of their own.
+SHARED = {"__marshal": "__marshal", "__marshal_snapshots": "__marshal_snapshots", "orders": "orders"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A role, and the right that is taken away; None: none."""
+
+    role: str
+    without: Right | None
+    #: Looking stays allowed where the right has it in it: so the operation itself is what fails.
+    may_look: bool = False
+
+    @property
+    def rights(self) -> set[Right]:
+        """What the user of this trial has, by the names of the page."""
+        left = {right for right in ROLES[self.role] if right != self.without}
+        if self.may_look and self.without is not None:
+            left.add(Right(self.without.kind, self.without.name, "DESCRIBE"))
+        return left
+
+    @property
+    def user(self) -> str:
+        """One of his own: rights that change under a user take effect at no certain moment."""
+        return f"u{CASES.index(self)}"
+
+    def __str__(self) -> str:
+        may_look = "-but-look" if self.may_look else ""
+        return self.role if self.without is None else f"{self.role}-without-{self.without}{may_look}".replace(" ", "-")
+
+
+def without_one(role: str) -> Iterator[Case]:
+    rights = ROLES[role]
+    for right in rights:
+        yield Case(role, right)
+        others = {each.operation for each in rights if (each.kind, each.name) == (right.kind, right.name)}
+        if right.operation in IMPLY_DESCRIBE and not (others - {right.operation}) & IMPLY_DESCRIBE:
+            yield Case(role, right, may_look=True)
+
+
+WITH_ALL = [Case(role, None) for role in ACTIONS]
+WITHOUT_ONE = [case for role in ACTIONS for case in without_one(role)]
+CASES = [*WITH_ALL, *WITHOUT_ONE]
+
+#: Of those without one right: in every run. (All of them: make campaign.)
+IN_EVERY_RUN = {
+    "member-without-DESCRIBE_CONFIGS-on-topic-'__marshal'",
+    "member-without-WRITE-on-topic-'__marshal'",
+    "member-without-READ-on-topic-'orders'-but-look",
+    "mirror-without-READ-on-group-'billing'",
+    "dead-letters-without-WRITE-on-topic-'orders-dead'-but-look",
+    "looker-without-DESCRIBE-on-topic-'orders'",
+    "history-without-READ-on-topic-'__marshal'-but-look",
+    "after-prune-without-READ-on-topic-'__marshal_snapshots'",
+    "init-without-CREATE-on-topic-'__marshal_snapshots'",
+    "prune-without-DELETE-on-topic-'__marshal'",
+    "import-without-DESCRIBE-on-group-'billing'",
+    "export-without-READ-on-topic-'orders'-but-look",
+}
+
+#: Roles that take too long for every run.
+SLOW = {"snapshots"}
+
+
+def marked(case: Case) -> ParameterSet:
+    is_often = case.role not in SLOW and (case.without is None or str(case) in IN_EVERY_RUN)
+    return pytest.param(case, id=str(case), marks=() if is_often else (pytest.mark.campaign,))
+
+
+def names_of(case: Case) -> dict[str, str]:
+    topic = f"__own-{case.user}" if case.role in OWN_TOPIC else "__marshal"
+    own = {"__marshal": topic, "__marshal_snapshots": f"{topic}_snapshots", "billing": f"billing-{case.user}"}
+    return {**own, "orders": "orders", "orders-dead": "orders-dead", "looked-at": "looked-at"}
+
+
+@dataclass(frozen=True)
+class Secured:
+    bootstrap: str
+    cluster: KafkaCluster
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Secured]:
+    """A broker with every user of this module; whose rights they have is settled before the first test."""
+    root = login("root")
+    users = [case.user for case in CASES]
+    with LocalBroker(properties=broker_properties(*users), client_config=root) as broker:
+        bootstrap = broker.bootstrap_servers
+        cluster = KafkaCluster(bootstrap, root)
+        create_topic(cluster, "__marshal", 1, 30)
+        for topic in ("orders", "orders-dead"):
+            cluster.create_topic(topic, 1, 1, {}, 30)
+        producer = Producer({"bootstrap.servers": bootstrap, **root})
+        for number in range(MESSAGES):
+            producer.produce("orders", b"%d" % number)
+        assert producer.flush(30) == 0
+        give(
+            bootstrap,
+            {case.user: [Right(x.kind, names_of(case)[x.name], x.operation) for x in case.rights] for case in CASES},
+        )
+        with (
+            Marshal(bootstrap, group_id="looked-at", client_id="one", heartbeat_interval_ms=600, config=root) as one,
+            one.consumer(["orders"]) as consumer,
+        ):
+            working = threading.Thread(target=lambda: sum(1 for _ in consumer))
+            working.start()
+            yield Secured(bootstrap, cluster)
+            one.stop()
+            working.join()
+        cluster.close()
+
+
+Try = Callable[[Case], Trial]
+
+
+@pytest.fixture
+def trial(secured: Secured, command: Command, tmp_path: Path) -> Try:
+    def make(case: Case) -> Trial:
+        path = tmp_path / "client.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in login(case.user).items()))
+        names = names_of(case)
+        prepare(case.role, secured.cluster, secured.bootstrap, names["__marshal"])
+        return Trial(secured.bootstrap, case.user, names, command, str(path), secured.cluster)
+
+    return make
+
+
+def test_the_page_has_a_row_for_each_role_and_the_tests_an_action() -> None:
+    assert ROLES.keys() == ACTIONS.keys() | ELSEWHERE
+    assert {str(case) for case in WITHOUT_ONE} > IN_EVERY_RUN
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in WITH_ALL])
+def test_with_these_rights_it_works(trial: Try, case: Case) -> None:
+    ACTIONS[case.role](trial(case))
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in WITHOUT_ONE])
+def test_without_one_of_them_it_says_which(trial: Try, case: Case) -> None:
+    assert case.without is not None
+    tried = trial(case)
+    with pytest.raises((MarshalError, RefusedError)) as refused:
+        ACTIONS[case.role](tried)
+    text = f"{refused.value}\n" + "\n".join(tried.said)
+    if (case.role, case.without.name) == ("import", "orders"):  # Kafka leaves such topics out, and does not say which
+        assert "lacks the right DESCRIBE" in text
+        return
+    name = tried.names[case.without.name]
+    # Without READ or WRITE the first look is refused already, which they would have allowed.
+    looks = [] if case.may_look else ["DESCRIBE"]
+    wanted = "|".join([case.without.operation, *looks])
+    assert re.search(rf"needs the right ({wanted}) on {case.without.kind} '{re.escape(name)}'", text), text
+    assert "SECURITY.md" in text
+    assert "report it" not in text

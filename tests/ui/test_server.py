@@ -1,0 +1,238 @@
+"""What the server answers, and to whom."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+
+from kafka_marshal.cli.options import Options
+from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.server import TOKEN_HEADER
+from kafka_marshal.ui.steering import ACTIONS, Steering, words_of
+from tests.cli.conftest import command, environment
+from tests.cli.harness import Command
+from tests.ui.conftest import get, served
+from tests.ui.story import BEGIN, FENCED_AT, GROUP, KILLED_AT, PAUSED_AT, TAKEN_AT, TOPIC
+
+__all__ = ["command", "environment"]
+
+GROUP_NAME = f"group={GROUP}"
+
+
+def at(seconds: float) -> str:
+    return f"at={BEGIN + int(seconds * 1000)}"
+
+
+def owners(url: str, seconds: float, group: str = GROUP) -> dict[str, tuple[str | None, str]]:
+    state = get(f"{url}api/state?group={group}&{at(seconds)}").json
+    return {
+        f"{topic['topic']}/{topic['places'].get(str(index), partition)}": (
+            None if owner < 0 else state["members"][owner]["client"],
+            state["states"][code],
+        )
+        for topic in state["topics"]
+        for index, (partition, owner, code) in enumerate(
+            zip(topic["partitions"], topic["owners"], topic["states"], strict=True)
+        )
+    }
+
+
+def test_what_there_is(page_url: str) -> None:
+    found = get(f"{page_url}api/log").json
+    assert (found["topic"], found["groups"], found["live"]) == ("__marshal", ["billing", GROUP], False)
+    assert (found["begin"], found["complete"], found["problem"], found["steering"]) == (BEGIN, True, "", None)
+
+
+def test_the_map_before_and_after_a_worker_is_killed(page_url: str) -> None:
+    assert owners(page_url, KILLED_AT)["flights/1"] == ("worker-2", "seen")
+    assert owners(page_url, KILLED_AT + 5)["flights/1"] == ("worker-2", "silent")
+    assert owners(page_url, KILLED_AT + 7)["flights/1"] == ("worker-2", "gone")
+    assert owners(page_url, TAKEN_AT + 1)["flights/1"] == ("worker-3", "seen")
+    assert owners(page_url, 0) == {}, "nobody had claimed anything"
+
+
+def test_a_coordinated_group(page_url: str) -> None:
+    state = get(f"{page_url}api/state?group=billing").json
+    assert state["kind"] == "coordinated"
+    assert [member["client"] for member in state["members"]] == ["a", "b"]
+    assert [each["text"] for each in state["waiting"]] == [
+        f"a is to let go of invoices/{number}, then b gets it" for number in (4, 5)
+    ]
+    (last, first) = get(f"{page_url}api/rebalances?group=billing").json["rebalances"]
+    assert (last["why"], last["moved"], first["why"]) == ("b joined", 1, "a joined")
+
+
+def test_one_partition_in_the_words_of_who(page_url: str, dump: bytes, command: Command) -> None:
+    moment = KILLED_AT + 7
+    found = get(f"{page_url}api/partition?{GROUP_NAME}&topic={TOPIC}&partition=1&{at(moment)}").json
+    said = command("who", GROUP, TOPIC, "1", "--at", "2025-11-25T19:49:17Z", "--from-dump", "-", stdin=dump)
+    assert BEGIN + moment * 1000 == 1764100157000
+    assert said.out.splitlines()[1:3] == found["text"].splitlines()
+    whole = command("who", GROUP, TOPIC, "1", "--from-dump", "-", "--json", stdin=dump).json["history"]
+    shown = [{key: each[key] for key in whole[0]} for each in found["spans"]]
+    assert shown == whole
+    assert [each["what"] for each in found["events"]][:1] == ["claims flights/1 (beats every 3.0 s or sooner)"]
+
+
+def test_what_was_rejected_and_why(page_url: str) -> None:
+    found = get(f"{page_url}api/events?{GROUP_NAME}&only=rejected&limit=1&{at(FENCED_AT + 1)}").json["events"]
+    assert [(each["client"], each["code"]) for each in found] == [("worker-2", "FENCED")]
+    assert found[0]["why"].startswith("worker-3 holds it, epoch ")
+    paused = get(f"{page_url}api/events?{GROUP_NAME}&only=rejected&limit=1&{at(PAUSED_AT + 5)}").json["events"]
+    assert paused[0]["code"] == "PAUSED"
+
+
+def test_a_pause_is_told(page_url: str) -> None:
+    state = get(f"{page_url}api/state?{GROUP_NAME}&{at(PAUSED_AT + 5)}").json
+    assert [each["client"] for each in state["pauses"]] == ["admin-7"]
+    assert get(f"{page_url}api/state?{GROUP_NAME}&{at(PAUSED_AT + 25)}").json["pauses"] == []
+
+
+def test_who_waited_for_whom(page_url: str) -> None:
+    state = get(f"{page_url}api/state?{GROUP_NAME}&{at(61)}").json
+    assert [each["client"] for each in state["waiting"]] == ["worker-4"]
+    assert "worker-1 holds it" in state["waiting"][0]["text"]
+
+
+def test_two_moments_compared(page_url: str) -> None:
+    found = get(f"{page_url}api/diff?{GROUP_NAME}&from={BEGIN + KILLED_AT * 1000}&to={BEGIN + TAKEN_AT * 1000}").json
+    assert found["changed"] == len(found["partitions"]) > 0
+    assert {each["before"] for each in found["partitions"]} == {"worker-2"}
+    first = found["partitions"][0]
+    assert (first["partition"], first["after"]) == (1, "worker-3")
+    assert first["why"] == "silent for 8.0 s, then claimed by worker-3"
+    turned = get(f"{page_url}api/diff?{GROUP_NAME}&from={BEGIN + TAKEN_AT * 1000}&to={BEGIN + KILLED_AT * 1000}").json
+    assert turned == found
+
+
+def test_from_change_to_change(page_url: str) -> None:
+    found = get(f"{page_url}api/near?{GROUP_NAME}&{at(KILLED_AT)}&direction=on").json["event"]
+    assert found["time"] == BEGIN + TAKEN_AT * 1000
+    assert found["topic"] == TOPIC
+    there: list[dict[str, object]] = []
+    back: list[dict[str, object]] = []
+    moment = at(0)
+    while (event := get(f"{page_url}api/near?{GROUP_NAME}&{moment}&direction=on").json["event"]) is not None:
+        there.append(event)
+        moment = f"at={event['at']}"
+    assert [each["changed"] for each in there] == [1] * len(there)
+    moment = at(1000)
+    while (event := get(f"{page_url}api/near?{GROUP_NAME}&{moment}&direction=back").json["event"]) is not None:
+        back.append(event)
+        moment = f"at={event['at']}"
+    assert back == there[::-1], "each change once, in either direction"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("api/state", 400, "which group"),
+        ("api/state?group=delay", 404, "did you mean 'delays'"),
+        (f"api/state?{GROUP_NAME}&at=yesterday", 400, "is no moment"),
+        (f"api/state?{GROUP_NAME}&at=99:1", 400, "no partition 99"),
+        (f"api/events?{GROUP_NAME}&only=nice", 400, "all, changed or rejected"),
+        (f"api/events?{GROUP_NAME}&limit=-1", 400, "a number is wanted"),
+        (f"api/partition?{GROUP_NAME}", 400, "which partition"),
+        (f"api/partition?{GROUP_NAME}&topic=x&partition=" + quote("²"), 400, "a number is wanted"),
+        ("api/live?group=delays", 404, "does not grow"),
+    ],
+)
+def test_wrong_questions_are_answered(page_url: str, path: str, status: int, words: str) -> None:
+    found = get(page_url + path)
+    assert found.status == status
+    assert words in found.json["error"]
+
+
+# -- who may ask -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_may_load_nothing_from_elsewhere(page_url: str) -> None:
+    for path in ("", "static/app.js", "api/log", "nowhere"):
+        found = get(page_url + path)
+        assert "default-src 'none'" in found.headers["content-security-policy"]
+        assert found.headers["x-frame-options"] == "DENY"
+    page = get(page_url).text
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script>" not in page
+
+
+@pytest.mark.parametrize("path", ["static/../server.py", "static/%2e%2e/server.py", "static/vendor/../../server.py"])
+def test_only_the_pages_own_files_are_served(page_url: str, path: str) -> None:
+    assert get(page_url + path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:9450"}, 403),
+        ({"Host": "["}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:9450"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+    ],
+)
+def test_hosts_and_origins_of_others_are_refused(page_url: str, headers: dict[str, str], status: int) -> None:
+    assert get(f"{page_url}api/log", **headers).status == status
+
+
+def test_a_link_to_the_page_may_stand_on_another_site(page_url: str) -> None:
+    assert get(page_url, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+
+
+def test_a_name_that_was_allowed(archive: Archive) -> None:
+    with served(archive, names=["Marshal.example"]) as url:
+        assert get(f"{url}api/log", Host="marshal.example:80").status == 200
+        assert "--allow-host other.example" in get(f"{url}api/log", Host="other.example").json["error"]
+
+
+# -- steering ----------------------------------------------------------------------------------------------------
+
+
+def test_who_only_shows_can_not_be_steered(page_url: str) -> None:
+    found = get(
+        f"{page_url}api/plan", "POST", {"action": "pause"}, Origin=page_url[:-1], Content_Type="application/json"
+    )
+    assert found.status == 403
+    assert "--allow-steering" in found.json["error"]
+
+
+def test_steering_needs_the_token_the_origin_and_json(archive: Archive) -> None:
+    steering = Steering(Options(bootstrap="127.0.0.1:1", timeout=1.0))
+    token = TOKEN_HEADER.replace("-", "_")
+    body = {"action": "pause", "group": "g"}
+    with served(archive, None, steering) as url:
+        good = {"Origin": url[:-1], "Content_Type": "application/json", token: steering.token}
+        assert get(f"{url}api/plan", "POST", body, **good).json["error"].startswith("expires: a text")
+        for name, value in (("Origin", "http://evil.example"), ("Content_Type", "text/plain"), (token, "x")):
+            assert get(f"{url}api/plan", "POST", body, **{**good, name: value}).status == 403
+        anonymous = {name: value for name, value in good.items() if name != "Origin"}
+        assert get(f"{url}api/plan", "POST", body, **anonymous).status == 403
+        assert get(f"{url}api/plan", **good).status == 405
+        assert get(f"{url}api/jobs").status == 403
+        assert "not planned" in get(f"{url}api/carry-out", "POST", {"plan": "x"}, **good).json["error"]
+        found = get(f"{url}api/plan", "POST", {**body, "expires": "1m"}, **good).json
+        assert (found["plan"], found["status"]) == (None, 3), "no Kafka: there is nothing to confirm"
+        assert "127.0.0.1:1" in found["err"]
+
+
+def test_names_can_not_pass_for_options() -> None:
+    body = {"group": "--force", "topic": "--yes", "partition": 3, "member": "--wait=1h", "expires": "5m", "to": "--yes"}
+    for action in ACTIONS:
+        words = words_of(action, body, dry_run=True)
+        separator = words.index("--")
+        assert words[separator + 1] == "--force"
+        assert all(word.startswith("--") and word not in ("--force", "--yes") for word in words[1:separator])
+    assert words_of("evict", {**body, "member": None}, dry_run=False)[-3:] == ["--force", "--yes", "3"]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"group": 3}, {"group": ""}, {"group": "g", "topic": "t", "partition": "3"}, {"group": "g" * 256}]
+)
+def test_what_is_no_wish_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="Nothing was changed"):
+        words_of("evict", body, dry_run=True)
