@@ -45,9 +45,10 @@ READS = {
     "its RDD": lambda df: df.select("offset").rdd.count(),
     "another split of it": lambda df: df.coalesce(1).select("offset").collect(),
 }
+DAILY = ("another frame made of it", "its RDD")
 
 
-@pytest.mark.parametrize("again", READS)
+@pytest.mark.parametrize("again", [x if x in DAILY else pytest.param(x, marks=pytest.mark.campaign) for x in READS])
 def test_a_second_action_is_an_error_whatever_its_way(spark: SparkSession, scene: Scene, again: str) -> None:
     topic = scene.topic(2, 20)
     member, seen = scene.member("a"), Seen()
