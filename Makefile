@@ -119,7 +119,7 @@ format: $(VENV)/.stamp-setup ## let ruff format and mend what it can
 
 types: $(VENV)/.stamp-setup ## mypy --strict; pyright --verifytypes: every type that users see is known
 	$(BIN)/mypy
-	PATH=$(CURDIR)/$(BIN):$$PATH PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
+	PATH=$(CURDIR)/$(BIN):$$PATH PYTHONPATH=marshal:. PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
 
 layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
 	$(BIN)/lint-imports --no-cache
@@ -151,7 +151,7 @@ dist: $(VENV)/.stamp-setup ## wheel and source package in dist/
 	$(PY) -m build --outdir dist .
 
 clean: ## remove what builds and runs left behind (not .venv)
-	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build dist out .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 distclean: clean ## remove .venv and .venv-spark42 too

@@ -14,15 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "out" / "docs"
-FROM_ROOT = (
-    "README.md",
-    "PROTOCOL.md",
-    "ARCHITECTURE.md",
-    "RELIABILITY.md",
-    "HACKING.md",
-    "SECURITY.md",
-    "CHANGELOG.md",
-)
+FROM_ROOT = tuple(page.name for page in sorted(ROOT.glob("*.md")))
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 
 

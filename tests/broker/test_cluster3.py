@@ -75,6 +75,7 @@ def test_with_two_gone_nothing_is_acknowledged_until_one_is_back(
     assert consume(kafka_cluster3, topic, 2)[0] == b"before"
 
 
+@pytest.mark.campaign
 def test_a_partition_whose_only_broker_is_gone_is_told_and_goes_on_when_it_is_back(
     kafka_cluster3: RunningKafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

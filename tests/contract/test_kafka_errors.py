@@ -534,7 +534,7 @@ class Producing:
         (KafkaError.UNKNOWN_TOPIC_OR_PART, ProduceError, "topic 'orders.dead' does not exist"),
         (KafkaError._UNKNOWN_TOPIC, ProduceError, "topic 'orders.dead' does not exist"),
         (KafkaError.MSG_SIZE_TOO_LARGE, ProduceError, "A record of 4 bytes was not produced: it is larger than"),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AuthorizationError, "allows WRITE and DESCRIBE on the topic"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AuthorizationError, "needs the right WRITE on topic 'orders.dead'"),
         (KafkaError._MSG_TIMED_OUT, KafkaUnavailableError, "may come to be there twice"),
         (KafkaError.NOT_ENOUGH_REPLICAS, KafkaUnavailableError, "was not acknowledged in time"),
         (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnavailableError, "was not acknowledged in time"),

@@ -172,7 +172,7 @@ def names_for_a_walk(bootstrap: str) -> dict[str, str]:
         name: (uuid.uuid4().hex * 2)[: len(name)] for name in ("__marshal", "flights", "delays", "billing", "orders")
     }
     names = {name: f"t{here[1:]}" for name, here in names.items()} | {"127.0.0.1:9092": bootstrap}
-    return names | dict(zip(("9401", "9402", "9090"), map(str, free_ports(3)), strict=True))
+    return names | dict(zip(("9401", "9402", "9090", "9450"), map(str, free_ports(4)), strict=True))
 
 
 def remove_topics(bootstrap: str, names: Mapping[str, str]) -> None:

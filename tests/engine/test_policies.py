@@ -344,7 +344,7 @@ def test_balanced_whole_topics_are_shared_out_by_topic() -> None:
 # -- Balanced on the board ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_balanced_reaches_even_shares_from_any_start_and_then_rests(data: st.DataObject) -> None:
     partitions, members = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 9))
@@ -363,7 +363,7 @@ def test_balanced_reaches_even_shares_from_any_start_and_then_rests(data: st.Dat
     assert board.claims + board.releases == records, "members that have their share leave each other in peace"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_balanced_moves_no_more_than_needed_among_those_it_knows(data: st.DataObject) -> None:
     """Everybody holds something, so everybody counts: exactly what is above a share moves."""
@@ -386,7 +386,7 @@ def needed(counts: list[int]) -> int:
     return sum(max(0, held - share) for held, share in zip(sorted(counts, reverse=True), shares, strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))
 def test_a_newcomer_moves_exactly_its_share(partitions: int, members: int, seed: int) -> None:
     board = Board(keys(partitions), seed)
@@ -401,7 +401,7 @@ def test_a_newcomer_moves_exactly_its_share(partitions: int, members: int, seed:
     assert board.releases - before == partitions // (members + 1)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data())
 def test_joins_leaves_and_deaths_at_any_time_end_in_even_shares(data: st.DataObject) -> None:
     board = Board(keys(data.draw(st.integers(1, 20))), data.draw(st.integers(0, 1000)))
@@ -461,7 +461,7 @@ def test_what_is_dealt_to_another_subscription_goes_to_who_is_below_its_share() 
 ANY = [Balanced(), Greedy(), MaxClaims(3), Balanced() & MaxClaims(2), ReleaseIfBehind(), Balanced() & ReleaseIfBehind()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_mixtures_and_different_subscriptions_leave_nothing_unowned(data: st.DataObject) -> None:
     """As long as somebody without a limit subscribes to all."""
@@ -485,7 +485,7 @@ def test_mixtures_and_different_subscriptions_leave_nothing_unowned(data: st.Dat
     assert board.releases == releases, "a livelock"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_whole_topics_stay_whole_and_owned(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))

@@ -15,6 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+#: A package without types of its own.
+UNTYPED = "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n"
+
 #: What fragments use, and programs have from elsewhere: a stub. Users' functions are declared with confluent-kafka's
 #: own class: our messages go there without a cast.
 GIVEN = """
@@ -124,7 +127,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("examples")
     found = examples()
     assert len(found) >= 15
-    for name, text in {**found, "given.pyi": GIVEN, "program.py": PROGRAM, "wrong.py": WRONG}.items():
+    ours = {"given.pyi": GIVEN, "pyarrow.pyi": UNTYPED, "program.py": PROGRAM, "wrong.py": WRONG}
+    for name, text in {**found, **ours}.items():
         (made / name).write_text(text, encoding="utf-8")
     (made / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT / "marshal"}", "{ROOT}"]}}')
     return made

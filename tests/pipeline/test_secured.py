@@ -63,7 +63,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 def plan_of(df: DataFrame) -> str:
     """All plans of it, as the pages of Spark's UI and its log show them."""
-    return str(df._jdf.queryExecution().toString())  # type: ignore[operator]
+    return str(df._jdf.queryExecution().toString())
 
 
 def test_claimed_batches_read_what_the_marshal_may(spark: SparkSession, secured: Secured) -> None:

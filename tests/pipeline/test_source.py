@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -338,8 +337,8 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
 
 
 def test_available_now_reads_what_is_there_commits_it_and_ends(scene: Scene, stream: Any) -> None:
-    if pyspark.__version__ < "4.2":
-        pytest.skip("before Spark 4.2 a Python source can't know of availableNow")
+    reason = "before Spark 4.2 a Python source can't know of availableNow"
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason=reason)
     topic = scene.topic(3, 100)
     s = stream(topic)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -90,8 +91,11 @@ def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]], root: Config | N
     ]
     for answer in admin.create_acls(bindings).values():
         answer.result(30)
-    kinds = (ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
+    every: Any = AclBindingFilter  # which takes None for whatever it is, and is not typed so
+    all_of_them = every(
+        *(ResourceType.ANY, None, ResourcePatternType.ANY, None, None), AclOperation.ANY, AclPermissionType.ANY
+    )
     until = time.monotonic() + 30
-    while len(admin.describe_acls(AclBindingFilter(*kinds)).result(30)) < len(bindings):
+    while len(admin.describe_acls(all_of_them).result(30)) < len(bindings):
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -70,7 +70,7 @@ def hostile(coordination_topic: Any, topic_factory: Callable[..., str]) -> Itera
     append(ReleaseGroup(INSTANCE, CLIENT, f"paused{NASTY}", 2**60), lease)
     home = route_group(TEAM, cps)
     for cp in range(cps):
-        append(ConfigureGroup(INSTANCE, CLIENT, TEAM, {}), cp)
+        append(ConfigureGroup(INSTANCE, CLIENT, TEAM, ()), cp)
     append(JoinGroup(INSTANCE, CLIENT, TEAM, "", 0, 60_000, "sticky", False, "", ((data, 1),)), home)
     entry = CommitEntry(data, 0, through=1, metadata=f"\x1b]0;m\x07{NASTY}")
     append(CommitOffsets(INSTANCE, CLIENT, TEAM, f"{TEAM}-x", 0, False, (entry,)), home)

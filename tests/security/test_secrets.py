@@ -6,6 +6,7 @@ Each setting that holds a secret gets one that can be recognised. Pages of anoth
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pickle
@@ -32,7 +33,7 @@ from kafka_marshal.pipeline.source_options import SourceOptions
 from kafka_marshal.secret import HIDDEN, hide, is_secret, scrub, values_of
 from kafka_marshal.sinks import PostgresSink
 from kafka_marshal.testing.layout import BrokerLayout
-from tests.cli.harness import Command
+from tests.cli.harness import Command, start
 from tests.client.conftest import wait_until
 
 #: Stands in all secrets here, and nowhere else.
@@ -237,9 +238,19 @@ def metrics_server(marshal: Marshal, _: tuple[str, ...]) -> Iterator[str]:
     yield marshal.serve(0).url
 
 
+@contextmanager
+def ui_server(_: Marshal, reach: tuple[str, ...]) -> Iterator[str]:
+    """The page of the command; its address, without the last slash."""
+    quiet = [option for option in reach if option != "--debug"]  # or what nobody reads fills its pipe
+    with start("ui", "--port", "0", "--json", *quiet) as running:
+        assert running.stdout is not None
+        yield str(json.loads(running.stdout.readline())["url"]).rstrip("/")
+
+
 #: Whatever answers over HTTP, from a member and the options with which the command reaches the same log, and its paths.
 SERVERS: list[tuple[Callable[[Marshal, tuple[str, ...]], AbstractContextManager[str]], tuple[str, ...]]] = [
     (metrics_server, ("/metrics", "/livez", "/readyz", "/lag", "/nowhere")),
+    (ui_server, ("/", "/api/log", "/api/state?group=g", "/api/jobs", "/api/nowhere")),
 ]
 
 

@@ -60,10 +60,10 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker, se
     [
         (workers.commits_first, "lost"),
         (workers.ignores_on_lost, "work without lease"),
-        (workers.reads_on, "work without lease"),
-        (workers.forgets_the_stored_offset, "fenced sink"),
+        pytest.param(workers.reads_on, "work without lease", marks=pytest.mark.campaign),
+        pytest.param(workers.forgets_the_stored_offset, "fenced sink", marks=pytest.mark.campaign),
         (workers.falls_over, "worker"),
-        (workers.whose_thread_falls_over, "worker"),
+        pytest.param(workers.whose_thread_falls_over, "worker", marks=pytest.mark.campaign),
     ],
 )
 @pytest.mark.timeout(600)

@@ -6,6 +6,7 @@ A Marshal of :mod:`.marshal` does the work, on its own threads. Nothing here wai
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -181,7 +182,7 @@ class Consumer(Generic[C]):
 
     def _callback(self, loop: asyncio.AbstractEventLoop, function: Any) -> Callable[[object, list[Any]], object]:
         """A callback runs on a thread of the library; a coroutine function's runs in the loop meanwhile."""
-        if not asyncio.iscoroutinefunction(function):
+        if not inspect.iscoroutinefunction(function):
             return lambda _, found: function(self, found)
 
         def call(_: object, found: list[Any]) -> object:

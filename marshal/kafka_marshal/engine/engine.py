@@ -308,7 +308,9 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.Reached: ConsumerEngine.reached,
     inputs.LogEnds: ConsumerEngine.log_ends,
     inputs.OutOfRange: lambda consumer, *told: consumer.positions.out_of_range(*told),
-    inputs.ReadFailed: lambda consumer, *told: consumer.positions.stuck.failed(*told),
+    inputs.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
+        key, text, now, forbidden
+    ),
     inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
     inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
     inputs.DoneRun: ConsumerEngine.done_run,

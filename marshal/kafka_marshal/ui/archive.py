@@ -46,9 +46,9 @@ class Archive:
         self.whole: History | None = None
         #: From snapshots on, until the whole one has come up with it.
         self.recent: History | None = None
-        self.complete = False
+        self.complete: bool = False
         #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
-        self.progress = (0, 0)
+        self.progress: tuple[int, int] = (0, 0)
         #: Why it is not read any further; "": it is.
         self.problem = ""
         #: Called when there is something new at the end of the log.

@@ -131,13 +131,13 @@ class History:
 
     def __init__(self, partitions: int, worlds: Mapping[int, World] | None = None) -> None:
         """worlds: what the CPs begin with, kept and changed; None: at the beginning of the log."""
-        self.worlds = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
+        self.worlds: dict[int, World] = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
         self.partitions = partitions
-        self.names = Names()
+        self.names: Names = Names()
         #: (client_id, instance_id) by number.
-        self.owners = Names()
-        self.spans = SpanStore(self.names, self.owners)
-        self.events = Events(self.names)
+        self.owners: Names = Names()
+        self.spans: SpanStore = SpanStore(self.names, self.owners)
+        self.events: Events = Events(self.names)
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from shlex import quote
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -83,7 +84,9 @@ class Guard:
         name = _name_of(host)
         # An address is no name that somebody else could point here.
         if name not in self._names and not _is_address(name):
-            return f"This server is not called {name!r}. Start kafka-marshal ui with --allow-host {name} if it is."
+            return (
+                f"This server is not called {name!r}. Start kafka-marshal ui with --allow-host {quote(name)} if it is."
+            )
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "This request comes from a page of another site."

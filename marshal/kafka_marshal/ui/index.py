@@ -75,8 +75,8 @@ class Pulse:
         self._begin_offsets = array("q")
         self._end_offsets = array("q")
         self._last_offset = offset
-        self.last = at
-        self.interval_ms = interval_ms
+        self.last: int = at
+        self.interval_ms: int = interval_ms
         #: Intervals that it had before: (until when, until which offset, interval).
         self._before: list[tuple[int, int, int]] = []
 
@@ -125,8 +125,8 @@ class Samples:
     __slots__ = ("_every_ms", "times", "values")
 
     def __init__(self) -> None:
-        self.times = array("q")
-        self.values = array("q")
+        self.times: array[int] = array("q")
+        self.values: array[int] = array("q")
         self._every_ms = 1_000
 
     def add(self, at: int, value: int) -> None:
@@ -149,9 +149,9 @@ class Series:
     """Sums over the whole history, in buckets of equal width, which doubles where there would be too many."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.begin = 0
-        self.width_ms = 1_000
-        self.sums = {name: array("q") for name in names}
+        self.begin: int = 0
+        self.width_ms: int = 1_000
+        self.sums: dict[str, array[int]] = {name: array("q") for name in names}
 
     def add(self, name: str, at: int, amount: int) -> None:
         """Count this amount at that log time (ms), in any order: CPs are read one after the other."""
@@ -201,22 +201,22 @@ class KeySpans:
     )
 
     def __init__(self, key: LeaseKey, cp: int) -> None:
-        self.key = key
-        self.cp = cp
-        self.closed = array("L")
+        self.key: LeaseKey = key
+        self.cp: int = cp
+        self.closed: array[int] = array("L")
         #: When those ended, and at which offsets: what a moment is looked up in.
-        self.until = array("q")
-        self.until_offset = array("q")
+        self.until: array[int] = array("q")
+        self.until_offset: array[int] = array("q")
         #: Those that last: one, or several where a coordinated group shares the partition by key.
         self.open: list[Span] = []
         #: The number of the open one's owner; −1: nobody has it, or there are none, or several.
-        self.owner = -1
+        self.owner: int = -1
         #: It had several owners at a time, some time.
-        self.is_shared = False
+        self.is_shared: bool = False
         #: Of a lease; members of coordinated groups have one each.
         self.pulse: Pulse | None = None
-        self.stable = -1
-        self.samples = Samples()
+        self.stable: int = -1
+        self.samples: Samples = Samples()
 
     def begin(self, spans: list[Span], owners: Names) -> None:
         """These last from now on."""
@@ -256,11 +256,11 @@ class SpanStore:
         """owners: (client_id, instance_id) by number."""
         self.names = names
         self.owners = owners
-        self.columns = {name: array("q") for name in self._COLUMNS}
-        self.owner = self.columns["owner"]
-        self.interval = self.columns["interval"]
-        self.since = self.columns["since"]
-        self.since_offset = self.columns["since_offset"]
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+        self.owner: array[int] = self.columns["owner"]
+        self.interval: array[int] = self.columns["interval"]
+        self.since: array[int] = self.columns["since"]
+        self.since_offset: array[int] = self.columns["since_offset"]
 
     def __len__(self) -> int:
         return len(self.owner)
@@ -340,8 +340,8 @@ class Events:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self.columns = {name: array("q") for name in self._COLUMNS}
-        self.time = self.columns["time"]
+        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+        self.time: array[int] = self.columns["time"]
         #: (topic, partition) by number.
         self.places: list[tuple[str, int]] = []
         self._place_numbers: dict[tuple[str, int], int] = {}

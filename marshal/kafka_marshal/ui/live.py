@@ -53,13 +53,13 @@ class Live:
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
         #: Why there is nothing new; "": all is well.
-        self.problem = ""
-        self.progress = (0, 0)
-        self.now_ms = 0
+        self.problem: str = ""
+        self.progress: tuple[int, int] = (0, 0)
+        self.now_ms: int = 0
         self._taken = 0
         self._texts: dict[str, tuple[int, str]] = {}
         #: The server ends: who waits for news goes.
-        self.ended = False
+        self.ended: bool = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         archive.on_news = self.tell
 

@@ -107,7 +107,7 @@ class Steering:
     def __init__(self, options: Options) -> None:
         self._reach = [*shlex.split(options.reach()), f"--timeout={options.timeout:g}"]
         #: Whoever may steer knows it: it is printed where the server was started, and nowhere else.
-        self.token = secrets.token_urlsafe(24)
+        self.token: str = secrets.token_urlsafe(24)
         self._plans: dict[str, tuple[float, str, dict[str, Any]]] = {}
         self.jobs: dict[str, Job] = {}
         self._lock = threading.Lock()

@@ -29,6 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         state.cache_clear()
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("small")
 def test_it_measures_each_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups.main(["--rounds", "1", "--json", str(tmp_path / "groups.json")])

@@ -104,7 +104,7 @@ class StuckPartitions:
 
     # What is told of partitions.
 
-    def failed(self, key: Key, text: str, is_forbidden: bool, now: float) -> None:
+    def failed(self, key: Key, text: str, now: float, is_forbidden: bool = False) -> None:
         """Reading a partition failed at the offset that comes next; is_forbidden: by an ACL."""
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
