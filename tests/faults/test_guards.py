@@ -184,7 +184,7 @@ def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
         'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
         "data_writer: self._producer = Producer(properties)",
         "group_calls: consumer = Consumer({**self._properties(Role.DATA), **settings})",
-        "reading: self.consumer = Consumer(settings)",
+        "reading: self.consumer: Consumer = Consumer(settings)",
         "sending: made = producer(settings)",
     }
 
