@@ -58,22 +58,27 @@ class ProcessTimes:
         #: What is not in a histogram yet: to append is one step, and cheaper for a handler's thread than a lock.
         self._noted: deque[tuple[str, str, float]] = deque()
         self._found: dict[tuple[str, str], Histogram] = {}
+        self._is_sorting = False
 
     def note(self, topic: str, error: str, seconds: float) -> None:
         """A handler has ended."""
         noted = self._noted
         noted.append((topic, error, seconds))
-        if len(noted) >= MOST_NOTED:
+        if len(noted) >= MOST_NOTED and not self._is_sorting:  # one thread sorts, and the others need not wait for it
             self._sort()
 
     def _sort(self) -> None:
         with self._lock, suppress(IndexError):
-            while True:
-                topic, error, seconds = self._noted.popleft()
-                found = self._found.get((topic, error))
-                if found is None:
-                    found = self._found[topic, error] = Histogram()
-                found.observe(seconds)
+            self._is_sorting = True
+            try:
+                for _ in range(len(self._noted)):
+                    topic, error, seconds = self._noted.popleft()
+                    found = self._found.get((topic, error))
+                    if found is None:
+                        found = self._found[topic, error] = Histogram()
+                    found.observe(seconds)
+            finally:
+                self._is_sorting = False
 
     def read(self) -> list[tuple[tuple[str, str], Distribution]]:
         """((topic, error), durations), sorted."""
