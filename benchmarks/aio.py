@@ -13,6 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,11 +21,9 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import TopicPartition
 from confluent_kafka.aio import AIOConsumer
 
-from benchmarks.common import Row, bench_kafka, report
+from benchmarks.common import Row, bench_kafka, in_turns, new_log, report
 from benchmarks.throughput import RAW_BATCH, RAW_CONFIG, by_batches, by_iteration, fill, marshalled
-from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.aio import Marshal
-from kafka_marshal.node.coordination_topic import create_topic
 
 #: AIOConsumer hands each call to a pool of threads: one poll a message takes so much longer that fewer will do.
 POLL_SHARE = 10
@@ -123,10 +122,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     with bench_kafka() as bootstrap:
-        coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
-        cluster = KafkaCluster(bootstrap, {})
-        create_topic(cluster, coordination, 1, 10)
-        cluster.close()
+        coordination = new_log(bootstrap, 1)
         topic = fill(bootstrap, 1, args.records)
         cases: list[tuple[str, int, Run, Run, float | None]] = [
             ("async for ÷ for", 1, in_loop(_iterate, coordination), in_thread(by_iteration, coordination), TARGET),
@@ -135,11 +131,9 @@ def main() -> None:
             ("AIOConsumer.poll ÷ Consumer.poll", POLL_SHARE, peer_loop(1), peer_thread(1), None),
         ]
         for name, share, in_a_loop, in_a_thread, target in cases:
-            records, times = args.records // share, []
-            for number in range(args.rounds):
-                pair = (in_a_loop, in_a_thread) if number % 2 else (in_a_thread, in_a_loop)
-                took = {run: run(bootstrap, topic, records) for run in pair}
-                times.append((took[in_a_loop], took[in_a_thread]))
+            records = args.records // share
+            runs = [partial(run, bootstrap, topic, records) for run in (in_a_loop, in_a_thread)]
+            times = in_turns(args.rounds, *runs)
             ours, baseline = (records / median(column) for column in zip(*times, strict=True))
             ratio = median(thread / loop for loop, thread in times)
             rows.append(Row(name, ours, baseline, ratio, target, "msg/s"))

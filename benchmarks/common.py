@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import open_kafka
 from kafka_marshal.testing.origin import where_it_ran
 
-__all__ = ["Row", "bench_kafka", "report"]
+__all__ = ["Row", "bench_kafka", "in_turns", "new_log", "report"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,25 @@ def bench_kafka(properties: Mapping[str, str] | None = None) -> Iterator[str]:
         yield kafka.bootstrap_servers
     finally:
         kafka.stop()
+
+
+def new_log(bootstrap: str, partitions: int) -> str:
+    """A coordination topic of its own: its name."""
+    name = f"__marshal-{uuid.uuid4().hex[:8]}"
+    cluster = KafkaCluster(bootstrap, {})
+    create_topic(cluster, name, partitions, 10)
+    cluster.close()
+    return name
+
+
+def in_turns(rounds: int, ours: Callable[[], T], baseline: Callable[[], T]) -> list[tuple[T, T]]:
+    """(ours, baseline) of each round; which of them goes first alternates."""
+    found = []
+    for number in range(rounds):
+        order = (ours, baseline) if number % 2 else (baseline, ours)
+        came = {run: run() for run in order}
+        found.append((came[ours], came[baseline]))
+    return found
 
 
 def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: object) -> None:

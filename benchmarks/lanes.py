@@ -27,12 +27,11 @@ from statistics import median
 
 from confluent_kafka import Producer
 
-from benchmarks.common import bench_kafka
+from benchmarks.common import bench_kafka, new_log
 from benchmarks.lane_peers.alone import of_coroutines, of_threads
 from benchmarks.lane_peers.launch import MissingError, Outcome, Starter
 from benchmarks.lane_peers.work import Order
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.origin import where_it_ran
 
 HANDLERS = 16
@@ -165,8 +164,7 @@ class Bench:
         self._bootstrap = bootstrap
         self._rounds = rounds
         self._contestants = {name: side for name, side in CONTESTANTS.items() if not only or side in only}
-        self._coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
-        create_topic(KafkaCluster(bootstrap, {}), self._coordination, 8, 10)
+        self._coordination = new_log(bootstrap, 8)
 
     def _order(
         self, side: str, records: Records, work_ms: float, limit_s: float, concurrency: int, *, disturbed: bool = False

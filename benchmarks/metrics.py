@@ -19,14 +19,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
-from benchmarks.common import Row, bench_kafka, report
+from benchmarks.common import Row, bench_kafka, in_turns, new_log, report
 from benchmarks.throughput import by_batches, by_iteration, fill
 from kafka_marshal import Marshal, Message
-from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.node.coordination_topic import create_topic
 
 PARTITIONS = 4
 SCRAPE_EVERY_S = 1.0
@@ -101,17 +100,11 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     with bench_kafka() as bootstrap:
-        coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
-        cluster = KafkaCluster(bootstrap, {})
-        create_topic(cluster, coordination, 1, 10)
-        cluster.close()
+        coordination = new_log(bootstrap, 1)
         topic = fill(bootstrap, PARTITIONS, args.records)
         for name, loop in LOOPS.items():
-            times = []
-            for number in range(args.rounds):
-                order = (True, False) if number % 2 else (False, True)
-                took = {on: measured(bootstrap, coordination, topic, args.records, loop, on) for on in order}
-                times.append((took[True], took[False]))
+            runs = [partial(measured, bootstrap, coordination, topic, args.records, loop, on) for on in (True, False)]
+            times = in_turns(args.rounds, *runs)
             records = args.records // (RUN_SHARE if "run()" in name else 1)
             for place, unit in enumerate(("msg/s", "msg/CPU s")):
                 pairs = [(with_it[place], without[place]) for with_it, without in times]

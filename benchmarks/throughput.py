@@ -20,11 +20,10 @@ from statistics import median
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 
-from benchmarks.common import Row, bench_kafka, report
+from benchmarks.common import Row, bench_kafka, new_log, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.node.coordination_topic import create_topic
 
 RECORD = b"x" * 100
 
@@ -200,8 +199,7 @@ def main() -> None:
         ("AMO iteration", 1, by_iteration, AMO, 0.80),
     ]
     with bench_kafka() as bootstrap:
-        coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
-        create_topic(KafkaCluster(bootstrap, {}), coordination, 8, 10)
+        coordination = new_log(bootstrap, 8)
         topics = {partitions: fill(bootstrap, partitions, args.records) for partitions in (1, 4)}
         times: dict[str, list[float]] = {}
         for _ in range(args.rounds):

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -79,7 +80,12 @@ def dump() -> bytes:
 
 @pytest.fixture(scope="session")
 def archive(dump: bytes, tmp_path_factory: pytest.TempPathFactory) -> Archive:
-    path = tmp_path_factory.mktemp("ui") / "story.dump"
+    return archive_of(dump, tmp_path_factory.mktemp("ui"))
+
+
+def archive_of(dump: bytes, folder: Path) -> Archive:
+    """As ``kafka-marshal ui --dump`` reads it."""
+    path = folder / "story.dump"
     path.write_bytes(dump)
     found = Archive("?", is_live=False)
     with path.open("rb") as file:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
+from rationalizer import ClaimingPartition, Tick, route_lease
+from tests.cli.harness import Log
+from tests.ui.conftest import archive_of, served
 from tests.ui.story import BEGIN, GROUP, KILLED_AT, TAKEN_AT, TOPIC
 
 if TYPE_CHECKING:
@@ -56,6 +61,26 @@ def test_a_deep_link_shows_that_moment_and_partition(page: Page, page_url: str) 
     assert "its lease had lapsed" in answer.inner_text()
     assert page.get_by_role("tab", selected=True).inner_text() == "Rejected"
     assert "as it was" in page.locator(".badge").inner_text()
+
+
+def test_names_from_the_log_are_text(page: Page, tmp_path: Path) -> None:
+    """A script in it would run, or be refused by the policy with an error in the console; here neither may happen."""
+    evil = "<img src=x onerror=\"document.title='owned'\">{}</script>"
+    log = Log(2)
+    for cp in range(2):
+        log.add(Tick("init", "init", "partitions=2"), BEGIN, cp)
+    for number in range(4):
+        claim = ClaimingPartition("host-1/4/0.1.0/x", evil, evil, evil, number, 3_000)
+        log.add(claim, BEGIN + 1_000, route_lease(evil, number, 2))
+    with served(archive_of(log.dump, tmp_path)) as url:
+        open_at(page, url, f"group={quote(evil)}&p={quote(evil)}:1&tab=members")
+        page.locator(".answer").get_by_text(evil).first.wait_for()
+        for tab in page.get_by_role("tab").all():
+            tab.click()
+        page.get_by_role("tab", name="Members").click()
+        page.locator("td", has_text=evil).first.wait_for()
+        assert page.locator("main img").count() == 0
+        assert "owned" not in page.title()
 
 
 def test_the_slider_by_keys(page: Page, page_url: str) -> None:
