@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.cli.text import clean, clock_text, count, parse_span, parse_time, span, time_text
+from kafka_marshal.cli.text import clock_text, count, parse_span, parse_time, span, time_text
+from kafka_marshal.visible import visible
 
 
 @given(st.text(st.characters(codec=None)))
 def test_whatever_it_was_it_is_harmless_afterwards(text: str) -> None:
-    assert clean(text).isprintable()
+    assert visible(text).isprintable()
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
 def test_plain_text_stays_as_it_is(text: str) -> None:
-    assert clean(text) == text
+    assert visible(text) == text
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
     ],
 )
 def test_what_is_not_plainly_visible_is_escaped(raw: str, shown: str) -> None:
-    assert clean(raw) == shown
+    assert visible(raw) == shown
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from click.shell_completion import shell_complete
 
 from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
-from kafka_marshal.cli.text import clean
 from kafka_marshal.extras import lacks_cli
 from kafka_marshal.secret import hide
+from kafka_marshal.visible import visible
 
 __all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
 
@@ -92,7 +92,7 @@ class Root(click.Group):
 
             near = get_close_matches(args[0], COMMANDS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"there is no command {clean(args[0])!r}.{hint}")
+            ctx.fail(f"there is no command {visible(args[0])!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
@@ -148,7 +148,7 @@ def _invoke(args: list[str], options: Options) -> int:
         return failures.WRONG_USE
     except (KeyboardInterrupt, click.Abort, EOFError) as error:
         sys.stdout.flush()
-        click.echo(f"\ninterrupted. {clean(options.if_interrupted)}", err=True)
+        click.echo(f"\ninterrupted. {visible(options.if_interrupted)}", err=True)
         _say_notes(error)
         return failures.INTERRUPTED
     except Exception as error:
@@ -163,14 +163,14 @@ def _failed(error: Exception, options: Options) -> int:
     """Say what went wrong, without a traceback unless one was asked for."""
     if options.debug:
         for line in hide("".join(traceback.format_exception(error)), options.secrets).splitlines():
-            click.echo(clean(line), err=True)
+            click.echo(visible(line), err=True)
     explained = failures.explain(error)
     if explained is not None:
         status, text = explained
         say_error(hide(text, options.secrets))
         _say_notes(error)
         return status
-    text = clean(hide(str(error), options.secrets))
+    text = visible(hide(str(error), options.secrets))
     say_error(
         f"{type(error).__name__}: {text}. This is a fault of kafka-marshal, not of your data. "
         "The same command with --debug shows where; please report it."
@@ -181,7 +181,7 @@ def _failed(error: Exception, options: Options) -> int:
 def _say_notes(error: BaseException) -> None:
     """What the library added while it tidied up after the error."""
     for note in getattr(error, "__notes__", ()):
-        click.echo(clean(str(note)), err=True)
+        click.echo(visible(str(note)), err=True)
 
 
 def say_error(text: str) -> None:
@@ -195,7 +195,7 @@ def paint(text: str, **style: Any) -> str:
 
 
 def _say_usage(error: click.UsageError) -> None:
-    say_error(clean(" ".join(error.format_message().split())))
+    say_error(visible(" ".join(error.format_message().split())))
     if error.ctx is not None:
         click.echo(f"Try: {error.ctx.command_path} --help", err=True)
 

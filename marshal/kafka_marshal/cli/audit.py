@@ -16,7 +16,8 @@ from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
-from kafka_marshal.cli.text import clean, time_text
+from kafka_marshal.cli.text import time_text
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
@@ -173,7 +174,7 @@ def _run(source: Source, stack: ExitStack, out: Path | None, work: Path | None, 
 
 def _tell_on_terminal(text: str) -> None:
     if sys.stderr.isatty():
-        click.echo(clean(text), err=True)
+        click.echo(visible(text), err=True)
 
 
 # -- what people see ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from kafka_marshal.cli.text import clean
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
+from kafka_marshal.visible import visible
 from rationalizer.dump import DumpError, UntilError
 
 __all__ = [
@@ -63,4 +63,4 @@ def explain(error: Exception) -> tuple[int, str] | None:
 
 
 def _lines(text: str) -> str:
-    return "\n".join(clean(line) for line in text.split("\n"))
+    return "\n".join(visible(line) for line in text.split("\n"))

@@ -16,9 +16,10 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, names_of, no_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
-from kafka_marshal.cli.text import clean, time_text
+from kafka_marshal.cli.text import time_text
 from kafka_marshal.cli.words import Seen, is_beat, reason, remember, what
 from kafka_marshal.ports import LogEntry
+from kafka_marshal.visible import visible
 from rationalizer import Outcome, Record, World, codes
 
 __all__ = ["log"]
@@ -202,7 +203,7 @@ def log(
     status = stopped(teller.worlds.values())
     if teller.knows_group:
         return status
-    say_error(clean(no_group(group or "", teller.groups)))
+    say_error(visible(no_group(group or "", teller.groups)))
     return NO
 
 
@@ -313,7 +314,7 @@ def _printer(options: Options) -> Printer:
 
     def print_columns(told: Iterable[Told]) -> None:
         sys.stdout.writelines(titles)
-        sys.stdout.writelines("\t".join(map(clean, _columns(each))) + "\n" for each in told)
+        sys.stdout.writelines("\t".join(map(visible, _columns(each))) + "\n" for each in told)
         sys.stdout.flush()
 
     return print_columns
@@ -336,14 +337,14 @@ def _print_lines(told: Iterable[Told]) -> None:
         dim = is_beat(outcome, record)
         colour = "red" if not outcome.accepted else "green" if outcome.code == codes.OK else "yellow"
         time = time_text(outcome.log_time).replace("T", " ")
-        who = "?" if record is None else clean(record.client_id)
-        group = "" if record is None else clean(_group(record, outcome))
+        who = "?" if record is None else visible(record.client_id)
+        group = "" if record is None else visible(_group(record, outcome))
         where = f"{each.partition}@{each.offset}"
-        does = clean(each.what) if not group else f"{group}: {clean(each.what)}"
+        does = visible(each.what) if not group else f"{group}: {visible(each.what)}"
         code = paint(f"{outcome.code:{_CODE}}", fg=colour, bold=not outcome.accepted or None, dim=dim or None)
         line = f"{paint(time, dim=True)} {where:>{_WHERE}}  {who:{_WHO}} {code} {does}"
         if each.why:
-            line += paint(f"  ({clean(each.why)})", dim=True)
+            line += paint(f"  ({visible(each.why)})", dim=True)
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
 """What commands print: tables for people on a terminal, tab-separated lines in a pipe, JSON for programs, progress.
 
-Cells are made safe here (``text.clean``), in one place, so that no command can forget it.
+Cells are made safe here (``visible``), in one place, so that no command can forget it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from kafka_marshal.cli.app import paint
-from kafka_marshal.cli.text import clean
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,12 +78,12 @@ def is_terminal() -> bool:
 
 def say(text: str = "") -> None:
     """A line for people on standard output."""
-    click.echo("\n".join(clean(line) for line in text.split("\n")))
+    click.echo("\n".join(visible(line) for line in text.split("\n")))
 
 
 def say_warning(text: str) -> None:
     """A line on standard error that does not change the exit status."""
-    click.echo(f"{paint('warning:', fg='yellow', bold=True)} {clean(text)}", err=True)
+    click.echo(f"{paint('warning:', fg='yellow', bold=True)} {visible(text)}", err=True)
 
 
 def print_json(value: object) -> None:
@@ -110,7 +110,7 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None
 
     table = Table(
         box=None,
-        title=None if title is None else Text(clean(title)),
+        title=None if title is None else Text(visible(title)),
         title_justify="left",
         title_style="bold",
         header_style="dim",
@@ -137,14 +137,14 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None
 def _rich_text(cell: str | Cell) -> Any:
     from rich.text import Text
 
-    return Text(clean(cell.short or cell.text), style=cell.style) if isinstance(cell, Cell) else Text(clean(cell))
+    return Text(visible(cell.short or cell.text), style=cell.style) if isinstance(cell, Cell) else Text(visible(cell))
 
 
 def plain_rows(columns: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """The table as tab-separated lines, its titles first: for cut, awk, sort and spreadsheets."""
     yield "\t".join(column.title for column in columns)
     for row in rows:
-        yield "\t".join(clean(cell.text if isinstance(cell, Cell) else cell) for cell in row)
+        yield "\t".join(visible(cell.text if isinstance(cell, Cell) else cell) for cell in row)
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Row], title: str | None = None) -> None:
@@ -167,7 +167,7 @@ def ask(question: str, yes: bool) -> bool:
         raise click.UsageError(
             "nobody is there to be asked (standard input is no terminal). Nothing was done. Say --yes."
         )
-    return click.confirm(clean(question), err=True)
+    return click.confirm(visible(question), err=True)
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
         console=console(stderr=True),
         transient=True,
     )
-    task = bar.add_task(clean(doing), total=None)
+    task = bar.add_task(visible(doing), total=None)
     shown = False
 
     def show(done: int, total: int) -> None:

@@ -12,8 +12,9 @@ import click
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
 from kafka_marshal.cli.reading import connected, name_the_topic
-from kafka_marshal.cli.text import clean, span
+from kafka_marshal.cli.text import span
 from kafka_marshal.errors import MarshalError, TopicMissingError
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
@@ -76,4 +77,4 @@ def id_argument(context: click.Context, parameter: click.Parameter, value: str |
 def tell(options: Options, text: str) -> None:
     """A line on how it goes, on standard error: standard output is for the result. With --json not at all."""
     if not options.json:
-        click.echo(clean(text), err=True)
+        click.echo(visible(text), err=True)

@@ -1,7 +1,7 @@
 """Text for people: nothing from the log reaches a terminal unescaped; times and spans, written and read.
 
 Ids in the log were written by anybody who may append to the topic. So whatever comes from the log goes through
-:func:`clean` on its way out (JSON escapes by itself).
+:func:`~kafka_marshal.visible.visible` on its way out (JSON escapes by itself).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.visible import visible
 
-__all__ = ["clean", "clock_text", "count", "number", "parse_span", "parse_time", "span", "time_text"]
+__all__ = ["clock_text", "count", "number", "parse_span", "parse_time", "span", "time_text"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -23,10 +23,6 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 _CLOCK = re.compile(
     r"(?:(?P<day>today|yesterday)(?:\s+|$))?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?"
 )
-
-
-#: What all that comes from elsewhere goes through.
-clean = visible
 
 
 def time_text(time_ms: int) -> str:
@@ -71,7 +67,7 @@ def parse_time(text: str, now_ms: int) -> int:
             moment = moment.astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{clean(text)!r} is no time: write it as 03:14, yesterday 03:14, 2026-11-21T04:50:12Z, 2026-11-21 04:50 "
+            f"{visible(text)!r} is no time: write it as 03:14, yesterday 03:14, 2026-11-21T04:50:12Z, 2026-11-21 04:50 "
             "(local), in milliseconds since 1970, or as a span ago such as 10m"
         ) from None
     return (moment - _EPOCH) // timedelta(milliseconds=1)
@@ -98,7 +94,7 @@ def parse_span(text: str) -> int:
     compact = text.strip().lower()
     parts = _SPAN.findall(compact)
     if not parts or _SPAN.sub("", compact).strip():
-        raise ValueError(f"{clean(text)!r} is no span of time: write it as 30s, 5m, 1h30m or 250ms")
+        raise ValueError(f"{visible(text)!r} is no span of time: write it as 30s, 5m, 1h30m or 250ms")
     return round(sum(float(amount) * _UNITS[unit] for amount, unit in parts))
 
 

@@ -27,10 +27,11 @@ from kafka_marshal.cli.output import (
 )
 from kafka_marshal.cli.problems import deleted_text, places
 from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow
-from kafka_marshal.cli.text import clean, span, time_text
+from kafka_marshal.cli.text import span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Cluster
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -141,14 +142,14 @@ def _drawn(taken: Picture) -> Group:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(clean(taken.headline), style="bold")]
+    parts: list[RenderableType] = [Text(visible(taken.headline), style="bold")]
     for section in taken.sections:
         if section.rows:
             parts += [Text()] if len(parts) > 1 else []
             parts.append(rich_table(section.columns, section.rows, section.title))
         elif section.if_empty is not None:
             parts.append(Text(section.if_empty, style="dim"))
-    parts += [Text.assemble(("note: ", "bold yellow"), clean(note)) for note in taken.notes]
+    parts += [Text.assemble(("note: ", "bold yellow"), visible(note)) for note in taken.notes]
     return Group(*parts)
 
 
@@ -158,14 +159,14 @@ def _fitted(taken: Picture, above: str, alarms: Sequence[str]) -> Group:
     from rich.text import Text
 
     screen = console()
-    parts: list[RenderableType] = [Text(clean(above), "dim", no_wrap=True, overflow="ellipsis")]
-    parts += [Text(clean(alarm), "bold red") for alarm in alarms]
-    parts.append(Text(clean(taken.headline), "bold", no_wrap=True, overflow="ellipsis"))
+    parts: list[RenderableType] = [Text(visible(above), "dim", no_wrap=True, overflow="ellipsis")]
+    parts += [Text(visible(alarm), "bold red") for alarm in alarms]
+    parts.append(Text(visible(taken.headline), "bold", no_wrap=True, overflow="ellipsis"))
     notes = list(taken.notes)
     if len(notes) > _NOTES:
         notes[_NOTES - 1 :] = [f"… {len(notes) - _NOTES + 1} more notes: the same command without --watch shows them"]
     for note in notes:
-        line = Text.assemble(("note: ", "bold yellow"), clean(note), no_wrap=True, overflow="ellipsis")
+        line = Text.assemble(("note: ", "bold yellow"), visible(note), no_wrap=True, overflow="ellipsis")
         parts.append(line)
     left = screen.height - 1 - sum(len(screen.render_lines(part)) for part in parts)
     tables = [section for section in taken.sections if section.rows]
@@ -210,7 +211,7 @@ def _repeat(view: View, cluster: Cluster, options: Options, picture: Callable[[V
         if options.json:
             print_json_line(taken.json)
         else:
-            click.echo(f"# {time_text(view.clock.now_ms())}  {clean(taken.headline)}")
+            click.echo(f"# {time_text(view.clock.now_ms())}  {visible(taken.headline)}")
             _print_plain(taken)
         view.follow(interval)
         checked = _check(view, cluster, options, checked)

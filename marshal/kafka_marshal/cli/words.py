@@ -1,6 +1,6 @@
 """Records and outcomes in words: what somebody asked for, what the log made of it, and why.
 
-Everything returned may hold text from the log: it goes through ``text.clean`` before it reaches a terminal.
+Everything returned may hold text from the log: it goes through ``visible`` before it reaches a terminal.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
-from kafka_marshal.cli.text import clean
 from kafka_marshal.extras import needs
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -89,8 +89,8 @@ def _listen(host: str, port: int) -> socket.socket:
             stack.pop_all()
     except OSError as error:
         raise CommandError(
-            f"can't listen on {clean(host)} port {port}: {error.strerror or error}. Nothing was started. Name another "
-            "one with --port (0: any free one).",
+            f"can't listen on {visible(host)} port {port}: {error.strerror or error}. Nothing was started. Name "
+            "another one with --port (0: any free one).",
             WRONG_USE,
         ) from None
     return found

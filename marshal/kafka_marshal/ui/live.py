@@ -15,7 +15,7 @@ from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.problems import problems_of
 from kafka_marshal.cli.rows import GroupRow, LeaseRow, partitions_held, partitions_of
-from kafka_marshal.cli.text import clean, count, span, time_text
+from kafka_marshal.cli.text import count, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
@@ -23,6 +23,7 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.ui.archive import RETRY_S, Archive
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import member_json, natural, waits_json
+from kafka_marshal.visible import visible
 
 __all__ = ["Live"]
 
@@ -69,7 +70,7 @@ class Live:
             try:
                 self._follow(stop)
             except Exception as error:  # noqa: BLE001  (whatever it is: it is shown, and tried again)
-                self.problem = f"What is shown is from before: {clean(str(error))}"
+                self.problem = f"What is shown is from before: {visible(str(error))}"
                 if not isinstance(error, (MarshalError, CommandError)):
                     log(logging.ERROR, "live_failed", "reading the log failed; it is tried again", error=error)
                 self.tell()
@@ -120,7 +121,7 @@ class Live:
                 self.problem = ""
             except KafkaUnavailableError as error:
                 view.outage = True
-                self.problem = f"Kafka does not answer; what is shown is from before. {clean(str(error))}"
+                self.problem = f"Kafka does not answer; what is shown is from before. {visible(str(error))}"
             self._take(view)
             wait_s = INTERVAL_S if view.outage else max(INTERVAL_S, SHARE * (time.monotonic() - began))
 
@@ -190,7 +191,7 @@ class Live:
             "generation": group.generation,
             "members": [members[names] for names in ordered],
             "idle": [
-                {"client": run.client, "instance": run.instance, "text": clean(f"{run.client}: {run.doing}")}
+                {"client": run.client, "instance": run.instance, "text": visible(f"{run.client}: {run.doing}")}
                 for run in group.idle
             ],
             "topics": _topics(group.leases, numbers),
@@ -206,7 +207,7 @@ class Live:
                 }
                 for each in group.pauses
             ],
-            "problems": [{"kind": each.kind, "text": clean(each.text)} for each in problems],
+            "problems": [{"kind": each.kind, "text": visible(each.text)} for each in problems],
             "notes": self.notes,
             "headline": f"{partitions_held(group.leases)}/{partitions_of(group.leases)} partitions held by "
             f"{count(group.worker_count, 'member')}, {behind}",

@@ -1,4 +1,4 @@
-"""Answers from a history: who owned what at a moment, why that changed, what was rejected, who waited for whom.
+"""Answers from a history: who owned what at a moment, who waited for whom, what differs from another moment.
 
 A moment is a log time, or an offset of one coordination partition; the others then stand at that record's time. The
 state at a moment is the one after all records up to it, as in `who`.
@@ -7,9 +7,8 @@ state at a moment is the one after all records up to it, as in `who`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -17,27 +16,25 @@ from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli import who
 from kafka_marshal.cli.rows import STATES, place_text
-from kafka_marshal.cli.text import clean, count, span, time_text
+from kafka_marshal.cli.text import count, time_text
 from kafka_marshal.instance import Instance
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
-from kafka_marshal.ui.index import Event, KeySpans
+from kafka_marshal.ui.index import KeySpans
+from kafka_marshal.visible import visible
 from rationalizer import codes
 from rationalizer.history import BEFORE, Span
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = [
+    "LISTED",
+    "LOOKED_AT",
     "Moment",
     "at_text",
     "cells",
     "detail",
     "diff",
-    "events",
-    "events_since",
-    "neighbour",
     "parse_moment",
-    "rebalances",
     "state",
-    "timeline",
     "waits_json",
     "waiting",
 ]
@@ -47,9 +44,6 @@ LISTED: Final = 500
 
 #: Events that are looked at for one answer.
 LOOKED_AT: Final = 5_000
-
-#: Owners that change no further apart than this belong to one rebalance of a claimed group.
-BURST_MS: Final = 10_000
 
 #: A claim that was rejected so long ago or longer is none that somebody waits with: clients repeat it every interval.
 WAITS_MS: Final = 15_000
@@ -79,9 +73,9 @@ def parse_moment(text: str, history: History) -> Moment:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{clean(text)!r} is no moment: 2026-11-21T04:50:12Z, or CP:OFFSET such as 3:1200") from None
+        raise ValueError(f"{visible(text)!r} is no moment: 2026-11-21T04:50:12Z, or CP:OFFSET such as 3:1200") from None
     if moment.tzinfo is None:
-        raise ValueError(f"{clean(text)!r} does not say of which time zone it is: end it with Z, or +01:00")
+        raise ValueError(f"{visible(text)!r} does not say of which time zone it is: end it with Z, or +01:00")
     return Moment((moment - _EPOCH) // timedelta(milliseconds=1))
 
 
@@ -290,7 +284,7 @@ def _put(
 
 
 def _paused_text(each: Pausing) -> str:
-    return clean(f"paused by {each.client} until {time_text(each.until)}")
+    return visible(f"paused by {each.client} until {time_text(each.until)}")
 
 
 def member_json(client: str, instance: str) -> dict[str, Any]:
@@ -343,7 +337,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
         "topic": place[0],
         "partition": place[1],
         "cp": None if found is None else found.cp,
-        "text": "\n".join(clean(line) for each in text for line in each.splitlines())
+        "text": "\n".join(visible(line) for each in text for line in each.splitlines())
         if text
         else "Nobody, as far as the log was read.",
         "answers": answers,
@@ -374,58 +368,7 @@ def _span_row(each: Span) -> dict[str, Any]:
     }
 
 
-# -- what happened ---------------------------------------------------------------------------------------------
-
-
-def _event_json(found: Event) -> dict[str, Any]:
-    return {
-        "time": found.time,
-        "at": f"{found.cp}:{found.offset}",
-        "group": found.group or None,
-        "client": clean(found.client),
-        "type": found.type or None,
-        "code": found.code,
-        "accepted": found.accepted,
-        "changed": found.changed,
-        "topic": found.topic or None,
-        "partition": found.partition,
-        "what": clean(found.what),
-        "why": clean(found.why),
-    }
-
-
-def events(
-    history: History, name: str, moment: Moment, which: str, place: tuple[str, int] | None, limit: int
-) -> list[dict[str, Any]]:
-    """A group's last events up to that moment. which: "all", "changed", "rejected"; place: of one partition only."""
-    numbers = history.events.down_from(which, name, moment.time, moment.cp, moment.offset)
-    if place is not None:
-        wanted = history.events.place(*place)
-        keys = history.events.columns["key"]
-        numbers = (each for each in islice(numbers, LOOKED_AT) if keys[each] == wanted)
-    return [_event_json(history.events[number]) for number in islice(numbers, limit)]
-
-
-def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> dict[str, Any] | None:
-    """The next event after which other owners were there, or the last one before this moment; None: there is none."""
-    columns = history.events.columns
-
-    def place(number: int) -> tuple[int, int, int]:
-        return columns["time"][number], columns["cp"][number], columns["offset"][number]
-
-    here = (moment.time, moment.cp, moment.offset)
-    found: int | None = None
-    if forward:
-        if moment.cp < 0:
-            here = (moment.time, len(history.worlds), 0)
-        found = history.events.first_beyond("changed", name, here)
-    else:
-        for number in history.events.down_from("changed", name, moment.time):
-            if found is not None and columns["time"][number] < columns["time"][found]:
-                break
-            if place(number) < here and (found is None or place(number) > place(found)):
-                found = number
-    return None if found is None else _event_json(history.events[found])
+# -- who waits ------------------------------------------------------------------------------------------------
 
 
 def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[str, Any]]:
@@ -453,7 +396,7 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
                     "for": None,
                     "topic": event.topic,
                     "partition": event.partition,
-                    "text": clean(f"{event.client} {event.what}: {event.why}"),
+                    "text": visible(f"{event.client} {event.what}: {event.why}"),
                 }
             )
     return found[:LISTED]
@@ -462,81 +405,7 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
 def waits_json(target: str, owner: str, topic: str, partition: int, place: str) -> dict[str, Any]:
     """A member that waits until another one has let go of a piece."""
     text = f"{owner} is to let go of {topic}/{place}, then {target} gets it"
-    return {"client": target, "for": owner, "topic": topic, "partition": partition, "text": clean(text)}
-
-
-def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
-    """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
-    if not group.is_coordinated:
-        return list(islice(_bursts(history, group.name, moment), limit))
-    past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
-    return [
-        {
-            "time": each.time,
-            "until": None,
-            "generation": each.generation,
-            "why": clean(each.why) or "-",
-            "members": each.members,
-            "moved": each.moved,
-            "vacant": None if each.vacant_ms is None else span(each.vacant_ms),
-            "at": f"{group.home}:{each.generation}",
-        }
-        for each in reversed(past)
-    ]
-
-
-def _bursts(history: History, name: str, moment: Moment) -> Iterator[dict[str, Any]]:
-    columns = history.events.columns
-    burst: list[int] = []
-    numbers = history.events.down_from("changed", name, moment.time, moment.cp, moment.offset)
-    for number in islice(numbers, LOOKED_AT):
-        if burst and columns["time"][burst[-1]] - columns["time"][number] > BURST_MS:
-            yield _burst_json(history, burst)
-            burst = []
-        burst.append(number)
-    if burst:
-        yield _burst_json(history, burst)
-
-
-_VERBS: Final = {
-    "ClaimingPartition": "claimed",
-    "ReleasingPartition": "released",
-    "Heartbeat": "took over from its earlier instance",
-    "ForgetGroup": "forgot the group:",
-}
-
-
-def _takes(history: History, number: int) -> bool:
-    """Whether it gave a partition to somebody, not only away."""
-    return history.names[history.events.columns["type"][number]] in ("ClaimingPartition", "Heartbeat")
-
-
-def _burst_json(history: History, burst: list[int]) -> dict[str, Any]:
-    columns, names = history.events.columns, history.names
-    done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
-    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in done.most_common(6)]
-    last = burst[0]
-    return {
-        "time": columns["time"][burst[-1]],
-        "until": columns["time"][last],
-        "generation": None,
-        "why": clean(", ".join(words)) + (", …" if len(done) > len(words) else ""),
-        "members": len({client for client, _ in done}),
-        "moved": sum(columns["changed"][number] for number in burst if _takes(history, number)) or len(burst),
-        "vacant": None,
-        "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
-    }
-
-
-def timeline(group: GroupHistory) -> dict[str, Any]:
-    """What was done, changed and rejected over the whole history, in buckets, and the pauses."""
-    return {
-        "begin": group.series.begin,
-        "width": group.series.width_ms,
-        **{name: list(sums) for name, sums in group.series.sums.items()},
-        "pauses": [[each.since, each.until, clean(each.client)] for each in group.pauses[-LISTED:]],
-        "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
-    }
+    return {"client": target, "for": owner, "topic": topic, "partition": partition, "text": visible(text)}
 
 
 def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -> dict[str, Any]:
@@ -560,7 +429,7 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
                 "before": _owners(before, place[1]),
                 "after": _owners(after, place[1]),
                 "changes": abs(end - begin),
-                "why": clean("; ".join(each for each in why if each)),
+                "why": visible("; ".join(each for each in why if each)),
             }
         )
     return {
@@ -581,20 +450,8 @@ def _owners(found: Sequence[Held], partition: int) -> str:
     if not found:
         return "nobody yet"
     if len(found) == 1:
-        return clean(found[0].client) or "nobody"
+        return visible(found[0].client) or "nobody"
     return ", ".join(
-        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {clean(each.client) or 'nobody'}"
+        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {visible(each.client) or 'nobody'}"
         for each in found
     )
-
-
-def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict[str, Any]]:
-    """A group's events at or beyond these offsets, the oldest first; of many the last ones."""
-    offsets, times = history.events.columns["offset"], history.events.time
-    found: list[int] = []
-    for (group, cp), chosen in history.events.lists["all"].items():
-        if group == name:
-            begin = bisect_left(chosen, sent.get(cp, 0), key=offsets.__getitem__)
-            found += chosen[max(begin, len(chosen) - LISTED) :]
-    found.sort(key=times.__getitem__)
-    return [_event_json(history.events[number]) for number in found[-LISTED:]]

@@ -17,15 +17,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from kafka_marshal.cli.names import no_group
-from kafka_marshal.cli.text import clean
 from kafka_marshal.instance import release
-from kafka_marshal.ui import moments
+from kafka_marshal.ui import happened, moments
 from kafka_marshal.ui.archive import Archive, NotReadError
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.guard import Guard
 from kafka_marshal.ui.live import Live
 from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.steering import ACTIONS, Steering
+from kafka_marshal.visible import visible
 
 __all__ = ["TOKEN_HEADER", "application"]
 
@@ -73,7 +73,7 @@ class Page:
             "complete": archive.complete,
             "read": done,
             "to_read": of_all,
-            "problem": clean(archive.problem or (live.problem if live is not None else "")),
+            "problem": visible(archive.problem or (live.problem if live is not None else "")),
             "steering": None if self.steering is None else list(ACTIONS),
             "events": 0 if history is None else len(history.events),
         }
@@ -96,7 +96,7 @@ class Page:
             raise ValueError("which partition? Say topic and partition.")
         with history.asking():
             found = moments.detail(history, group, place, moment)
-            found["events"] = moments.events(history, group.name, moment, "all", place, 20)
+            found["events"] = happened.events(history, group.name, moment, "all", place, 20)
         return found
 
     def events(self, request: Request) -> dict[str, Any]:
@@ -104,22 +104,22 @@ class Page:
         history, group, moment = self._asked(request)
         which = request.query_params.get("only", "all")
         if which not in ("all", "changed", "rejected"):
-            raise ValueError(f"only: all, changed or rejected, not {clean(which)!r}")
+            raise ValueError(f"only: all, changed or rejected, not {visible(which)!r}")
         with history.asking():
-            return {"events": moments.events(history, group.name, moment, which, _place(request), _limit(request))}
+            return {"events": happened.events(history, group.name, moment, which, _place(request), _limit(request))}
 
     def rebalances(self, request: Request) -> dict[str, Any]:
         """The last rebalances up to a moment."""
         history, group, moment = self._asked(request)
         with history.asking():
-            return {"rebalances": moments.rebalances(history, group, moment, min(50, _limit(request)))}
+            return {"rebalances": happened.rebalances(history, group, moment, min(50, _limit(request)))}
 
     def timeline(self, request: Request) -> dict[str, Any]:
         """A group over its whole history, and what was seen of its lag."""
         name = _group_name(request)
         history, group = self._group(name, None)
         with history.asking():
-            found = moments.timeline(group)
+            found = happened.timeline(group)
         points = [] if self.live is None else list(self.live.points.get(name, ()))
         found["lag"] = [[at, lag, rate] for at, lag, rate in points]
         return found
@@ -140,7 +140,7 @@ class Page:
         """The event before or after a moment at which owners changed."""
         history, group, moment = self._asked(request)
         with history.asking():
-            found = moments.neighbour(
+            found = happened.neighbour(
                 history, group.name, moment, forward=request.query_params.get("direction") != "back"
             )
         return {"event": found}
@@ -178,7 +178,7 @@ class Page:
             return self.archive.group(name, moment)
         except KeyError:
             history = self.archive.history(moment)
-            raise LookupError(clean(no_group(name, history.groups))) from None
+            raise LookupError(visible(no_group(name, history.groups))) from None
 
     def _moment(self, request: Request, parameter: str, history: History) -> Moment:
         text = request.query_params.get(parameter)
@@ -205,14 +205,14 @@ def _place(request: Request) -> tuple[str, int] | None:
     if topic is None or number is None:
         return None
     if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"partition: a number is wanted, not {clean(number)!r}")
+        raise ValueError(f"partition: a number is wanted, not {visible(number)!r}")
     return topic, int(number)
 
 
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "100")
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"limit: a number is wanted, not {clean(text)!r}")
+        raise ValueError(f"limit: a number is wanted, not {visible(text)!r}")
     return min(MOST_ROWS, int(text))
 
 
@@ -309,7 +309,7 @@ class _Stream:
             with history.asking():
                 ends = {cp: world.next_offset for cp, world in history.worlds.items()}
                 if self._sent:
-                    events = moments.events_since(history, self._group, self._sent)
+                    events = happened.events_since(history, self._group, self._sent)
                     found += [f"event: happened\ndata: {json.dumps(each)}\n\n" for each in events]
                 self._sent = ends
             found.append(f"id: {'-'.join(str(ends[cp]) for cp in sorted(ends))}\nevent: upto\ndata: {{}}\n\n")

@@ -1,0 +1,157 @@
+"""Answers from a history: what happened up to a moment, what was rejected, and the rebalances."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from kafka_marshal.cli.text import span
+from kafka_marshal.ui.fold import GroupHistory, History
+from kafka_marshal.ui.index import Event
+from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
+from kafka_marshal.visible import visible
+
+__all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
+
+#: Owners that change no further apart than this belong to one rebalance of a claimed group.
+BURST_MS: Final = 10_000
+
+
+def _event_json(found: Event) -> dict[str, Any]:
+    return {
+        "time": found.time,
+        "at": f"{found.cp}:{found.offset}",
+        "group": found.group or None,
+        "client": visible(found.client),
+        "type": found.type or None,
+        "code": found.code,
+        "accepted": found.accepted,
+        "changed": found.changed,
+        "topic": found.topic or None,
+        "partition": found.partition,
+        "what": visible(found.what),
+        "why": visible(found.why),
+    }
+
+
+def events(
+    history: History, name: str, moment: Moment, which: str, place: tuple[str, int] | None, limit: int
+) -> list[dict[str, Any]]:
+    """A group's last events up to that moment. which: "all", "changed", "rejected"; place: of one partition only."""
+    numbers = history.events.down_from(which, name, moment.time, moment.cp, moment.offset)
+    if place is not None:
+        wanted = history.events.place(*place)
+        keys = history.events.columns["key"]
+        numbers = (each for each in islice(numbers, LOOKED_AT) if keys[each] == wanted)
+    return [_event_json(history.events[number]) for number in islice(numbers, limit)]
+
+
+def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict[str, Any]]:
+    """A group's events at or beyond these offsets, the oldest first; of many the last ones."""
+    offsets, times = history.events.columns["offset"], history.events.time
+    found: list[int] = []
+    for (group, cp), chosen in history.events.lists["all"].items():
+        if group == name:
+            begin = bisect_left(chosen, sent.get(cp, 0), key=offsets.__getitem__)
+            found += chosen[max(begin, len(chosen) - LISTED) :]
+    found.sort(key=times.__getitem__)
+    return [_event_json(history.events[number]) for number in found[-LISTED:]]
+
+
+def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> dict[str, Any] | None:
+    """The next event after which other owners were there, or the last one before this moment; None: there is none."""
+    columns = history.events.columns
+
+    def place(number: int) -> tuple[int, int, int]:
+        return columns["time"][number], columns["cp"][number], columns["offset"][number]
+
+    here = (moment.time, moment.cp, moment.offset)
+    found: int | None = None
+    if forward:
+        if moment.cp < 0:
+            here = (moment.time, len(history.worlds), 0)
+        found = history.events.first_beyond("changed", name, here)
+    else:
+        for number in history.events.down_from("changed", name, moment.time):
+            if found is not None and columns["time"][number] < columns["time"][found]:
+                break
+            if place(number) < here and (found is None or place(number) > place(found)):
+                found = number
+    return None if found is None else _event_json(history.events[found])
+
+
+def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
+    """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
+    if not group.is_coordinated:
+        return list(islice(_bursts(history, group.name, moment), limit))
+    past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
+    return [
+        {
+            "time": each.time,
+            "until": None,
+            "generation": each.generation,
+            "why": visible(each.why) or "-",
+            "members": each.members,
+            "moved": each.moved,
+            "vacant": None if each.vacant_ms is None else span(each.vacant_ms),
+            "at": f"{group.home}:{each.generation}",
+        }
+        for each in reversed(past)
+    ]
+
+
+def _bursts(history: History, name: str, moment: Moment) -> Iterator[dict[str, Any]]:
+    columns = history.events.columns
+    burst: list[int] = []
+    numbers = history.events.down_from("changed", name, moment.time, moment.cp, moment.offset)
+    for number in islice(numbers, LOOKED_AT):
+        if burst and columns["time"][burst[-1]] - columns["time"][number] > BURST_MS:
+            yield _burst_json(history, burst)
+            burst = []
+        burst.append(number)
+    if burst:
+        yield _burst_json(history, burst)
+
+
+_VERBS: Final = {
+    "ClaimingPartition": "claimed",
+    "ReleasingPartition": "released",
+    "Heartbeat": "took over from its earlier instance",
+    "ForgetGroup": "forgot the group:",
+}
+
+
+def _takes(history: History, number: int) -> bool:
+    """Whether it gave a partition to somebody, not only away."""
+    return history.names[history.events.columns["type"][number]] in ("ClaimingPartition", "Heartbeat")
+
+
+def _burst_json(history: History, burst: list[int]) -> dict[str, Any]:
+    columns, names = history.events.columns, history.names
+    done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
+    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in done.most_common(6)]
+    last = burst[0]
+    return {
+        "time": columns["time"][burst[-1]],
+        "until": columns["time"][last],
+        "generation": None,
+        "why": visible(", ".join(words)) + (", …" if len(done) > len(words) else ""),
+        "members": len({client for client, _ in done}),
+        "moved": sum(columns["changed"][number] for number in burst if _takes(history, number)) or len(burst),
+        "vacant": None,
+        "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
+    }
+
+
+def timeline(group: GroupHistory) -> dict[str, Any]:
+    """What was done, changed and rejected over the whole history, in buckets, and the pauses."""
+    return {
+        "begin": group.series.begin,
+        "width": group.series.width_ms,
+        **{name: list(sums) for name, sums in group.series.sums.items()},
+        "pauses": [[each.since, each.until, visible(each.client)] for each in group.pauses[-LISTED:]],
+        "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
+    }
