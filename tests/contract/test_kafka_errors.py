@@ -420,6 +420,8 @@ class FakeProducer:
     def purge(self) -> None: ...
 
     def close(self) -> bool:
+        if self.failures:
+            raise self.failures.pop(0)
         return True
 
 
@@ -465,6 +467,19 @@ def test_a_fatal_state_is_told_with_every_ack(failing: tuple[KafkaAppender, Fake
     appender.append(0, b"w", acks.append)
     appender.poll()
     assert [(ack.offset, bool(ack.error), ack.fatal) for ack in acks] == [(None, True, True)] * 2
+
+
+def test_a_fatal_error_that_comes_up_in_close_is_noted_and_any_other_raised(
+    failing: tuple[KafkaAppender, FakeProducer, Troubles],
+) -> None:
+    appender, producer, troubles = failing
+    producer.failures = [KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no", fatal=True))]
+    appender.close()
+    assert troubles.fatal
+    producer.failures = [KafkaException(KafkaError(KafkaError._FAIL, "odd"))]
+    appender._closed = False
+    with pytest.raises(KafkaException):
+        appender.close()
 
 
 def test_an_ack_may_lack_the_offset(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:

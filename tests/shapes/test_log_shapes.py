@@ -299,8 +299,15 @@ def test_compacted_while_members_work(tidy: Scene, times: Times) -> None:
     work.go_on()
     assert encoded(work.members[0]) == before
     side.alter_topic(scene.coordination, {"cleanup.policy": "delete"})
+    wait_until(lambda: policy_of(scene) == "delete", what="the broker says so, too")
     refused(scene, TopicUnsafeError, "compacted away", times)
     side.close()
+
+
+def policy_of(scene: Scene) -> str:
+    config = scene.cluster.topic_config(scene.coordination, 10)
+    assert config is not None
+    return config.settings["cleanup.policy"]
 
 
 def encoded(member: Marshal) -> list[tuple[str, int, str | None, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -118,7 +119,8 @@ class KafkaDataWriter:
         """Drop what is not acknowledged yet, free the connection."""
         self._producer.purge()
         self._producer.flush(1.0)
-        self._producer.close()
+        with suppress(KafkaException):  # a fatal error that came up only now: there is nothing left to be lost
+            self._producer.close()
 
     def __enter__(self) -> KafkaDataWriter:
         return self

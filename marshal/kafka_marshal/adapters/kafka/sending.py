@@ -120,12 +120,16 @@ class Sending:
         try:
             work()
         except KafkaException as error:
-            cause = kafka_error(error)
-            if not cause.fatal():
-                raise
-            self._troubles(cause)
-            self._denied = self._denied or is_forbidden(cause)
+            self._failed(error)
             self._producer.purge()
+
+    def _failed(self, error: KafkaException) -> None:
+        """Note what ends the producer for good; raise anything else."""
+        cause = kafka_error(error)
+        if not cause.fatal():
+            raise error
+        self._troubles(cause)
+        self._denied = self._denied or is_forbidden(cause)
 
     @property
     def _fatal(self) -> bool:
@@ -165,7 +169,10 @@ class Sending:
         if self._flush(timeout_s) > 0:
             self._producer.purge()
             self._flush(1.0)  # serves the callbacks of what was purged; nothing is sent any more
-        self._producer.close()
+        try:
+            self._producer.close()
+        except KafkaException as error:  # it came up only now; librdkafka has freed everything before it raised
+            self._failed(error)
         self._call()
 
     def _call(self) -> None:
