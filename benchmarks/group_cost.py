@@ -38,7 +38,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Cost:
-    """What so many members cost a second."""
+    """What this number of members costs a second."""
 
     members: int
     records: float
@@ -66,7 +66,7 @@ class Cost:
 
 
 def hold(bootstrap: str, first: int, count: int) -> None:
-    """Be so many members, until standard input ends."""
+    """Be this number of members, until standard input ends."""
     consumers = []
     with ExitStack() as stack:
         for number in range(first, first + count):
@@ -98,7 +98,7 @@ def sizes(bootstrap: str, partition: int, first: int, last: int) -> float:
 
 
 def measure(members: int, seconds: float) -> Cost:
-    """With so many members, on a broker of their own."""
+    """With this number of members, on a broker of their own."""
     with LocalBroker() as broker, ExitStack() as stack:
         bootstrap, home = broker.bootstrap_servers, route_group(GROUP, CPS)
         cluster = KafkaCluster(bootstrap, {})

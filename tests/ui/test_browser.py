@@ -135,7 +135,7 @@ def test_back_and_forward_of_the_browser(page: Page, page_url: str) -> None:
     page.get_by_role("combobox", name="Group").select_option("billing")
     page.get_by_text("6 partitions, 2 members").wait_for()
     page.get_by_role("tab", name="Who waits").click()
-    page.get_by_text("a is to let go of invoices/4, then b gets it").wait_for()
+    page.get_by_text("a is to release invoices/4, then b gets it").wait_for()
     page.go_back()
     page.get_by_text("24 partitions, 3 members").wait_for()
 

@@ -57,7 +57,7 @@ def test_a_coordinated_group(page_url: str) -> None:
     assert state["kind"] == "coordinated"
     assert [member["client"] for member in state["members"]] == ["a", "b"]
     assert [each["text"] for each in state["waiting"]] == [
-        f"a is to let go of invoices/{number}, then b gets it" for number in (4, 5)
+        f"a is to release invoices/{number}, then b gets it" for number in (4, 5)
     ]
     (last, first) = get(f"{page_url}api/rebalances?group=billing").json["rebalances"]
     assert (last["why"], last["moved"], first["why"]) == ("b joined", 1, "a joined")

@@ -179,7 +179,7 @@ class DeadLetters(Iterator[DeadLetter]):
         return bool(messages or ends)
 
     def _meet(self, fault: DataFault) -> None:
-        """Raise for what does not pass by itself."""
+        """Raise for faults that do not pass."""
         where = self.topic if fault.partition is None else f"{self.topic} [{fault.partition}]"
         match fault.kind:
             case FaultKind.UNREACHABLE:

@@ -366,7 +366,7 @@ def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
 
 
 def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
-    """The dry run of a pause: who would let go of what."""
+    """The dry run of a pause: which members would release what."""
     held = [lease for lease in admin.progress(wanted.group) if lease.client_id is not None]
     clients = sorted({lease.client_id or "" for lease in held})
     if options.json:
@@ -374,7 +374,7 @@ def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     else:
         say(
             f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: "
-            f"{count(len(clients), 'member')} would finish what is in hand and let go of "
+            f"{count(len(clients), 'member')} would finish what is in hand and release "
             f"{count(len(held), 'partition')}; nothing is handed out meanwhile."
         )
     return DONE
@@ -423,7 +423,7 @@ def _would_resume(options: Options, group: str, pauses: list[PausedPartition]) -
     else:
         clients = ", ".join(sorted({by for by, _ in ends}))
         until = time_text(max(until for _, until in ends))
-        say(f"the pause of group {group} by {clients} would end; by itself it ends at {until}")
+        say(f"the pause of group {group} by {clients} would end; otherwise it ends at {until}")
     return DONE
 
 

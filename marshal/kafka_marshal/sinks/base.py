@@ -272,7 +272,7 @@ class FencedSink(Database[Connection]):
     def convert(self, group_id: str, kind: GroupKind) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
 
-        Writers of the other kind are refused from now on, whatever their epoch. Raises SinkError.
+        Writers of the other kind are refused from now on, at any epoch. Raises SinkError.
         """
         arguments.text("group_id", group_id)
         arguments.one_of("kind", kind, KINDS)

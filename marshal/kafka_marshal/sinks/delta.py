@@ -188,7 +188,7 @@ class DeltaSink:
     def convert(self, group_id: str, kind: GroupKind, partitions: Iterable[Key]) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
 
-        Writers of the other kind are refused from now on, whatever their epoch. Raises SinkError.
+        Writers of the other kind are refused from now on, at any epoch. Raises SinkError.
         """
         arguments.one_of("kind", kind, KINDS)
 
@@ -255,7 +255,7 @@ class DeltaSink:
         raise AssertionError("the last attempt raises")
 
     def _set(self, group_id: str, partitions: Iterable[Key], change: Any) -> None:
-        """Commit other progress for these partitions, whoever holds them."""
+        """Commit other progress for these partitions, also while another writer holds them."""
         arguments.text("group_id", group_id)
         keys = _keys(partitions)
         for attempt in range(_ATTEMPTS):
@@ -376,7 +376,7 @@ class DeltaSink:
                 if is_commit:
                     fate = (
                         "Whether this transaction was committed is not known, but it was as a whole or not at all: run "
-                        "it again, last_offset() then tells"
+                        "it again, last_offset() then says"
                     )
             case _:
                 why, remedy = "deltalake refused it", "See what it says, and mend the rows or the table"

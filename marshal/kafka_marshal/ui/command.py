@@ -63,7 +63,7 @@ def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_ste
     standard output.
 
     It only shows, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
-    with its dry run first. Who may: whoever has the whole address that is printed, with its token.
+    with its dry run first. It needs the whole address that is printed, with its token.
 
     \b
     Exit status: 0 ended by Ctrl-C; 2 wrong use, the port is taken, or the dump is none; 3 no Kafka.

@@ -372,7 +372,7 @@ def _span_row(each: Span) -> dict[str, Any]:
 
 
 def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[str, Any]]:
-    """Who waited for whom: pieces that their owners were to let go of, claims that were rejected a moment before."""
+    """Who waited for whom: pieces that their owners were to release, claims that were rejected a moment before."""
     found: list[dict[str, Any]] = []
     if group.is_coordinated:
         last = next((each for each in reversed(group.rebalances) if each.time <= moment.time), None)
@@ -403,8 +403,8 @@ def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[
 
 
 def waits_json(target: str, owner: str, topic: str, partition: int, place: str) -> dict[str, Any]:
-    """A member that waits until another one has let go of a piece."""
-    text = f"{owner} is to let go of {topic}/{place}, then {target} gets it"
+    """A member that waits until another one has released a piece."""
+    text = f"{owner} is to release {topic}/{place}, then {target} gets it"
     return {"client": target, "for": owner, "topic": topic, "partition": partition, "text": visible(text)}
 
 

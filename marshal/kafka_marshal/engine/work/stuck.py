@@ -109,7 +109,7 @@ class StuckPartitions:
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
             return
-        if is_forbidden:  # it is reported once, and does not pass by itself
+        if is_forbidden:  # it is reported once, and lasts until READ is granted
             at = assignment.buffer.fetch_next
             self._tell(key, Why.UNREADABLE, at, forbidden(*key, at, text), now)
             return
@@ -271,7 +271,7 @@ def forbidden(topic: str, partition: int, offset: int, text: str) -> str:
     """What people are told where an ACL forbids reading; text names the right."""
     return (
         f"{topic} [{partition}]: this worker may not read it, from offset {offset} on: {text}. Nothing of it "
-        "is handed out and nothing is lost; it goes on by itself once it is allowed"
+        "is handed out and nothing is lost; it goes on once it is allowed"
     )
 
 
