@@ -419,10 +419,9 @@ class FakeProducer:
 
     def purge(self) -> None: ...
 
-    def close(self) -> bool:
+    def close(self) -> None:
         if self.failures:
             raise self.failures.pop(0)
-        return True
 
 
 @pytest.fixture
