@@ -124,6 +124,7 @@ def secured() -> Iterator[Secured]:
         producer = Producer({"bootstrap.servers": bootstrap, **root})
         for number in range(MESSAGES):
             producer.produce("orders", b"%d" % number)
+        producer.produce("orders-dead", b"written by hand")
         assert producer.flush(30) == 0
         give(
             bootstrap,
