@@ -151,15 +151,15 @@ def _owners(found: dict[tuple[str, str, int, int], tuple[str, str, int]]) -> set
 def test_a_moment_is_a_time_or_an_offset_of_the_log() -> None:
     log = random_log(1, 300)
     history = folded(log)
-    assert moments.parse_moment("2026-11-21T04:50:12.5Z", history).time == 1795236612500
-    assert moments.parse_moment("2026-11-21T05:50:12.5+01:00", history).time == 1795236612500
-    assert moments.parse_moment("17", history) == Moment(17)
-    found = moments.parse_moment("1:40", history)
+    assert moments.parse_moment("2026-11-21T04:50:12.5Z", lambda *_: history).time == 1795236612500
+    assert moments.parse_moment("2026-11-21T05:50:12.5+01:00", lambda *_: history).time == 1795236612500
+    assert moments.parse_moment("17", lambda *_: history) == Moment(17)
+    found = moments.parse_moment("1:40", lambda *_: history)
     assert (found.cp, found.offset) == (1, 40)
     assert found.time <= log.world(1, 41).log_time
     for bad in ("", "03:14:15", "2026-11-21T04:50:12", "9:3", "-1", "1:", "yesterday", "1:99999999999999999999"):
         with pytest.raises(ValueError, match=r"no moment|time zone|no partition"):
-            moments.parse_moment(bad, history)
+            moments.parse_moment(bad, lambda *_: history)
 
 
 def test_events_have_the_words_of_the_log_command() -> None:

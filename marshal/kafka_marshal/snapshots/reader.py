@@ -132,6 +132,10 @@ class SnapshotReader:
         info = cluster.topic_info([topic], timeout_s).get(topic)
         return None if info is None else cls(cluster, topic, info.partitions, timeout_s)
 
+    def look_before(self, ends: Mapping[int, int]) -> None:
+        """Go back from these records of the log of snapshots on, instead of from its end."""
+        self._down_to.update({cp: max(end, self.starts[cp]) for cp, end in ends.items()})
+
     def read_newest(self, wanted: int) -> None:
         """Go back until each CP has snapshots that hold at this many offsets, or no more are left."""
         while True:

@@ -1,7 +1,8 @@
 """Reads a whole log, or a dump, into a history in the background, and says which history answers for a moment.
 
 A live log is read twice: from its snapshots on, for `live`, whose records make a short history at once; and from its
-beginning. When the long one has come up with the short one, that is dropped.
+beginning. When the long one has come up with the short one, that is dropped. Where a moment is asked for that neither
+has yet, the log is read around it, from the snapshots before it (`around`).
 """
 
 from __future__ import annotations
@@ -17,16 +18,23 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.reading import Log
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.ui.around import Around
 from kafka_marshal.ui.fold import GroupHistory, History, runs
 from kafka_marshal.ui.moments import Moment
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["Archive", "NotReadError", "read_dump", "read_kafka"]
+__all__ = ["Archive", "NotReadError", "read_around_moments", "read_dump", "read_kafka"]
 
 #: After a failure the log is read on from where it was, so much later.
 RETRY_S: Final = 2.0
+
+#: Who waits to be asked looks up so often, whether it is told to stop.
+LOOK_S: Final = 0.5
+
+#: Reading the whole log waits while it is read around a moment: looks so often whether that is over.
+YIELD_S: Final = 0.05
 
 #: Records of a dump that are handed in together.
 RUN: Final = 2_000
@@ -46,6 +54,11 @@ class Archive:
         self.whole: History | None = None
         #: From snapshots on, until the whole one has come up with it.
         self.recent: History | None = None
+        #: Around the moment that was asked for last of those that neither of them had.
+        self.around: Around | None = None
+        #: That moment, until the log around it is read.
+        self.wanted: Moment | None = None
+        self.asked: threading.Event = threading.Event()
         self.complete: bool = False
         #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
         self.progress: tuple[int, int] = (0, 0)
@@ -61,7 +74,8 @@ class Archive:
 
     def finished(self) -> None:
         """The whole history has come up with the end of the log."""
-        self.complete, self.recent = True, None
+        self.complete, self.recent, self.around, self.wanted = True, None, None, None
+        self.asked.set()
         self.on_news()
 
     def bounds(self) -> tuple[int, int]:
@@ -78,21 +92,48 @@ class Archive:
         return min(world.log_time for world in self.whole.worlds.values())
 
     def history(self, moment: Moment | None = None) -> History:
-        """The one that answers for this moment; None: for the end. Raises NotReadError."""
+        """The one that answers for this moment; None: for the end. Raises NotReadError, and reads around it next."""
         newest = self.newest
         if newest is None:
             raise NotReadError("The log is being read: nothing of it is known yet.")
         if moment is None or self.complete or not self.is_live:
             return newest
-        if self.whole is not None and moment.time <= self.reached():
+        found = self._having(moment.time)
+        if found is None:
+            raise self._not_read(moment)
+        return found
+
+    def covers(self, history: History, moment: Moment) -> bool:
+        """Whether this history answers for this moment, too."""
+        return history is (self.newest if self.complete or not self.is_live else self._having(moment.time))
+
+    def _having(self, time: int) -> History | None:
+        if self.whole is not None and time <= self.reached():
             return self.whole
-        if self.recent is not None and all(
-            times and times[0] <= moment.time for _, times in self.recent.marks.values()
-        ):
+        if self.recent is not None and self.recent.begins <= time:
             return self.recent
+        return self.around.history if self.around is not None and self.around.covers(time) else None
+
+    def holding(self, cp: int, offset: int) -> History:
+        """One that has this record, or will; the newest where all is read. Raises NotReadError."""
+        newest = self.history()
+        if self.complete or not self.is_live or cp not in newest.worlds:
+            return newest
+        around = None if self.around is None else self.around.history
+        for history in (self.whole, self.recent, around):
+            if history is not None and history.has(cp, offset):
+                return history
+        if offset >= newest.worlds[cp].next_offset:
+            return newest
+        raise self._not_read(Moment(-1, cp, offset))
+
+    def _not_read(self, moment: Moment) -> NotReadError:
+        """Have the log around it read next."""
+        self.wanted = moment
+        self.asked.set()
         done, of_all = self.progress
         share = f" ({100 * done // of_all} % are)" if of_all else ""
-        raise NotReadError(f"The log is not read as far as this moment yet{share}.")
+        return NotReadError(f"The log is not read as far as this moment yet{share}: it is read around it first.")
 
     def group(self, name: str, moment: Moment | None = None) -> tuple[History, GroupHistory]:
         """A group, in the history that answers for this moment. Raises NotReadError, KeyError."""
@@ -135,6 +176,31 @@ def read_kafka(archive: Archive, options: Options, stop: threading.Event) -> Non
             return
 
 
+def read_around_moments(archive: Archive, options: Options, stop: threading.Event) -> None:
+    """Read the log around moments that are asked for, until it is read as a whole, or told to stop (*blocking*)."""
+    from kafka_marshal.ui.around import read_around
+
+    while not (archive.complete or stop.is_set()):
+        if not archive.asked.wait(LOOK_S):
+            continue
+        archive.asked.clear()
+        wanted = archive.wanted
+        if wanted is None:
+            continue
+        place = None if wanted.cp < 0 else (wanted.cp, wanted.offset)
+        try:
+            found = read_around(options, wanted.time, place, lambda: stop.is_set() or archive.complete)
+        except Exception as error:  # noqa: BLE001  (the whole history comes to that moment, too, but later)
+            log(logging.WARNING, "moment_not_read", "the log around a moment can't be read yet", error=error)
+            stop.wait(RETRY_S)
+            found = None
+        if found is not None:
+            archive.around = found
+            archive.on_news()
+        if archive.wanted == wanted:
+            archive.wanted = None
+
+
 def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
     from kafka_marshal.adapters.kafka import KafkaCluster
 
@@ -152,6 +218,8 @@ def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
         for cp, entries in source.read(begin, {cp: max(begin[cp], end) for cp, end in source.ends.items()}, show):
             source.check_marker(cp, entries[0])
             history.take(cp, entries)
+            while archive.wanted is not None and not stop.is_set():
+                stop.wait(YIELD_S)
             if stop.is_set():
                 return
         archive.problem = ""

@@ -155,7 +155,7 @@ def _announce(options: Options, listener: socket.socket, steering: Steering | No
 def _start_live(stack: ExitStack, options: Options, archive: Archive, stop: threading.Event) -> Live:
     """Ask first whether there is such a Kafka, and such a topic: raises as `status` does."""
     from kafka_marshal.cli.reading import Log, connected
-    from kafka_marshal.ui.archive import read_kafka
+    from kafka_marshal.ui.archive import read_around_moments, read_kafka
     from kafka_marshal.ui.live import Live
 
     with connected(options) as cluster:
@@ -164,6 +164,9 @@ def _start_live(stack: ExitStack, options: Options, archive: Archive, stop: thre
     for thread in (
         threading.Thread(target=live.run, args=(stop,), name="kafka-marshal-live", daemon=True),
         threading.Thread(target=read_kafka, args=(archive, options, stop), name="kafka-marshal-history", daemon=True),
+        threading.Thread(
+            target=read_around_moments, args=(archive, options, stop), name="kafka-marshal-moments", daemon=True
+        ),
     ):
         thread.start()
         stack.callback(thread.join, JOIN_S)

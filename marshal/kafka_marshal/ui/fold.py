@@ -141,12 +141,25 @@ class History:
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
+        #: CP → (offset, log time) at which it begins: nothing is known of what was before.
+        self.starts: dict[int, tuple[int, int]] = {
+            cp: (world.next_offset, world.log_time) for cp, world in self.worlds.items()
+        }
         self._owners = {cp: Owners() for cp in self.worlds}
         self._lock = threading.Lock()
         #: Questions that wait or are being answered, a token each: adding to a set can't be interrupted half-way.
         self._asked: set[object] = set()
         for cp, world in self.worlds.items():
             self._begin(cp, world)
+
+    @property
+    def begins(self) -> int:
+        """From this log time (ms) on it knows every CP."""
+        return max(at for _, at in self.starts.values())
+
+    def has(self, cp: int, offset: int) -> bool:
+        """Whether this record was seen."""
+        return self.starts[cp][0] <= offset < self.worlds[cp].next_offset
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -61,10 +61,14 @@ class Moment:
     offset: int = 0
 
 
-def parse_moment(text: str, history: History) -> Moment:
-    """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError."""
+def parse_moment(text: str, holding: Callable[[int, int], History]) -> Moment:
+    """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError, and what holding raises.
+
+    holding: a history that has this record.
+    """
     if (place := _PLACE.fullmatch(text)) is not None:
         cp, offset = int(place[1]), int(place[2])
+        history = holding(cp, offset)
         if cp not in history.worlds:
             raise ValueError(f"the log has no partition {cp}")
         return Moment(_time_of(history, cp, offset), cp, offset)

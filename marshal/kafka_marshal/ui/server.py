@@ -127,11 +127,11 @@ class Page:
     def diff(self, request: Request) -> dict[str, Any]:
         """What differs between two moments."""
         history, group, second = self._asked(request, "to")
-        first = self._moment(request, "from", history)
+        first = self._moment(request, "from")
         if first.time > second.time:
             first, second = second, first
         history, group = self._group(group.name, second)
-        if self.archive.history(first) is not history:
+        if not self.archive.covers(history, first):
             raise NotReadError("The log is not read as far as both of these moments yet.")
         with history.asking():
             return moments.diff(history, group, first, second)
@@ -180,17 +180,17 @@ class Page:
             history = self.archive.history(moment)
             raise LookupError(visible(no_group(name, history.groups))) from None
 
-    def _moment(self, request: Request, parameter: str, history: History) -> Moment:
+    def _moment(self, request: Request, parameter: str) -> Moment:
         text = request.query_params.get(parameter)
         if text is None:
-            return Moment(max((world.log_time for world in history.worlds.values()), default=0))
-        return moments.parse_moment(text, history)
+            newest = self.archive.history()
+            return Moment(max((world.log_time for world in newest.worlds.values()), default=0))
+        return moments.parse_moment(text, self.archive.holding)
 
     def _asked(self, request: Request, parameter: str = "at") -> tuple[History, GroupHistory, Moment]:
-        text = request.query_params.get(parameter)
-        moment = None if text is None else self._moment(request, parameter, self.archive.history())
-        history, group = self._group(_group_name(request), moment)
-        return history, group, self._moment(request, parameter, history) if moment is None else moment
+        moment = self._moment(request, parameter)
+        history, group = self._group(_group_name(request), moment if parameter in request.query_params else None)
+        return history, group, moment
 
 
 def _group_name(request: Request) -> str:

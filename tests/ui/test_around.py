@@ -1,0 +1,215 @@
+"""Moments that are asked for before the whole log is read: it is read around them, from the snapshots before them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.cli.options import Options
+from kafka_marshal.ports import LogEntry
+from kafka_marshal.ui import around
+from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments
+from kafka_marshal.ui.around import read_around
+from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.moments import Moment, cells
+from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
+from rationalizer.snapshot_log import encode_snapshot, encode_state
+from tests.cli.conftest import command, environment, kafka, log_topic
+from tests.cli.harness import Command
+from tests.client.conftest import wait_until
+
+__all__ = ["command", "environment", "kafka", "log_topic"]
+
+CPS = 2
+TURNS = 6
+
+
+@dataclass
+class Log:
+    """A log of claims and releases, written in turns with a snapshot of each CP after every one."""
+
+    options: Options
+    cluster: KafkaCluster
+    whole: History
+    #: Of each turn: when something happened, and CP → where the snapshot after it stands.
+    turns: list[list[int]] = field(default_factory=list)
+    snapshots: list[dict[int, int]] = field(default_factory=list)
+    entries: dict[int, list[LogEntry]] = field(default_factory=lambda: {cp: [] for cp in range(CPS)})
+
+    def append(self, topic: str, cp: int, values: list[bytes]) -> None:
+        appender = self.cluster.appender(topic, delivery_timeout_ms=10_000)
+        for value in values:
+            appender.append(cp, value, None)
+        assert appender.flush(10) == 0
+        appender.close()
+
+    def read_on(self) -> None:
+        """The whole history has all that is written by now."""
+        begin = {cp: world.next_offset for cp, world in self.whole.worlds.items()}
+        tail = self.cluster.tail(self.options.topic, begin)
+        ends = {cp: high for (_, cp), (_, high) in self.watermarks().items()}
+        while any(world.next_offset < ends[cp] for cp, world in self.whole.worlds.items()):
+            for cp, entries in tail.read(0.2).records.items():
+                self.whole.take(cp, entries)
+                self.entries[cp] += entries
+        tail.close()
+
+    def watermarks(self) -> dict[tuple[str, int], tuple[int, int]]:
+        return self.cluster.watermarks([(self.options.topic, cp) for cp in range(CPS)], 10)
+
+    def forge(self, cp: int, next_offset: int, state: bytes) -> None:
+        self.append(f"{self.options.topic}_snapshots", cp, list(encode_state(cp, next_offset, state)))
+
+    def history_from(self, places: dict[int, int]) -> History:
+        """A history of nothing, that begins with these snapshots."""
+        worlds = {cp: World(cp, CPS) for cp in places}
+        for cp, entries in self.entries.items():
+            worlds[cp].apply_many(entry for entry in entries if entry[0] < places[cp])
+        return History(CPS, worlds)
+
+    def turn(self, number: int) -> None:
+        events = len(self.whole.events)
+        for partition in range(6):
+            cp = route_lease("t", partition, CPS)
+            lease = self.whole.worlds[cp].lease("g", "t", partition)
+            who = (f"host/{number}/0.1.0/x", f"worker-{number % 3}", "g")
+            values = [encode(ClaimingPartition(*who, "t", partition, 600_000))]
+            if lease is not None and lease.held:
+                assert lease.instance_id is not None
+                assert lease.client_id is not None
+                holder = (lease.instance_id, lease.client_id, "g")
+                values.insert(0, encode(ReleasingPartition(*holder, "t", partition, lease.epoch, None)))
+            self.append(self.options.topic, cp, values)
+        self.read_on()
+        at = self.whole.events.columns["time"]
+        self.turns.append(sorted({at[number] for number in range(events, len(self.whole.events))}))
+        self.snapshots.append({cp: world.next_offset for cp, world in self.whole.worlds.items()})
+        for cp, world in self.whole.worlds.items():
+            self.append(f"{self.options.topic}_snapshots", cp, list(encode_snapshot(world)))
+
+
+@pytest.fixture
+def log(kafka: Command, kafka_bootstrap: str, log_topic: str) -> Iterator[Log]:
+    assert kafka("init", "--partitions", CPS).status == 0
+    cluster = KafkaCluster(kafka_bootstrap, {})
+    made = Log(Options(bootstrap=kafka_bootstrap, topic=log_topic), cluster, History(CPS))
+    for number in range(TURNS):
+        made.turn(number)
+        ended = time.monotonic()
+        wait_until(lambda ended=ended: time.monotonic() > ended + 0.02)  # type: ignore[misc]  # turns differ in time
+    yield made
+    cluster.close()
+
+
+def same(ours: History, theirs: History, moment: Moment) -> bool:
+    return cells(ours, ours.groups["g"], moment) == cells(theirs, theirs.groups["g"], moment)
+
+
+def never() -> bool:
+    return False
+
+
+def test_any_moment_is_told_from_the_snapshots_before_it(log: Log) -> None:
+    for turn, moments in enumerate(log.turns):
+        if turn == 0:
+            continue
+        for moment in moments:
+            found = read_around(log.options, moment, None, never)
+            assert found is not None
+            assert found.covers(moment)
+            assert same(found.history, log.whole, Moment(moment))
+            assert {cp: at[0] for cp, at in found.history.starts.items()} == log.snapshots[turn - 1]
+            assert not found.covers(min(log.turns[turn - 1]) - 1), "what was before is not in it"
+
+
+def test_before_the_first_snapshot_it_is_read_from_the_beginning(log: Log) -> None:
+    found = read_around(log.options, log.turns[0][1], None, never)
+    assert found is not None
+    assert {at[0] for at in found.history.starts.values()} == {0}
+    assert same(found.history, log.whole, Moment(log.turns[0][1]))
+
+
+def test_the_time_of_a_record(log: Log) -> None:
+    for cp in range(CPS):
+        offset = log.snapshots[3][cp]  # the first one of turn 4, there
+        found = read_around(log.options, -1, (cp, offset), never)
+        assert found is not None
+        assert found.history.has(cp, offset)
+        moment = Moment(found.history.marks[cp][1][0], cp, offset)
+        assert same(found.history, log.whole, moment)
+
+
+def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(around, "AFTER_RECORDS", 2)
+    moment = log.turns[2][-1]
+    found = read_around(log.options, moment, None, never)
+    assert found is not None
+    assert same(found.history, log.whole, Moment(moment))
+    assert found.covers(moment)
+    assert not found.covers(log.turns[4][-1])
+    assert read_around(log.options, moment, None, lambda: True) is None
+
+
+def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log) -> None:
+    """A forged one tells nothing: which of them is true can't be known without a replay (S3)."""
+    time.sleep(0.05)  # what comes next has another time
+    log.turn(TURNS)
+    moment = log.turns[TURNS][0]
+    for cp, offset in log.snapshots[TURNS - 1].items():
+        empty = World(cp, CPS)
+        empty.next_offset = offset
+        log.forge(cp, offset, empty.snapshot())
+    log.turn(TURNS + 1)
+    moment = log.turns[TURNS + 1][0]
+    found = read_around(log.options, moment, None, never)
+    assert found is not None
+    assert same(found.history, log.whole, Moment(moment))
+
+
+def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> None:
+    archive, stop = Archive(log.options.topic, is_live=True), threading.Event()
+    archive.whole = History(CPS)  # its reading has not begun
+    last = log.snapshots[TURNS - 1]
+    archive.recent = log.history_from(last)
+    reading = threading.Thread(target=read_around_moments, args=(archive, log.options, stop))
+    reading.start()
+    try:
+        moment = Moment(log.turns[2][1])
+        with pytest.raises(NotReadError, match="it is read around it first"):
+            archive.history(moment)
+        found = wait_until(lambda: answering(lambda: archive.history(moment)), 30)
+        assert archive.covers(found, moment)
+        assert not archive.covers(found, Moment(log.turns[0][1]))
+        assert same(found, log.whole, moment)
+        cp, offset = 1, log.snapshots[0][1]
+        found = wait_until(lambda: answering(lambda: archive.holding(cp, offset)), 30)
+        assert found.has(cp, offset)
+        assert archive.wanted is None, "whoever reads the whole log goes on"
+        archive.whole = log.whole
+        archive.finished()
+        reading.join(10)
+        assert not reading.is_alive(), "it is not needed any more"
+        assert archive.holding(cp, offset) is archive.history(moment) is log.whole
+    finally:
+        stop.set()
+        reading.join()
+
+
+def answering(ask: Callable[[], History]) -> History | None:
+    try:
+        return ask()
+    except NotReadError:
+        return None
+
+
+def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
+    keys = {(log.options.topic, cp): offset for cp, offset in log.snapshots[2].items()}
+    log.cluster.delete_records(keys, 10)
+    found = read_around(log.options, log.turns[0][1], None, never)
+    assert found is not None
+    assert not found.covers(log.turns[0][1]), "nobody can know"
