@@ -6,18 +6,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli.text import span
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.index import Event
 from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
 from kafka_marshal.visible import visible
+from rationalizer.history import BEFORE
 
 __all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
 
 #: Owners that change no further apart than this belong to one rebalance of a claimed group.
 BURST_MS: Final = 10_000
+
+#: Causes that one rebalance lists, and clients that did something in it.
+NAMED: Final = 6
 
 
 def _event_json(found: Event) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> 
 def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
     """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
     if not group.is_coordinated:
-        return list(islice(_bursts(history, group.name, moment), limit))
+        return list(islice(_bursts(history, group, moment), limit))
     past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
     return [
         {
@@ -103,47 +107,102 @@ def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int
     ]
 
 
-def _bursts(history: History, name: str, moment: Moment) -> Iterator[dict[str, Any]]:
+def _bursts(history: History, group: GroupHistory, moment: Moment) -> Iterator[dict[str, Any]]:
     columns = history.events.columns
     burst: list[int] = []
-    numbers = history.events.down_from("changed", name, moment.time, moment.cp, moment.offset)
+    numbers = history.events.down_from("changed", group.name, moment.time, moment.cp, moment.offset)
     for number in islice(numbers, LOOKED_AT):
         if burst and columns["time"][burst[-1]] - columns["time"][number] > BURST_MS:
-            yield _burst_json(history, burst)
+            yield _burst_json(history, group, burst)
             burst = []
         burst.append(number)
     if burst:
-        yield _burst_json(history, burst)
+        yield _burst_json(history, group, burst)
 
 
 _VERBS: Final = {
     "ClaimingPartition": "claimed",
     "ReleasingPartition": "released",
-    "Heartbeat": "took over from its earlier instance",
+    "Heartbeat": "took over",
     "ForgetGroup": "forgot the group:",
 }
 
-
-def _takes(history: History, number: int) -> bool:
-    """Whether it gave a partition to somebody, not only away."""
-    return history.names[history.events.columns["type"][number]] in ("ClaimingPartition", "Heartbeat")
+#: They give a partition to somebody, not only away.
+_TAKES: Final = ("ClaimingPartition", "Heartbeat")
 
 
-def _burst_json(history: History, burst: list[int]) -> dict[str, Any]:
+class _Given(NamedTuple):
+    """What a partition was before an event gave it to somebody."""
+
+    #: "": nobody had it.
+    owner: str
+    #: How long nobody had beaten for it: since its owner's last heartbeat, or since it was free; None: not known.
+    vacant_ms: int | None
+
+
+def _given(history: History, group: GroupHistory, number: int) -> _Given | None:
+    """The time with a partition, or of nobody, that this event ended; None: there was none, or it only gave it away."""
+    columns, store = history.events.columns, history.spans
+    key = columns["key"][number]
+    found = group.keys.get(history.events.places[key]) if key >= 0 else None
+    if found is None or history.names[columns["type"][number]] not in _TAKES:
+        return None
+    at, offset = columns["time"][number], columns["offset"][number]
+    for index in range(bisect_left(found.until, at), found.ended(at, by_offset=False)):
+        if found.until_offset[index] != offset:
+            continue
+        closed = found.closed[index]
+        owner = store.owner[closed]
+        since = store.columns["last_beat"][closed] if owner >= 0 else store.since[closed]
+        return _Given("" if owner < 0 else store.owners.pair(owner)[0], None if since == BEFORE else max(0, at - since))
+    return None
+
+
+def _burst_json(history: History, group: GroupHistory, burst: list[int]) -> dict[str, Any]:
     columns, names = history.events.columns, history.names
     done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
-    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in done.most_common(6)]
+    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in _given_away_first(done)]
+    given = {number: found for number in burst if (found := _given(history, group, number)) is not None}
+    vacant = max((each.vacant_ms for each in given.values() if each.vacant_ms is not None), default=None)
+    causes = _causes(history, given)
     last = burst[0]
     return {
         "time": columns["time"][burst[-1]],
         "until": columns["time"][last],
         "generation": None,
-        "why": visible(", ".join(words)) + (", …" if len(done) > len(words) else ""),
+        "why": visible(f"{_some(causes, '; ')}: " if causes else "") + visible(_some(words, ", ")),
         "members": len({client for client, _ in done}),
-        "moved": sum(columns["changed"][number] for number in burst if _takes(history, number)) or len(burst),
-        "vacant": None,
+        "moved": sum(columns["changed"][n] for n in burst if names[columns["type"][n]] in _TAKES) or len(burst),
+        "vacant": None if vacant is None else span(vacant),
         "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
     }
+
+
+def _causes(history: History, given: dict[int, _Given]) -> list[str]:
+    """Why partitions that somebody had went to others: in the words of a coordinated group's rebalance."""
+    silent: dict[str, int] = {}
+    restarted: dict[str, None] = {}
+    for number, each in given.items():
+        if not each.owner:
+            continue
+        if history.names[history.events.columns["type"][number]] == "Heartbeat":
+            restarted[each.owner] = None
+        elif each.vacant_ms is not None:
+            silent[each.owner] = max(each.vacant_ms, silent.get(each.owner, 0))
+    longest = sorted(silent, key=silent.__getitem__, reverse=True)
+    return [
+        *(f"{name} restarted" for name in restarted),
+        *(f"{name} was silent for {span(silent[name])}" for name in longest),
+    ]
+
+
+def _given_away_first(done: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    """What was released lets others claim."""
+    return sorted(done.most_common(), key=lambda each: each[0][1] in _TAKES)
+
+
+def _some(texts: list[str], separator: str) -> str:
+    return separator.join(texts[:NAMED]) + (f"{separator}…" if len(texts) > NAMED else "")
 
 
 def timeline(group: GroupHistory) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""What the page says happened: rebalances with their causes, and which records are worth a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal.ui import happened
+from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.moments import Moment
+from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition, Tick, route_lease
+from tests.cli.harness import Log
+from tests.ui.conftest import archive_of
+from tests.ui.story import BEGIN
+
+GROUP, TOPIC, CPS, INTERVAL_MS = "plans", "flights", 2, 3_000
+
+
+class Told:
+    """A log of one claimed group, and the history of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(CPS)
+        self.folder = folder
+        self.epoch: dict[int, int] = {}
+        for cp in range(CPS):
+            self.log.add(Tick("init", "init", f"partitions={CPS}"), BEGIN, cp)
+
+    def claim(self, second: float, worker: str, *numbers: int, run: int = 1) -> None:
+        for number in numbers:
+            record = ClaimingPartition(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, INTERVAL_MS)
+            self.epoch[number] = self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def beat(self, second: float, worker: str, *numbers: int, run: int = 1, is_new: bool = False) -> None:
+        for number in numbers:
+            epoch = None if is_new else self.epoch[number]
+            record = Heartbeat(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, epoch, None)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def release(self, second: float, worker: str, *numbers: int) -> None:
+        for number in numbers:
+            record = ReleasingPartition("host/1/0.1.0/x", worker, GROUP, TOPIC, number, self.epoch[number], None)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def history(self) -> History:
+        found = archive_of(self.log.dump, self.folder).whole
+        assert found is not None
+        return found
+
+    def rebalances(self) -> list[dict[str, Any]]:
+        history = self.history()
+        return happened.rebalances(history, history.groups[GROUP], Moment(2**62), 50)
+
+    @staticmethod
+    def _at(second: float) -> int:
+        return BEGIN + int(second * 1000)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_a_rebalance_of_a_claimed_group_says_who_was_silent_and_how_long_nobody_had_it(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.claim(1, "worker-2", 2, 3, 4)
+    told.beat(30, "worker-2", 2, 3)
+    told.beat(30.5, "worker-2", 4)
+    told.claim(36.5, "worker-3", 2)
+    told.claim(37, "worker-3", 3)
+    told.claim(38, "worker-1", 4)
+    last, first = told.rebalances()
+    assert last["why"] == "worker-2 was silent for 7.5 s: worker-3 claimed 2, worker-1 claimed 1"
+    assert (last["vacant"], last["moved"]) == ("7.5 s", 3)
+    assert first["why"] == "worker-2 claimed 3, worker-1 claimed 2"
+    assert first["vacant"] is None, "nobody had them before"
+
+
+def test_a_partition_that_was_free_was_nobodys_since_then(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.beat(29, "worker-1", 0, 1)
+    told.release(30, "worker-1", 0, 1)
+    told.claim(32.5, "worker-2", 0)
+    told.claim(33, "worker-2", 1)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 released 2, worker-2 claimed 2", "3.0 s")
+
+
+def test_a_restart_is_a_cause(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.beat(29, "worker-1", 0, 1)
+    told.beat(30.5, "worker-1", 0, 1, run=2, is_new=True)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 restarted: worker-1 took over 2", "1.5 s")
+
+
+def test_several_were_silent_and_the_list_is_cut(told: Told) -> None:
+    for number in range(8):
+        told.claim(1 + number / 10, f"worker-{number}", number)
+    told.claim(30, "heir", *range(8))
+    (last, _) = told.rebalances()
+    assert last["why"].startswith("worker-0 was silent for 29 s; worker-1 was silent for 29 s; ")
+    assert last["why"].endswith("; …: heir claimed 8")
+    assert last["vacant"] == "29 s"
