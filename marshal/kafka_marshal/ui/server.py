@@ -66,6 +66,7 @@ class Page:
             "topic": archive.topic,
             "release": release(),
             "groups": sorted(names),
+            "problems": {} if live is None else live.problem_counts(),
             "live": live is not None,
             "begin": begin,
             "end": end if live is None else max(end, live.now_ms),
