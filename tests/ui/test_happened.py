@@ -10,8 +10,9 @@ import pytest
 from kafka_marshal.ui import happened
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import Moment
-from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition, Tick, route_lease
+from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition, Tick, codes, route_lease
 from tests.cli.harness import Log
+from tests.fleet import Fleet
 from tests.ui.conftest import archive_of
 from tests.ui.story import BEGIN
 
@@ -104,3 +105,18 @@ def test_several_were_silent_and_the_list_is_cut(told: Told) -> None:
     assert last["why"].startswith("worker-0 was silent for 29 s; worker-1 was silent for 29 s; ")
     assert last["why"].endswith("; …: heir claimed 8")
     assert last["vacant"] == "29 s"
+
+
+def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(told: Told) -> None:
+    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, BEGIN + 1_000, cp))
+    fleet.upgrade()
+    fleet.configure()
+    fleet.configure(accept_individual_commit=True)
+    away = 1 - fleet.home
+    told.log.add(ReleaseGroup("admin/1/0.1.0/x", "admin", GROUP, BEGIN + 60_000), BEGIN + 1_000, away)
+    fleet.configure(accept_individual_commit=False)
+    history = told.history()
+    found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
+    said = [(each["at"].split(":")[0], each["code"]) for each in found if each["type"] == "ConfigureGroup"]
+    home = str(fleet.home)
+    assert sorted(said) == sorted([(home, codes.OK)] * 3 + [(str(away), codes.PAUSED)])

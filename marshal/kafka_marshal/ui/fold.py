@@ -19,7 +19,7 @@ from kafka_marshal.cli.group import why_rebalanced
 from kafka_marshal.cli.words import Seen, is_beat, reason, what
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
-from rationalizer import Group, Outcome, Record, World, codes, route_group
+from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -228,8 +228,16 @@ class History:
         changed = self._take_effect(cp, outcome) if outcome.accepted else 0
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
             self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
-        if changed or not is_beat(outcome, record):
+        if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
             self._note(cp, offset, outcome, record, value, before, changed)
+
+    def _only_says_so(self, cp: int, outcome: Outcome, record: Record | None) -> bool:
+        """A coordinated group's settings are in every CP; only its home keeps them (G1)."""
+        return (
+            outcome.accepted
+            and isinstance(record, ConfigureGroup)
+            and cp != route_group(record.group_id, self.partitions)
+        )
 
     def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
         """Holders' beats that were accepted, nearly all of a log: they change no owner. entries: as on the wire."""
