@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,20 @@ import pytest
 
 from kafka_marshal.ui import happened
 from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.index import Series
 from kafka_marshal.ui.moments import Moment
-from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition, Tick, codes, route_lease
+from rationalizer import (
+    ClaimingPartition,
+    CommitEntry,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    codes,
+    route_lease,
+)
 from tests.cli.harness import Log
-from tests.fleet import Fleet
+from tests.fleet import Fleet, started
 from tests.ui.conftest import archive_of
 from tests.ui.story import BEGIN
 
@@ -34,10 +45,12 @@ class Told:
             record = ClaimingPartition(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, INTERVAL_MS)
             self.epoch[number] = self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
 
-    def beat(self, second: float, worker: str, *numbers: int, run: int = 1, is_new: bool = False) -> None:
+    def beat(
+        self, second: float, worker: str, *numbers: int, run: int = 1, is_new: bool = False, done: int | None = None
+    ) -> None:
         for number in numbers:
             epoch = None if is_new else self.epoch[number]
-            record = Heartbeat(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, epoch, None)
+            record = Heartbeat(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, epoch, done)
             self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
 
     def release(self, second: float, worker: str, *numbers: int) -> None:
@@ -120,3 +133,53 @@ def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(told: Told) 
     said = [(each["at"].split(":")[0], each["code"]) for each in found if each["type"] == "ConfigureGroup"]
     home = str(fleet.home)
     assert sorted(said) == sorted([(home, codes.OK)] * 3 + [(str(away), codes.PAUSED)])
+
+
+def rates(told: Told) -> tuple[list[int], int]:
+    """Messages done in each second, and how many of these are over."""
+    history = told.history()
+    end = max(world.log_time for world in history.worlds.values())
+    found = happened.timeline(history.groups[GROUP], end)
+    assert found["width"] == 1_000
+    begin = (found["begin"] - BEGIN) // 1_000
+    return [0] * begin + found["done"], (found["end"] - BEGIN) // 1_000
+
+
+def test_what_a_beat_reports_was_done_since_the_one_before(told: Told) -> None:
+    told.claim(1, "worker-1", 0)
+    told.beat(1, "worker-1", 0, done=9)  # where it begins
+    told.beat(4, "worker-1", 0, done=39)
+    told.beat(7, "worker-1", 0, done=69)
+    told.beat(9.5, "worker-1", 0, done=69)
+    told.beat(12.5, "worker-1", 0, done=75)
+    told.claim(13, "worker-2", 1)
+    told.beat(14, "worker-2", 1)
+    done, over = rates(told)
+    assert done == [0, 10, 10, 10, 10, 10, 10, 0, 0, 1, 2, 2, 1]
+    assert over == 12, "worker-1 has not said yet what it did then"
+
+
+def test_nothing_is_lost_where_buckets_become_wider() -> None:
+    rng, series, amount = random.Random(5), Series(("done",)), 0
+    for _ in range(500):
+        at = BEGIN + rng.randrange(40_000_000)
+        more = rng.randrange(1_000)
+        series.spread("done", at - rng.choice((0, 1, 1_000, 100_000, BEGIN)), at, more)
+        amount += more
+    assert series.width_ms > 1_000
+    assert sum(series.sums["done"]) == amount
+
+
+def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(told: Told) -> None:
+    now = BEGIN + 1_000
+    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, now, cp))
+    fleet.upgrade()
+    generation = fleet.join("a", {TOPIC: 2}, session=8_000)
+    fleet.commit("a", generation, *started(TOPIC, 0, 1, through=0))
+    for second, number, through in ((4, 0, 30), (7, 0, 60), (60, 0, 60), (62, 1, 8)):
+        now = BEGIN + second * 1_000
+        fleet.commit("a", generation, CommitEntry(TOPIC, number, through=through))
+    done, _ = rates(told)
+    assert done[1:8] == [10, 10, 10, 10, 10, 10, 0]
+    assert sum(done[8:58]) == 0
+    assert done[58:] == [2, 2, 2, 2], "it had no message for long: those of now came since its last beat"

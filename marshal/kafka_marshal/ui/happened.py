@@ -205,12 +205,22 @@ def _some(texts: list[str], separator: str) -> str:
     return separator.join(texts[:NAMED]) + (f"{separator}…" if len(texts) > NAMED else "")
 
 
-def timeline(group: GroupHistory) -> dict[str, Any]:
-    """What was done, changed and rejected over the whole history, in buckets, and the pauses."""
+def timeline(group: GroupHistory, end: int) -> dict[str, Any]:
+    """What was done, changed and rejected up to this log time, in buckets, and the pauses."""
     return {
         "begin": group.series.begin,
         "width": group.series.width_ms,
+        "end": _reported_until(group, end),
         **{name: list(sums) for name, sums in group.series.sums.items()},
         "pauses": [[each.since, each.until, visible(each.client)] for each in group.pauses[-LISTED:]],
         "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
     }
+
+
+def _reported_until(group: GroupHistory, end: int) -> int:
+    """The log time up to which all owners that beat have said what they did."""
+    pulses = [found.pulse for found in group.keys.values() if found.pulse is not None and found.owner >= 0]
+    if group.is_coordinated:
+        owners = {(each.client_id, each.instance_id) for found in group.keys.values() for each in found.open}
+        pulses = [pulse for names, pulse in group.pulses.items() if names in owners]
+    return min((pulse.last for pulse in pulses if 0 <= end - pulse.last <= pulse.interval_ms), default=end)

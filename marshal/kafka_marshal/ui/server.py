@@ -120,8 +120,7 @@ class Page:
         name = _group_name(request)
         history, group = self._group(name, None)
         with history.asking():
-            found = happened.timeline(group)
-        found["end"] = self._known_until(history)
+            found = happened.timeline(group, self._known_until(history))
         points = [] if self.live is None else list(self.live.points.get(name, ()))
         found["lag"] = [[at, lag, rate] for at, lag, rate in points]
         return found
