@@ -146,7 +146,9 @@ def test_a_group_that_is_in_trouble_is_seen_from_another_one(shown: Shown) -> No
     assert options == ["billing", f"{GROUP} (1 problem)", "plans (1 problem)", "rests"]
     page.get_by_role("button", name="plans: 1 problem").click()
     page.get_by_text("planner-1 (host-1:4) is gone: silent for 9.0 s").wait_for()
-    page.get_by_role("button", name=f"{GROUP}: 1 problem").wait_for()
+    other = page.get_by_role("button", name=f"{GROUP}: 1 problem")
+    other.wait_for()
+    assert other.evaluate("(at) => getComputedStyle(at).color") == "rgb(179, 38, 30)", "as what is wrong"
     state = shown.live.groups["plans"]
     shown.live.groups = {**shown.live.groups, "plans": GroupRow("plans", [lease("plans", 0, "planner-1")])}
     assert get(f"{shown.url}api/log").json["problems"] == {GROUP: 1}, "the next picture is another one"

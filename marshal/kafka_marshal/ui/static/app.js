@@ -182,6 +182,8 @@ function timeOf(at, state) {
   return state && !state.live ? state.at.time : null;
 }
 
+const counted = (amount, one) => `${amount.toLocaleString("en")} ${one}${amount === 1 ? "" : "s"}`;
+
 const share = (log) => (log.to_read ? `${Math.floor((100 * log.read) / log.to_read)} %` : "");
 
 function selectedPlace(text) {
@@ -199,7 +201,7 @@ function ownerOf(state, id) {
 
 function Header({ log, group, go, state, isPast }) {
   const choose = (name) => go({ group: name, p: null, from: null });
-  const problems = (name) => (log.problems[name] === 1 ? "1 problem" : `${log.problems[name]} problems`);
+  const problems = (name) => counted(log.problems[name], "problem");
   const others = log.groups.filter((name) => name !== group && log.problems[name]);
   return html`<header>
     <h1>kafka-marshal</h1>
@@ -255,7 +257,7 @@ function Map_({ state, selected, changed, theme, onSelect }) {
     <div><canvas class="map" ref=${canvas} tabindex="0" role="application" aria-labelledby="map-title" aria-describedby="map-cell"
       onKeyDown=${keys} onMouseMove=${(event) => { const cell = under(event); setHovered(cell ? map.current.text(cell) : ""); }}
       onMouseLeave=${() => setHovered("")} onClick=${(event) => { const cell = under(event); if (cell) onSelect(cell.id); }}></canvas></div>
-    <p class="quiet" id="map-cell" aria-live="polite">${hovered || spoken || `${amount.toLocaleString("en")} partitions, ${state.members.length.toLocaleString("en")} members. Arrow keys, or a click, choose one.`}</p>`;
+    <p class="quiet" id="map-cell" aria-live="polite">${hovered || spoken || `${counted(amount, "partition")}, ${counted(state.members.length, "member")}${hung > 0 ? `, ${hung.toLocaleString("en")} hung?` : ""}. Arrow keys, or a click, choose one.`}</p>`;
 }
 
 // What slider and chart cover: all, or so much around the moment, in steps, so that it does not slide along with it.

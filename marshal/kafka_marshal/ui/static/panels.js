@@ -131,7 +131,7 @@ export function Lists({ group, at, tab, state, news, go }) {
 function Rebalances({ rows, go }) {
   if (rows.length === 0) return html`<p class="quiet">None up to this moment.</p>`;
   return html`<div class="scroll"><table aria-label="Rebalances"><thead><tr><th>time</th><th>why</th><th class="number">moved</th><th class="number optional">members</th><th class="number optional">nobody, at most</th></tr></thead>
-    <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && each.until !== each.time ? ` – ${clock(each.until)}` : ""}</td>
+    <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && clock(each.until) !== clock(each.time) ? ` – ${clock(each.until)}` : ""}</td>
       <td>${each.generation === null ? "" : html`<span class="quiet">generation ${each.generation}: </span>`}${each.why}</td>
       <td class="number">${each.moved.toLocaleString("en")}</td><td class="number optional">${each.members}</td><td class="number optional">${each.vacant || "-"}</td></tr>`)}</tbody></table></div>`;
 }
